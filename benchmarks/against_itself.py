@@ -27,7 +27,7 @@ import vivace
 from benchmarks.command import run
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import WorkerError
-from vivace.processes.launcher import Launcher
+from vivace.foundation.processes.launcher import Launcher
 
 RESULTS = Path(__file__).parents[1] / "results" / "against-itself.json"
 NUMBER = 50

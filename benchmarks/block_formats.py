@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.untrusted.destinations import replace
+from vivace.foundation.untrusted.destinations import replace
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,8 @@ def layer_errors(model: str) -> dict[str, Any]:
     """Return the mean error of a model's linear layers, relative to their outputs, for each way of rounding them."""
     import torch
 
+    from vivace.machinery.technique import component_of
     from vivace.models import find_model, load_pipeline
-    from vivace.technique import component_of
 
     pipe = load_pipeline(find_model(model), "cpu")
     denoiser = component_of(pipe, "denoiser")

@@ -17,8 +17,8 @@ import click
 from benchmarks.command import locked, run
 from benchmarks.study_groups import RESULTS
 from vivace.errors import WorkerError
-from vivace.spec.ceilings import Ceilings
-from vivace.spec.environment import Environment
+from vivace.foundation.spec.ceilings import Ceilings
+from vivace.foundation.spec.environment import Environment
 
 RECORD = RESULTS / "ceilings.json"
 

@@ -31,15 +31,15 @@ from benchmarks.technique_records import key_of, read_records
 from docs.technique_lines import lines_of, sets_steps
 from vivace.evidence.committed import FILE
 from vivace.evidence.measured import evidence_row_of, table_of
+from vivace.evidence.studies.expand import expand
+from vivace.evidence.studies.sittings import Sitting, run_of
+from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval
-from vivace.studies.expand import expand
-from vivace.studies.sittings import Sitting, run_of
-from vivace.studies.study_file import published_studies, read_study
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "evidence" / FILE
 FUSED = [RESULTS / f"flux-fused-{name}.json" for name in ("flux-dev", "flux-schnell")]

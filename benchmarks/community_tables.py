@@ -11,9 +11,9 @@ from pathlib import Path
 
 from vivace.evidence.committed import TABLES
 from vivace.evidence.community import FILE, tables_of
-from vivace.lint.contributions import read_contribution
-from vivace.spec.contribution import MAX_BYTES
-from vivace.untrusted.files import read_object
+from vivace.evidence.lint.contributions import read_contribution
+from vivace.foundation.spec.contribution import MAX_BYTES
+from vivace.foundation.untrusted.files import read_object
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "community"

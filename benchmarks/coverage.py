@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import movement_coverage, sequential_coverage
 from benchmarks.command import run
 from benchmarks.noises import MACHINE_SD, NOISES, PROCESS_SDS, draw_round
-from vivace.stats import Verdict, learn_spread, log_speedup, median_interval, verdict
+from vivace.foundation.stats import Verdict, learn_spread, log_speedup, median_interval, verdict
 
 RESULTS = Path(__file__).parents[1] / "results" / "coverage.json"
 RECIPES = (2, 5)

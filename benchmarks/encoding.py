@@ -22,12 +22,12 @@ from PIL import Image
 
 from benchmarks.command import run
 from benchmarks.record_files import write_list
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.stats import median_interval
 from vivace.measure.this_environment import environment
 from vivace.serve.jobs import Drawn
 from vivace.serve.responses import encode_now
-from vivace.spec.base import Spec
-from vivace.spec.environment import Environment
-from vivace.stats import median_interval
 
 RECORD = Path(__file__).parents[1] / "results" / "encoding-cpu.json"
 _SHAPES = 400

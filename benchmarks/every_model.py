@@ -24,12 +24,12 @@ from vivace.benchmark import Timing, planned, studies
 from vivace.benchmark.runner import ask_environment
 from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.workload import TextMode
 from vivace.models.find import SYNTHETIC, synthetic_names
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import plus_minus, ratio, seconds, size
-from vivace.spec.record import Outcome, Record
-from vivace.spec.workload import TextMode
 
 RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")

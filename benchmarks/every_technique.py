@@ -58,11 +58,11 @@ from benchmarks.technique_records import (
 )
 from vivace.benchmark import Timing, studies
 from vivace.cli.progress_display import for_this_terminal
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.models.find import SYNTHETIC
-from vivace.processes.launcher import Launcher
 from vivace.report.rows import Row, rows_of
-from vivace.spec.record import Outcome, Record
-from vivace.stats.intervals import MIN_SAMPLES
 
 ROUNDS = 2
 MOST_DRIFT = 1.1

@@ -11,14 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from vivace.memory.estimate import largest_encoder
-from vivace.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.machinery.technique import DENOISERS
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.technique import DENOISERS
+from vivace.runtime.memory.estimate import largest_encoder
+from vivace.runtime.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
 

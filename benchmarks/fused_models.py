@@ -23,10 +23,10 @@ from benchmarks.record_files import write_records
 from benchmarks.technique_cases import RESULTS
 from vivace.benchmark import studies
 from vivace.cli.progress_display import for_this_terminal
+from vivace.foundation.spec.record import Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.record import Record
 
 _VAE = "channels_last@vae+compile@vae+gpu_postprocess"
 _GRAPHS = "cuda_graph@denoiser,text_encoder,vae+gpu_postprocess"

@@ -35,15 +35,15 @@ from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, VivaceError
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.stats import median_interval
 from vivace.machinery.lora.slots import named_layers
+from vivace.machinery.technique import attribute_of
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
-from vivace.spec.environment import Environment
-from vivace.stats import median_interval
-from vivace.technique import attribute_of
 
 RECORD = Path(__file__).parents[1] / "results" / "lora.jsonl"
 MODELS = {"cpu": ("tiny-sd",), "cuda": ("synthetic:sd15", "synthetic:sdxl", "synthetic:flux-dev")}

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import BASELINE
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 RECORD = Path(__file__).parents[1] / "results" / "model-flops.json"
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.noises import PROCESS_SDS
 from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.benchmark.schedule import order_within
-from vivace.stats import Levels, Verdict, learn_spread, level_at, log_speedup, verdict
+from vivace.foundation.stats import Levels, Verdict, learn_spread, level_at, log_speedup, verdict
 
 RECIPES, ROUNDS = (2, 5), (2, 4, 6)
 SAMPLES = 10

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.stats import enough_samples
+from vivace.foundation.stats import enough_samples
 
 MOST = 30
 """Timed calls of a round at most."""

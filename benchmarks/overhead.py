@@ -32,6 +32,10 @@ from vivace.benchmark.round import OpenTrial
 from vivace.benchmark.worker import import_all
 from vivace.benchmark.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
+from vivace.foundation.stats import median_interval
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment, python_ms
 from vivace.measure.timer import PipelineTimer
@@ -42,10 +46,6 @@ from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
-from vivace.spec.environment import Environment
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
-from vivace.stats import median_interval
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
 MODELS = ("sd15", "sdxl", "flux-dev")

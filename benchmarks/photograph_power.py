@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.photograph_witnesses import TWO_SIDED
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.measure.damage.detection import least_detected
 from vivace.proofs.witnesses import WITNESSES
-from vivace.spec.limits import DEFAULT_LIMITS
 
 RUN = 39
 """Images of a run of `vivace bench --prompt-set real`."""

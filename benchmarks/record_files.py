@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vivace.errors import StoreError
-from vivace.spec.base import Spec
-from vivace.spec.environment import Environment
-from vivace.spec.record import Record
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Record
 
 Kind = TypeVar("Kind", bound=Spec)
 Key = TypeVar("Key")

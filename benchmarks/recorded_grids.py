@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from vivace.foundation.spec.limits import CLIP_LIMITS, ONE_VIEW
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.limits import CLIP_LIMITS, ONE_VIEW
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 
 RECORDED, FINAL = 10, 13 * math.sqrt(3)
 """Prompts of most records, and of a final: further seeds of a prompt count as their root."""

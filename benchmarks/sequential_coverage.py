@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.noises import MACHINE_SD, NOISES, PROCESS_SDS, draw_round
-from vivace.stats.ratios import pair_logs
-from vivace.stats.sequential import DEFAULT_MAX_PAIRS, decide_logs, looks
-from vivace.stats.verdicts import Verdict
+from vivace.foundation.stats.ratios import pair_logs
+from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, decide_logs, looks
+from vivace.foundation.stats.verdicts import Verdict
 
 FAIL_IF = 0.03
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.10)

@@ -29,13 +29,13 @@ from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving_process import server
 from benchmarks.serving_rows import PARTS, Part, ServingRow, share
-from vivace.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
-from vivace.load_testing.load_target import LoadTarget, Variant
-from vivace.load_testing.loads import LoadLimit, closed_loop
-from vivace.load_testing.stages import LoadPlan, measure
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
+from vivace.benchmark.load_testing.loads import LoadLimit, closed_loop
+from vivace.benchmark.load_testing.stages import LoadPlan, measure
+from vivace.foundation.spec.environment import Environment
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
-from vivace.spec.environment import Environment
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session
@@ -211,7 +211,7 @@ def measure_server(serving: Serving) -> None:
 
 def measure_loras(serving: Serving, number: int) -> None:
     """Measure requests of one client with one of many LoRAs at random."""
-    from vivace.memory.weightless import find_weightless
+    from vivace.runtime.memory.weightless import find_weightless
 
     device = serving.environment.device
     pipe = find_weightless(serving.model).build()  # its layers' shapes are all that is needed

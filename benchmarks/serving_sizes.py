@@ -25,6 +25,9 @@ import uvicorn
 
 from benchmarks.command import run
 from benchmarks.record_files import write_list
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.sizes import Size
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
 from vivace.serve import waiting
@@ -32,9 +35,6 @@ from vivace.serve.app import create_app
 from vivace.serve.jobs import ImageJob
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.settings import ServeSettings
-from vivace.spec.base import Spec
-from vivace.spec.environment import Environment
-from vivace.spec.sizes import Size
 
 RECORD = Path(__file__).parents[1] / "results" / "serving-sizes-cpu.json"
 _PROMPT = "a red circle above a blue square"

@@ -37,9 +37,9 @@ from benchmarks.command import run
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving_process import server
 from benchmarks.serving_soak_rows import MemoryPoint, Part, SoakRow
+from vivace.foundation.spec.environment import Environment
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
-from vivace.spec.environment import Environment
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "serving-soak.json"

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.spec.base import Spec
-from vivace.spec.environment import Environment
-from vivace.stats.block_bootstrap import block_length, resampled
-from vivace.stats.intervals import Interval
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.stats.block_bootstrap import block_length, resampled
+from vivace.foundation.stats.intervals import Interval
 
 Part = Literal["memory", "leaving", "overload"]
 _MB = 1e6

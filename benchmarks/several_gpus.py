@@ -34,11 +34,11 @@ from benchmarks.step_profile import Profile, profiled
 from benchmarks.technique_cases import full_length
 from benchmarks.technique_records import check_device, read_records
 from vivace.benchmark import studies
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Outcome, Record
 
 RECORD = Path(__file__).parents[1] / "results" / "several-gpus.json"
 

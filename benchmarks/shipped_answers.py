@@ -18,11 +18,11 @@ from benchmarks.memory_caps import CARDS_GB, MODELS
 from vivace.cli.attempts import Attempts
 from vivace.cli.card import CardMemory
 from vivace.cli.plan import fit_of
-from vivace.memory.footprints import footprints
-from vivace.memory.remembered import Answer, collected
-from vivace.memory.shipped_answers import FILE, versions
-from vivace.memory.weightless import find_weightless
-from vivace.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.runtime.memory.footprints import footprints
+from vivace.runtime.memory.remembered import Answer, collected
+from vivace.runtime.memory.shipped_answers import FILE, versions
+from vivace.runtime.memory.weightless import find_weightless
 
 
 def main(names: list[str]) -> None:

@@ -36,6 +36,9 @@ from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, UsageError, VivaceError
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.stats import median_interval
 from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE
 from vivace.measure.accelerator import synchronise
 from vivace.measure.machine import choose_device
@@ -44,9 +47,6 @@ from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
-from vivace.spec.environment import Environment
-from vivace.spec.sizes import Size
-from vivace.stats import median_interval
 
 RECORD = Path(__file__).parents[1] / "results" / "sizes.jsonl"
 SIZES: dict[str, tuple[str, str]] = {

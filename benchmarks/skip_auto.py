@@ -31,7 +31,10 @@ from benchmarks.command import run
 from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import VivaceError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
+from vivace.foundation.stats.paired import mean_interval
 from vivace.machinery.quantization.layers import layers_of, replace_layer
+from vivace.machinery.technique import component_of
 from vivace.measure.folder_verdict import judge_pairs
 from vivace.measure.folders import compare
 from vivace.measure.machine import choose_device
@@ -42,9 +45,6 @@ from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
-from vivace.spec.limits import DEFAULT_LIMITS
-from vivace.stats.paired import mean_interval
-from vivace.technique import component_of
 
 RECORD = Path(__file__).parents[1] / "results" / "skip-auto.jsonl"
 MODELS = ("tiny-flux", "tiny-sd")

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.record_files import read_list, write_list
 from vivace.errors import StoreError
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.figures import ImageFigures, QualityPass
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Record
 from vivace.report.rows import Row, rows_of
-from vivace.spec.base import Spec
-from vivace.spec.figures import ImageFigures, QualityPass
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Record
 
 
 class Case(Spec):

@@ -39,13 +39,13 @@ from vivace.benchmark import Run, Timing, studies
 from vivace.benchmark.quality_pass import keys_of
 from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import StoreError
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Outcome
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import default_threads
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Outcome
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
@@ -266,9 +266,9 @@ def _operations(located: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
+    from vivace.machinery.technique import component_of
     from vivace.measure.flops import count_flops
     from vivace.runtime.opening import open_session
-    from vivace.technique import component_of
 
     _set_threads(located)
     session = open_session(located, recipe, "cpu", prompts=prompts)

@@ -42,13 +42,13 @@ from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
 from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import UsageError, nearest
-from vivace.processes.launcher import Launcher
+from vivace.evidence.studies.sittings import Sitting, SittingRow, of_store, write_sittings
+from vivace.evidence.studies.study_file import published_studies
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.report.summary import seconds
-from vivace.spec.record import Outcome, Record
-from vivace.studies.sittings import Sitting, SittingRow, of_store, write_sittings
-from vivace.studies.study_file import published_studies
 from vivace.techniques.compile import Compile
 
 CACHED_S = 25.0

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from benchmarks import every_model, technique_cases, technique_records
 from vivace.benchmark import Timing
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.study import QualityRequest
-from vivace.spec.trial import Trial
-from vivace.studies.dry_run import estimates
-from vivace.studies.expand import ModelPart, expand
-from vivace.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
-from vivace.studies.study_file import StudyFile, read_study
+from vivace.evidence.studies.dry_run import estimates
+from vivace.evidence.studies.expand import ModelPart, expand
+from vivace.evidence.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
+from vivace.evidence.studies.study_file import StudyFile, read_study
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.study import QualityRequest
+from vivace.foundation.spec.trial import Trial
 
 RESULTS = Path(__file__).parents[1] / "results"
 BORROWED = (every_model.RECORD.name, technique_cases.record_file("flux-dev").name)

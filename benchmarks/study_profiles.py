@@ -23,12 +23,12 @@ from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
 from vivace.cli.phases import Phases
 from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
+from vivace.evidence.studies.expand import ModelPart, expand
+from vivace.evidence.studies.study_file import read_study
+from vivace.foundation.spec.profiling import OperatorTime, Profile
+from vivace.foundation.untrusted.files import read_text
+from vivace.foundation.untrusted.reading import reading
 from vivace.report.summary import seconds
-from vivace.spec.profiling import OperatorTime, Profile
-from vivace.studies.expand import ModelPart, expand
-from vivace.studies.study_file import read_study
-from vivace.untrusted.files import read_text
-from vivace.untrusted.reading import reading
 
 STUDY = "002"
 RECORD = RESULTS / f"study-{STUDY}-profiles.jsonl"

@@ -21,10 +21,10 @@ from benchmarks.study_groups import RESULTS, own, record_file, record_of
 from vivace.benchmark import studies
 from vivace.benchmark.work import work_of
 from vivace.errors import UsageError, nearest
-from vivace.spec.ceilings import Work
-from vivace.spec.record import Outcome
-from vivace.studies.sittings import Sitting, SittingRow, write_sittings
-from vivace.studies.study_file import published_studies
+from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.study_file import published_studies
+from vivace.foundation.spec.ceilings import Work
+from vivace.foundation.spec.record import Outcome
 
 
 @click.command("study_work")

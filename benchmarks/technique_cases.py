@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.errors import RecipeError
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import BASELINE
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -11,9 +11,9 @@ from benchmarks.command import locked
 from benchmarks.record_files import read_list, write_records
 from benchmarks.technique_cases import Key
 from vivace.errors import StoreError
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Record
 from vivace.report.rows import Row, rows_of
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Record
 
 
 def key_of(record: Record) -> Key:

@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks.command import run
 from benchmarks.recorded_grids import FINAL, Entry, Grid, median_s, read_grid
 from benchmarks.tuner_grids import RESULTS
+from vivace.evidence.studies.study_file import published_studies, read_study
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
+from vivace.foundation.stats.intervals import student_t
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
-from vivace.stats.intervals import student_t
-from vivace.studies.study_file import published_studies, read_study
 from vivace.tuning.budget import Trials
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources

@@ -29,10 +29,10 @@ from benchmarks.command import run
 from vivace.benchmark import Run, RunSettings, Study, Timing, run_study
 from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import RecipeError
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.spec.recipe_syntax import BASELINE
 
 RESULTS = Path(__file__).parents[1] / "results"
 STEPS = 12

@@ -27,7 +27,7 @@ import click
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.record_files import read_list, write_list
 from benchmarks.tuner_grids import RESULTS
-from vivace.spec.base import Spec
+from vivace.foundation.spec.base import Spec
 
 RECORD = RESULTS / "tuner-runs-cpu.json"
 PICKS = "tuner-picks-cpu.json"

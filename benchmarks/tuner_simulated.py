@@ -29,15 +29,15 @@ from benchmarks.command import run
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.evidence.recorded import recorded_figures
-from vivace.memory.predict import predict_trial
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.trial import Trial
+from vivace.machinery.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
-from vivace.spec.record import Outcome
-from vivace.spec.trial import Trial
-from vivace.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
 from vivace.tuning.budget import Minutes
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.launches import captures

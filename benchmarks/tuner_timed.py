@@ -26,13 +26,13 @@ from benchmarks.recorded_grids import Entry, Grid, read_grid
 from benchmarks.tuner import GRIDS
 from benchmarks.tuner_grids import RESULTS
 from vivace.benchmark.deadline import Deadline
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.stats import Gate, Interval
+from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
+from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import SURE_FAIL
-from vivace.spec.record import Outcome
-from vivace.spec.study import WorkloadRequest
-from vivace.stats import Gate, Interval
-from vivace.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
-from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.budget import Minutes
 from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.objective import Objective

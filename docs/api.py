@@ -9,13 +9,13 @@ from typing import Any
 from pydantic import BaseModel
 
 import vivace
-from vivace.recommendation.recommendation import RecipeFigures
+from vivace.evidence.recommendation.recommendation import RecipeFigures
+from vivace.foundation.spec.profiling import OperatorTime, Profile
+from vivace.foundation.spec.study import QualityRequest, WorkloadRequest
+from vivace.foundation.stats.sequential import Decision
 from vivace.report.latency import Latency
 from vivace.report.profile_tables import ProfileChange
 from vivace.report.rows import Row
-from vivace.spec.profiling import OperatorTime, Profile
-from vivace.spec.study import QualityRequest, WorkloadRequest
-from vivace.stats.sequential import Decision
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
     "Generate images": tuple(
@@ -26,11 +26,11 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
             (f"vivace.{name}", getattr(vivace, name))
             for name in ("bench", "Run", "Study", "Timing", "compare", "Paired")
         ),
-        ("vivace.spec.study.WorkloadRequest", WorkloadRequest),
-        ("vivace.spec.study.QualityRequest", QualityRequest),
+        ("vivace.foundation.spec.study.WorkloadRequest", WorkloadRequest),
+        ("vivace.foundation.spec.study.QualityRequest", QualityRequest),
         ("vivace.report.rows.Row", Row),
         ("vivace.report.latency.Latency", Latency),
-        ("vivace.stats.sequential.Decision", Decision),
+        ("vivace.foundation.stats.sequential.Decision", Decision),
     ),
     "Run a study": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("study", "StudyRun", "StudyFile")
@@ -38,13 +38,13 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
     "Profile a call": (
         ("vivace.profile", vivace.profile),
         ("vivace.Profiled", vivace.Profiled),
-        ("vivace.spec.profiling.Profile", Profile),
-        ("vivace.spec.profiling.OperatorTime", OperatorTime),
+        ("vivace.foundation.spec.profiling.Profile", Profile),
+        ("vivace.foundation.spec.profiling.OperatorTime", OperatorTime),
         ("vivace.report.profile_tables.ProfileChange", ProfileChange),
     ),
     "Choose a recipe": (
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),
-        ("vivace.recommendation.recommendation.RecipeFigures", RecipeFigures),
+        ("vivace.evidence.recommendation.recommendation.RecipeFigures", RecipeFigures),
     ),
     "Prove that images are as good": tuple(
         (f"vivace.{name}", getattr(vivace, name)) for name in ("prove", "Proof")

@@ -13,12 +13,12 @@ from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
 from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
 from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
+from vivace.foundation.stats import DEFAULT_SPREAD, Verdict
+from vivace.foundation.stats.intervals import MIN_SAMPLES
+from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
+from vivace.foundation.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
 from vivace.report.host import LEAST_CPU_SHARE
 from vivace.report.text_table import markdown_lines
-from vivace.stats import DEFAULT_SPREAD, Verdict
-from vivace.stats.intervals import MIN_SAMPLES
-from vivace.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
-from vivace.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
 
 Case = dict[str, Any]
 

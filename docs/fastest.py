@@ -24,15 +24,15 @@ from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.tables import EvidenceTable
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Record
+from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Record
-from vivace.stats import ONE_ROUND_MARGIN, Interval
 
 HEADINGS = (
     "model", "card", "steps", "baseline", "peak", "fastest known", "s/image", "speed-up [95 % interval]", "peak",

@@ -52,7 +52,7 @@ from docs import (
 from docs.fastest import all_measurements
 from docs.study_pages import page as study_page
 from tests.composition.run import DEVICES, record_of
-from vivace.studies.study_file import published_studies
+from vivace.evidence.studies.study_file import published_studies
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"

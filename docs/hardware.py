@@ -14,10 +14,10 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.standing import devices_of
 from vivace.evidence.tables import EvidenceTable
-from vivace.hardware import CHIPS, Chip
+from vivace.foundation.hardware import CHIPS, Chip
+from vivace.machinery.technique import Arithmetic, Machine
 from vivace.recipes.describe import choices, states, variants
 from vivace.report.text_table import markdown_lines
-from vivace.technique import Arithmetic, Machine
 from vivace.techniques import TECHNIQUES
 
 _GPUS = (

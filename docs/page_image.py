@@ -19,15 +19,15 @@ from typing import Any
 
 from PIL import Image
 
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.figures import ImageFigures, QualityPass
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.record import Outcome, Record, Round, Sample
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
 from vivace.recipes.resolve import resolve
 from vivace.report import rows_of
 from vivace.report.page import Section, render_page
-from vivace.spec.environment import Environment
-from vivace.spec.figures import ImageFigures, QualityPass
-from vivace.spec.model import Model
-from vivace.spec.record import Outcome, Record, Round, Sample
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
 
 DOCS = Path(__file__).parent
 RECORD = DOCS.parent / "results" / "demo-cpu.json"

@@ -12,19 +12,15 @@ from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
 from docs.models_measured import describe_environment
 from docs.study_profiles import lines as profiles_of
-from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
-from vivace.report.summary import ratio, seconds, size
-from vivace.report.text_table import markdown_lines
-from vivace.spec.record import Outcome
-from vivace.studies.claims import tally
-from vivace.studies.expand import expand
-from vivace.studies.gains import SpeedUp
-from vivace.studies.published import Published
-from vivace.studies.runs import StudyRun
-from vivace.studies.sittings import Sitting, by_device, rounds_of, run_of
-from vivace.studies.study_columns import FIGURES
-from vivace.studies.usage import usage_table
-from vivace.studies.view import (
+from vivace.evidence.studies.claims import tally
+from vivace.evidence.studies.expand import expand
+from vivace.evidence.studies.gains import SpeedUp
+from vivace.evidence.studies.published import Published
+from vivace.evidence.studies.runs import StudyRun
+from vivace.evidence.studies.sittings import Sitting, by_device, rounds_of, run_of
+from vivace.evidence.studies.study_columns import FIGURES
+from vivace.evidence.studies.usage import usage_table
+from vivace.evidence.studies.view import (
     ComparedCell,
     PartView,
     notes,
@@ -35,7 +31,11 @@ from vivace.studies.view import (
     value_text,
     views,
 )
-from vivace.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
+from vivace.report.summary import ratio, seconds, size
+from vivace.report.text_table import markdown_lines
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
@@ -57,7 +57,7 @@ class Measured:
 
 def measured(name: str, folder: Path = RESULTS, *, tiny: bool = False) -> Measured:
     """Return what the records say of a study."""
-    from vivace.studies.study_file import read_study
+    from vivace.evidence.studies.study_file import read_study
 
     file = read_study(name)
     planned, sittings = expand(file, tiny=tiny, synthetic=not tiny), all_sittings(name, folder)

@@ -12,11 +12,11 @@ from benchmarks.technique_cases import (
     full_length,
 )
 from benchmarks.technique_records import by_gpu, key_of, rows_with_baselines, with_baselines
+from vivace.foundation.spec.record import Record
+from vivace.foundation.stats import Interval, Verdict, learn_spread, log_speedup, median_interval
+from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Spread
 from vivace.report.host import allowing_for
 from vivace.report.rows import Row
-from vivace.spec.record import Record
-from vivace.stats import Interval, Verdict, learn_spread, log_speedup, median_interval
-from vivace.stats.intervals import DEFAULT_SPREAD, Spread
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.steps import Steps
 

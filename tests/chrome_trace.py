@@ -1,12 +1,12 @@
-"""Read the Chrome trace that torch.profiler writes: slower than `vivace.profiling.torch_events`, and independent."""
+"""Read the Chrome trace that torch.profiler writes, by other code than `vivace.measure.profiling.torch_events`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from vivace.profiling import breakdown
-from vivace.profiling.trace import LABEL, DeviceEvent, HostEvent, MemoryEvent, Trace, trace_of
+from vivace.measure.profiling import breakdown
+from vivace.measure.profiling.trace import LABEL, DeviceEvent, HostEvent, MemoryEvent, Trace, trace_of
 
 _HOST = {"cpu_op": "operator", "user_annotation": "operator", "cuda_runtime": "cuda", "cuda_driver": "cuda"}
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}

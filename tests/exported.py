@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from tests.families import load
-from vivace.export.plain_script import Written, write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import Written, write_script
 from vivace.runtime.opening import session_of
 
 PROMPT = "a red circle above a blue square"

@@ -10,8 +10,8 @@ from diffusers import FluxTransformer2DModel
 import vivace
 from tests import shrunken
 from tests.copies import Copies
+from vivace.foundation.spec.workload import Task
 from vivace.models import find_model, load_pipeline
-from vivace.spec.workload import Task
 
 FAMILIES = ("sd", "sdxl", "flux")
 STEPS = {"sd": 3, "sdxl": 3, "flux": 6}

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, ClassVar, Literal
 
-from vivace.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 from vivace.techniques import TECHNIQUES
 
 COMMAND = (sys.executable, __file__)

@@ -6,9 +6,9 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 
 from tests.targets import target_of
+from vivace.machinery.technique import Target
 from vivace.measure.machine import this_machine
 from vivace.models.random_weights import fill
-from vivace.technique import Target
 
 TEXT = 48
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vivace.technique import attribute_of
+from vivace.machinery.technique import attribute_of
 
 Takes = Callable[[str], bool]
 

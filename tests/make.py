@@ -1,11 +1,11 @@
 """Small valid records for tests."""
 
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
 from vivace.recipes.resolve import resolve
-from vivace.spec.environment import Environment
-from vivace.spec.model import Model
-from vivace.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
 
 PROMPTS = ("a red circle", "a blue square")
 

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TextIO
 
-from vivace.processes.protocol import send_event
-from vivace.processes.resident import serve_requests
+from vivace.foundation.processes.protocol import send_event
+from vivace.foundation.processes.resident import serve_requests
 
 COMMAND = (sys.executable, "-m", "tests.resident_worker")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported
-from vivace.processes.protocol import send_event
+from vivace.foundation.processes.protocol import send_event
 from vivace.serve import worker
 from vivace.serve.ending import Finish
 from vivace.serve.messages import Draw, Load, image_file

@@ -16,8 +16,8 @@ from typing import Any, TextIO
 
 from vivace.benchmark import worker
 from vivace.benchmark.worker_requests import WORKER, parse_request
-from vivace.processes import resident
-from vivace.processes.launcher import Ending, Launcher
+from vivace.foundation.processes import resident
+from vivace.foundation.processes.launcher import Ending, Launcher
 
 _ROOT = str(Path(__file__).parents[1])
 COMMAND = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from vivace.processes.protocol import send_event
+from vivace.foundation.processes.protocol import send_event
 from vivace.serve import worker
 from vivace.serve.editing import Editing
 from vivace.serve.lora_folder import LoraFolder

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.technique import Machine, ModelFacts, Placement, Request, Target, Technique
+from vivace.machinery.technique import Machine, ModelFacts, Placement, Request, Target, Technique
 
 CPU = Machine("cpu", "CPU", None, None)
 

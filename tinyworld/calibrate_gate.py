@@ -29,10 +29,10 @@ from tinyworld.gate_cases import cases
 from tinyworld.gate_pictures import SCORER, draw_all, look_at_all
 from tinyworld.gate_tables import HALVES, tally, write_tables
 from tinyworld.gate_variants import CALIBRATED, RECIPES, SET_PICTURES
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate
 from vivace.models.scorers import find_scorer
 from vivace.report.fidelity import KeptShare
-from vivace.spec.limits import Limits
-from vivace.stats import Gate
 
 CLIP_LIMITS, MATCH_LIMITS = (0.97, 0.98, 0.985, 0.99, 0.995), (0.8, 0.85, 0.9, 0.95, 0.97)
 

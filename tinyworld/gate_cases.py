@@ -9,12 +9,12 @@ from typing import Any
 from tinyworld import damage, gate_variants
 from tinyworld.gate_pictures import SCORER
 from tinyworld.gate_variants import Variant, half_of, tasks, variants
+from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
 from vivace.report.quality_gate import Judgement, broken, judge_figures
-from vivace.spec.figures import SAME_PIXELS, ImageFigures
-from vivace.spec.limits import Limits
-from vivace.stats import Gate
 
 TRUTH = Path(__file__).parents[1] / "results/quality-gate-truth.json"
 RUINED, GOOD = 0.10, 0.02  # falls of accuracy

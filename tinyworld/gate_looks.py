@@ -22,11 +22,11 @@ from tinyworld import gate_pictures
 from tinyworld.gate_pictures import SCORER, draw, figures_of
 from tinyworld.gate_variants import NUM_SEEDS, SET_PICTURES, Variant, tasks, variants
 from vivace import load
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate, Interval, gate, mean_interval
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
 from vivace.report.fidelity import CAP, SURE_FAIL, SURE_PASS
-from vivace.spec.limits import Limits
-from vivace.stats import Gate, Interval, gate, mean_interval
 
 RECORD = Path(__file__).parents[1] / "results/quality-gate-looks.json"
 UNCLEAR = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyworld.gate_variants import MOST_PICTURES, SET_PICTURES
-from vivace.stats import Gate
+from vivace.foundation.stats import Gate
 
 ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "results/quality-gate.json", ROOT / "docs/quality.md"

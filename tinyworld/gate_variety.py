@@ -26,16 +26,16 @@ from tinyworld.collapses import CALIBRATED, HELD_OUT, PROMPTS, Images
 from tinyworld.gate_pictures import SCORER, draw, embeddings_of, mine
 from tinyworld.gate_tables import replaced
 from tinyworld.gate_variants import SET_PICTURES, Variant, variants
+from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.limits import VARIETY_LIMIT
+from vivace.foundation.spec.vectors import packed
+from vivace.foundation.stats import Gate
 from vivace.measure.image_metrics import pixels, thumbnail
 from vivace.measure.scorer import ClipScorer
 from vivace.models.prompts import NUM_SEEDS
 from vivace.models.scorers import find_scorer
 from vivace.report.quality_gate import judge_variety
 from vivace.report.variety import variety
-from vivace.spec.figures import ImageFigures
-from vivace.spec.limits import VARIETY_LIMIT
-from vivace.spec.vectors import packed
-from vivace.stats import Gate
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results/quality-gate-variety.json"

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
     from vivace.errors import VivaceError
+    from vivace.evidence.recommendation import Recommendation, recommend
+    from vivace.evidence.studies import StudyFile, StudyRun, study
+    from vivace.foundation.spec import Record
     from vivace.proofs.proof import Proof
     from vivace.proofs.prover import prove
     from vivace.recipes import Recipe
-    from vivace.recommendation import Recommendation, recommend
     from vivace.runtime.entry_points import apply, load
     from vivace.runtime.session import Session
-    from vivace.spec import Record
-    from vivace.studies import StudyFile, StudyRun, study
     from vivace.tuning import Tuned, tune
 
 __version__ = "0.1.0"
@@ -67,14 +67,14 @@ _MODULES = {
     "Profiled": "benchmark.profiles",
     "Proof": "proofs.proof",
     "Recipe": "recipes.recipe",
-    "Recommendation": "recommendation.recommendation",
-    "Record": "spec.record",
+    "Recommendation": "evidence.recommendation.recommendation",
+    "Record": "foundation.spec.record",
     "Run": "benchmark.run",
     "Session": "runtime.session",
-    "Study": "spec.study",
-    "StudyFile": "studies.study_file",
-    "StudyRun": "studies.runs",
-    "Timing": "spec.timing",
+    "Study": "foundation.spec.study",
+    "StudyFile": "evidence.studies.study_file",
+    "StudyRun": "evidence.studies.runs",
+    "Timing": "foundation.spec.timing",
     "Tuned": "tuning.answer",
     "VivaceError": "errors",
     "apply": "runtime.entry_points",
@@ -83,8 +83,8 @@ _MODULES = {
     "load": "runtime.entry_points",
     "profile": "benchmark.profiles",
     "prove": "proofs.prover",
-    "recommend": "recommendation.advise",
-    "study": "studies.runs",
+    "recommend": "evidence.recommendation.advise",
+    "study": "evidence.studies.runs",
     "tune": "tuning.tuner",
 }
 

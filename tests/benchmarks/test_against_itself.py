@@ -9,7 +9,7 @@ import pytest
 from benchmarks import against_itself
 from benchmarks.command import run
 from vivace.benchmark.studies import start_launcher
-from vivace.stats import Verdict
+from vivace.foundation.stats import Verdict
 
 
 def test_it_counts_and_goes_on(

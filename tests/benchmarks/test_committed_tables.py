@@ -6,14 +6,14 @@ from benchmarks import committed_tables
 from benchmarks.study_groups import own, record_file
 from docs.technique_lines import lines_of
 from tests.make import make_environment, make_record, make_round
+from vivace.evidence.recommendation import Criteria
+from vivace.evidence.recommendation.advise import recommend_from
+from vivace.evidence.studies.expand import expand
+from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.study_file import read_study
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
-from vivace.recommendation import Criteria
-from vivace.recommendation.advise import recommend_from
 from vivace.runtime.workloads import workload_of
-from vivace.studies.expand import expand
-from vivace.studies.sittings import Sitting, SittingRow, write_sittings
-from vivace.studies.study_file import read_study
 
 
 def test_recommend_reads_studies(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from benchmarks import memory_caps
 from docs import hardware
 from vivace.evidence.standing import compiled_recipes
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
-from vivace.hardware import shared_memory_bytes
+from vivace.foundation.hardware import shared_memory_bytes
+from vivace.foundation.stats import Interval
+from vivace.machinery.technique import Machine
 from vivace.recipes.describe import states
-from vivace.stats import Interval
-from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 
 RECORD = Path(__file__).parents[2] / "results/kernels-compiled.json"

@@ -28,8 +28,8 @@ from benchmarks.technique_cases import (
 from benchmarks.technique_records import add, add_group, key_of, num_timed, read_records, rows_with_baselines
 from tests.narrow import make_all_small
 from vivace.errors import StoreError
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it

@@ -9,8 +9,8 @@ from docs import fastest, readme
 from docs.choosing import FULL_SIZE
 from docs.fastest import Measurement, all_measurements, fastest_known
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.stats import Interval
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.stats import Interval
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ from benchmarks.every_model import plan_file
 from benchmarks.record_files import write_records
 from docs import generate, models_measured
 from tests.make import make_environment, make_record, make_round
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.workload import Source
 from vivace.models.find import find_model
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.workload import Source
 
 
 def case(name: str, recipe: str, *rounds: Round) -> Record:

@@ -5,8 +5,8 @@ import pytest
 from benchmarks.serving_process import phases_of
 from benchmarks.serving_rows import Part, ServingRow, added_ms, share, span_rate
 from tests.unit.load_testing.test_load_figures import row, samples
-from vivace.load_testing.load_rows import LoadRow, LoadStage
-from vivace.spec.environment import Environment
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
+from vivace.foundation.spec.environment import Environment
 
 HERE = Environment(
     vivace="0.1.0",

@@ -17,10 +17,10 @@ from docs import several_gpus as pages
 from docs.generate import NOTE
 from tests.make import make_record, make_round
 from tests.narrow import make_all_small
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.stats import Interval
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome, Record, Round
-from vivace.stats import Interval
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 

@@ -24,10 +24,10 @@ from docs import choosing
 from docs import skipped_work as skipped_work_page
 from docs.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Interval
+from vivace.machinery.technique import Stage
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
-from vivace.stats import Interval
-from vivace.technique import Stage
 from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it

@@ -13,9 +13,9 @@ from benchmarks.step_curves import CURVES, STEPS
 from benchmarks.step_curves import step_curves as command
 from vivace.benchmark.cache_calibration import CACHES
 from vivace.errors import StoreError
+from vivace.foundation.spec.record import Outcome
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 

@@ -12,9 +12,9 @@ from docs import step_curves
 from docs.generate import NOTE
 from docs.step_curves import Against, families, ssim_of_steps
 from tests.make import make_record, make_round
+from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.record import ImageRecord, Outcome
 from vivace.recipes.resolve import resolve
-from vivace.spec.figures import ImageFigures
-from vivace.spec.record import ImageRecord, Outcome
 
 PROMPTS = tuple(f"image {k}" for k in range(8))
 SCATTER = (-0.02, -0.01, -0.01, 0.0, 0.0, 0.01, 0.01, 0.02)

@@ -21,17 +21,17 @@ from tests import stub_worker
 from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
-from vivace.processes.launcher import Launcher
+from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.study_columns import FIGURES
+from vivace.evidence.studies.study_file import published_studies, read_study
+from vivace.evidence.studies.view import value_text
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.ceilings import Work, identity_of
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.stats import Interval
+from vivace.foundation.untrusted.terminal_text import markdown_cell
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.ceilings import Work, identity_of
-from vivace.spec.record import Outcome, Record, Round
-from vivace.stats import Interval
-from vivace.studies.sittings import Sitting, SittingRow, write_sittings
-from vivace.studies.study_columns import FIGURES
-from vivace.studies.study_file import published_studies, read_study
-from vivace.studies.view import value_text
-from vivace.untrusted.terminal_text import markdown_cell
 
 Call = Callable[..., int]
 

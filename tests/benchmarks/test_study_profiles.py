@@ -10,7 +10,7 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_profiles import OTHERS, read_profiles, shortened
 from docs.study_profiles import lines
 from tests.make import make_environment, make_trial
-from vivace.spec.profiling import OperatorTime, Profile, Share
+from vivace.foundation.spec.profiling import OperatorTime, Profile, Share
 
 
 def profile(recipe: str, operators: dict[str, float], device: str = "Test GPU") -> Profile:

@@ -12,9 +12,9 @@ from docs import techniques_measured
 from docs.generate import NOTE
 from docs.technique_lines import measured_lines
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.stats import Verdict
 from vivace.models.find import find_model
-from vivace.spec.record import Outcome, Record, Round
-from vivace.stats import Verdict
 
 
 def case(recipe: str, steps: int, *rounds: Round) -> Record:

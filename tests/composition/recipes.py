@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from tests.targets import target_of
 from vivace.errors import RecipeError
+from vivace.machinery.technique import Component, Machine, Target
 from vivace.recipes.resolve import resolve
-from vivace.technique import Component, Machine, Target
 from vivace.techniques import TECHNIQUES
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image

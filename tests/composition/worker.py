@@ -109,8 +109,8 @@ def _psnr_db(pictures: Any, others: Any) -> float | None:
 def serve(request: DrawRequest, events: TextIO) -> None:
     import torch
 
-    from vivace.processes.protocol import send_event
-    from vivace.processes.resident import print_to
+    from vivace.foundation.processes.protocol import send_event
+    from vivace.foundation.processes.resident import print_to
 
     assert request.log is not None
     assert request.threads is not None

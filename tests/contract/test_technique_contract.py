@@ -16,13 +16,13 @@ from tests.families import load
 from tests.forked_peers import forked_peers
 from tests.targets import target_of
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.technique import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.measure.machine import this_machine
 from vivace.models import find_model
 from vivace.recipes.describe import states
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
-from vivace.technique import COMPONENTS, Arithmetic, Machine, Stage, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 
 STEPS = {"tiny-sd": 4, "tiny-flux": 8}  # enough for an image

@@ -46,15 +46,23 @@ def warm() -> None:
     from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel, CLIPTextModel, CLIPTokenizer
 
-    import vivace.export.plain_script
-    import vivace.memory.fit
-    import vivace.memory.predict
+    import vivace.runtime.export.plain_script
+    import vivace.runtime.memory.fit
+    import vivace.runtime.memory.predict
 
     assert all(
         (AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel, AutoImageProcessor)
     )
     assert all(
-        (AutoTokenizer, CLIPModel, CLIPTextModel, CLIPTokenizer, torchmetrics, vivace.export, vivace.memory)
+        (
+            AutoTokenizer,
+            CLIPModel,
+            CLIPTextModel,
+            CLIPTokenizer,
+            torchmetrics,
+            vivace.runtime.export,
+            vivace.runtime.memory,
+        )
     )
 
 

@@ -14,8 +14,8 @@ from vivace.benchmark import Timing
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import NoEffect, Unsupported
+from vivace.foundation.spec.record import Outcome
 from vivace.measure.attention_trace import attention_kernels
-from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.gpu

@@ -16,9 +16,9 @@ from PIL import Image
 from tests import shrunken
 from tests.families import psnr
 from vivace.errors import NoEffect, Unsupported
-from vivace.export.plain_script import write_script
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
 from vivace.runtime.opening import open_session
 
 pytestmark = pytest.mark.gpu

@@ -21,9 +21,9 @@ from vivace.errors import Unsupported
 from vivace.machinery.fused.modulations import CAPACITY
 from vivace.machinery.kernels.reference import TokenLayout
 from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.machinery.technique import Target
 from vivace.measure.machine import this_machine
 from vivace.models.random_weights import fill
-from vivace.technique import Target
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,9 @@ from vivace.benchmark import Timing
 from vivace.benchmark.places.local_pool import gpus_of_this_host
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
+from vivace.foundation.spec.record import Outcome
 from vivace.measure.measured_ceilings import keep, measure_ceilings
 from vivace.measure.this_environment import environment
-from vivace.spec.record import Outcome
 
 pytestmark = pytest.mark.gpu
 TIMING = Timing(rounds=2, repeats=10, max_warmup=3)

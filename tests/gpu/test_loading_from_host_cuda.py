@@ -7,10 +7,10 @@ import torch
 
 import vivace
 from tests.families import draw, psnr
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
 
 pytestmark = pytest.mark.gpu

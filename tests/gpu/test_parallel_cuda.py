@@ -17,8 +17,8 @@ from tests.families import psnr, random_flux
 from tests.lora_files import write_lora
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
+from vivace.foundation.spec.record import Outcome
 from vivace.machinery.multi_gpu.peer_memory import SWITCH
-from vivace.spec.record import Outcome
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,12 +12,12 @@ import torch
 from tests.targets import target_of
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import MemoryMeter
-from vivace.memory.footprint import CUBLAS_WORKSPACE
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.synthetic import build, build_component
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
 

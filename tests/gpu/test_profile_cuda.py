@@ -7,7 +7,7 @@ import pytest
 
 import vivace
 from tests.chrome_trace import assert_alike, read_chrome_trace
-from vivace.profiling.profiler import traced
+from vivace.measure.profiling.profiler import traced
 
 pytestmark = pytest.mark.gpu
 

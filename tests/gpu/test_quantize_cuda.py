@@ -18,10 +18,10 @@ from vivace.errors import Unsupported
 from vivace.machinery.quantization.packed_int4 import dequantize, pack
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_schemes import TORCHAO
+from vivace.machinery.technique import Machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
-from vivace.technique import Machine
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

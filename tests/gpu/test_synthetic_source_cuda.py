@@ -11,7 +11,7 @@ import vivace
 from vivace.benchmark import Timing
 from vivace.benchmark.planned import plan_again
 from vivace.benchmark.studies import start_launcher
-from vivace.spec.record import Outcome
+from vivace.foundation.spec.record import Outcome
 
 pytestmark = pytest.mark.gpu
 

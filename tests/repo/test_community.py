@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.community_tables import FOLDER, TARGET, content
-from vivace.lint.check import checked, impossible
-from vivace.lint.read_tables import read_tables
-from vivace.spec.contribution import MAX_BYTES
+from vivace.evidence.lint.check import checked, impossible
+from vivace.evidence.lint.read_tables import read_tables
+from vivace.foundation.spec.contribution import MAX_BYTES
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.name != "README.md")
 

@@ -1,4 +1,4 @@
-"""What Windows lacks is used where `vivace.processes` says it may be, and nowhere else."""
+"""What Windows lacks is used where `vivace.foundation.processes` says it may be, and nowhere else."""
 
 import ast
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ ATTRIBUTES = {
     "select": {"poll", "epoll", "kqueue"},
 }  # fmt: skip
 GUARDED = {
-    "processes/end.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
-    "processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
-    "processes/fork.py": {"os.fork", "os.waitpid", "os.register_at_fork"},
-    "processes/parent.py": {"signal.SIGKILL", "select.poll"},
-    "processes/peak_memory.py": {"resource"},
-    "processes/resident.py": {"os.setpgid"},
+    "foundation/processes/end.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
+    "foundation/processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
+    "foundation/processes/fork.py": {"os.fork", "os.waitpid", "os.register_at_fork"},
+    "foundation/processes/parent.py": {"signal.SIGKILL", "select.poll"},
+    "foundation/processes/peak_memory.py": {"resource"},
+    "foundation/processes/resident.py": {"os.setpgid"},
     "serve/image_folder.py": {"os.getuid"},
-    "untrusted/destinations.py": {"os.chown"},
+    "foundation/untrusted/destinations.py": {"os.chown"},
 }
 """Each asks `processes.system`, or for the attribute, first. `tests/unit/*/test_without_fork.py` run without them."""
 

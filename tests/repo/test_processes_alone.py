@@ -1,4 +1,4 @@
-"""What only some systems have for processes is used in vivace.processes alone, where something else takes its place."""
+"""What only some systems have for processes is used in `foundation.processes` alone, beside what takes its place."""
 
 import re
 from pathlib import Path

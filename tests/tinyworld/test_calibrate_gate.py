@@ -9,10 +9,10 @@ import pytest
 
 from tinyworld import calibrate_gate, damage, evaluate, gate_pictures, gate_tables, gate_variants
 from tinyworld.gate_variants import CALIBRATED, KINDS, LATER, LATER_CALIBRATED, NEWEST, Variant
+from vivace.foundation.spec.limits import Limits
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
-from vivace.spec.limits import Limits
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from PIL import Image
 from tinyworld import captions, damage, scenes, verifier
 from tinyworld.damaged import details, places
 from tinyworld.damaged.pictures import Pictures
+from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate
 from vivace.measure.image_metrics import aligned, match, pixels
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
 from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
 from vivace.report.quality_gate import judge_figures
-from vivace.spec.figures import ImageFigures
-from vivace.spec.limits import Limits
-from vivace.stats import Gate
 
 SEEDS = 2
 RUINED = (

@@ -3,8 +3,8 @@
 import numpy as np
 
 from tinyworld.gate_looks import LOOKS, PLAIN, STRICTER, at_limit, look, resampled
+from vivace.foundation.stats import Gate
 from vivace.report.fidelity import CAP
-from vivace.stats import Gate
 
 PROMPTS = [f"prompt {k % 13}" for k in range(39)] + [f"caption {k}" for k in range(61)]
 

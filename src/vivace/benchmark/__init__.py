@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from vivace.benchmark.run_settings import RunSettings
     from vivace.benchmark.store import DEFAULT_STORE, Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
-    from vivace.spec.study import QualityRequest, Study, WorkloadRequest
-    from vivace.spec.timing import Timing
+    from vivace.foundation.spec.study import QualityRequest, Study, WorkloadRequest
+    from vivace.foundation.spec.timing import Timing
 
 __all__ = [
     "DEFAULT_STORE",
@@ -42,13 +42,13 @@ _MODULES = {
     "DEFAULT_STORE": "benchmark.store",
     "Paired": "benchmark.pairs",
     "Profiled": "benchmark.profiles",
-    "QualityRequest": "spec.study",
+    "QualityRequest": "foundation.spec.study",
     "Run": "benchmark.run",
     "RunSettings": "benchmark.run_settings",
     "Store": "benchmark.store",
-    "Study": "spec.study",
-    "Timing": "spec.timing",
-    "WorkloadRequest": "spec.study",
+    "Study": "foundation.spec.study",
+    "Timing": "foundation.spec.timing",
+    "WorkloadRequest": "foundation.spec.study",
     "bench": "benchmark.studies",
     "compare": "benchmark.pairs",
     "comparisons": "benchmark.comparison",

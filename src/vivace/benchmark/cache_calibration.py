@@ -20,14 +20,14 @@ from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.stats.gate import Gate
+from vivace.machinery.technique import Stage, Technique
 from vivace.models.find import find_model
 from vivace.report.rows import Row
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.record import Outcome
-from vivace.spec.study import Study
-from vivace.spec.timing import Timing
-from vivace.stats.gate import Gate
-from vivace.technique import Stage, Technique
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {

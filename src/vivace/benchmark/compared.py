@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vivace.benchmark.invocation import Invocation
+from vivace.foundation.spec.figures import QualityPass
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.record import Record
 from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.report.rows import Row, rows_of
-from vivace.spec.figures import QualityPass
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.record import Record
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from vivace.benchmark.rivals import owners, with_rivals
 from vivace.errors import UsageError
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.workload import Workload
 from vivace.measure.lpips import check as check_lpips
 from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel, find_model, obtain
@@ -15,8 +17,6 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import default_threads as default_threads
 from vivace.runtime.workloads import workload_and_images
-from vivace.spec.study import Study
-from vivace.spec.workload import Workload
 
 
 @dataclass(frozen=True)

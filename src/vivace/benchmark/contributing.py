@@ -7,9 +7,7 @@ from pathlib import Path
 
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError, StoreError
-from vivace.recipes.recipe import Recipe
-from vivace.report.rows import Row
-from vivace.spec.contribution import (
+from vivace.foundation.spec.contribution import (
     SIGN_OFF,
     Bounds,
     Closeness,
@@ -19,9 +17,11 @@ from vivace.spec.contribution import (
     prompt_names,
     why_personal,
 )
-from vivace.spec.record import GpuWindow, Record, Round, Sample
-from vivace.stats import Interval
-from vivace.technique import COMPONENTS
+from vivace.foundation.spec.record import GpuWindow, Record, Round, Sample
+from vivace.foundation.stats import Interval
+from vivace.machinery.technique import COMPONENTS
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row
 
 _DIGITS = 7
 """Decimals of seconds: a ten-millionth."""

@@ -13,10 +13,10 @@ from vivace.benchmark.runner import ask_race
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.benchmark.worker_requests import WORKER
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.timing import Timing
 from vivace.models.find import find_model
 from vivace.runtime.workloads import default_threads
-from vivace.spec.study import Study
-from vivace.spec.timing import Timing
 
 MODEL = "tiny-sd"
 STEPS = 30

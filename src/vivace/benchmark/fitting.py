@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.spec.trial import Trial
+from vivace.foundation.spec.trial import Trial
 
 LARGEST = 4096
 
@@ -83,7 +83,7 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], source
     import torch
 
     from vivace.benchmark.round import OpenTrial, explain
-    from vivace.spec.record import Outcome
+    from vivace.foundation.spec.record import Outcome
 
     opened = OpenTrial(trial, sources)
     peaks: dict[int, int] = {}

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vivace.benchmark.run import Run
+from vivace.foundation.stats.sequential import looks
+from vivace.foundation.stats.until import MOST_ROUNDS, Until
 from vivace.report.rows import log_speedups
-from vivace.stats.sequential import looks
-from vivace.stats.until import MOST_ROUNDS, Until
 
 
 def go_on(run_rounds: Callable[[int], Run], until: Until, least: int, max_minutes: float) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vivace.spec.workload import Workload
+from vivace.foundation.spec.workload import Workload
 
 
 class Purpose(StrEnum):

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from vivace.spec.record import Outcome, Round
-from vivace.spec.timing import Timing
-from vivace.stats.sequential import looks
+from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.stats.sequential import looks
 
 _RECIPES = 2
 

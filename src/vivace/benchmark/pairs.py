@@ -18,16 +18,16 @@ from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
-from vivace.processes.launcher import Launcher
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.keywords import CallKeywords
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 from vivace.report.rows import Row, rows_of
 from vivace.runtime.workloads import default_threads
-from vivace.spec.environment import Environment
-from vivace.spec.keywords import CallKeywords
-from vivace.spec.record import Outcome, Record
-from vivace.spec.study import Study
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
-from vivace.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 
 DEFAULT_MAX_MINUTES = 60.0
 
@@ -103,7 +103,7 @@ def compare(
     """Measure interleaved pairs of two recipes until the second is faster, slower or the same (within 1 %).
 
     Each round runs in a separate process and is stored; the same call goes on where an interrupted one stopped. The
-    data is looked at after 3, 4, 6, 8, 12, ... pairs; see `vivace.stats.sequential` for the error rates.
+    data is looked at after 3, 4, 6, 8, 12, ... pairs; see `vivace.foundation.stats.sequential` for the error rates.
 
     Args:
         model: what `vivace.load` takes.

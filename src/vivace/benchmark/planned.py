@@ -8,12 +8,12 @@ from typing import Any
 
 from vivace.benchmark.worker_requests import PredictionsRequest
 from vivace.errors import VivaceError, WorkerError
-from vivace.processes.launcher import Launcher, last_line
+from vivace.foundation.processes.launcher import Launcher, last_line
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Memory, Outcome, Record
+from vivace.foundation.spec.trial import Trial
+from vivace.machinery.technique import Machine
 from vivace.report.summary import size
-from vivace.spec.environment import Environment
-from vivace.spec.record import Memory, Outcome, Record
-from vivace.spec.trial import Trial
-from vivace.technique import Machine
 
 _TIMEOUT_S = 120.0  # per trial; most take two or three seconds
 
@@ -88,7 +88,7 @@ def predict_by_worker(
 
 def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[str, Any]]:
     """Return the predicted fields of a `Planned` for each trial. Runs in the worker."""
-    from vivace.memory.predict import predict_trial
+    from vivace.runtime.memory.predict import predict_trial
 
     machine = machine_of(environment)
     predictions: list[dict[str, Any]] = []

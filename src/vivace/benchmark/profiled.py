@@ -13,15 +13,15 @@ from typing import Any
 from vivace.benchmark.round import Measurement, Report, explain
 from vivace.benchmark.workload_calls import draw, num_graphs
 from vivace.errors import Unsupported
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.profiling import Profile
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
 from vivace.measure.memory import MemoryMeter
-from vivace.profiling import breakdown
-from vivace.profiling.profiler import host_waits, traced, uncollected
-from vivace.profiling.trace import Trace
-from vivace.spec.environment import Environment
-from vivace.spec.profiling import Profile
-from vivace.spec.record import Outcome
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
+from vivace.measure.profiling import breakdown
+from vivace.measure.profiling.profiler import host_waits, traced, uncollected
+from vivace.measure.profiling.trace import Trace
 
 _MAX_ATTEMPTS = 4
 _MAX_EVENTS = 200_000

@@ -12,17 +12,17 @@ from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.benchmark.worker_requests import ProfileRequest, ask
-from vivace.processes.launcher import Launcher, OnEvent
+from vivace.foundation.processes.launcher import Launcher, OnEvent
+from vivace.foundation.spec.keywords import CallKeywords
+from vivace.foundation.spec.profiling import Profile
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.dataframe import dataframe
 from vivace.report.profile_tables import ProfileChange, changes, profile_text, table_rows
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
-from vivace.spec.keywords import CallKeywords
-from vivace.spec.profiling import Profile
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
-from vivace.untrusted.destinations import replace_from
 
 
 @dataclass(frozen=True)

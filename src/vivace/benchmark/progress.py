@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vivace.spec.record import Round
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
+from vivace.foundation.spec.record import Round
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
 
 
 class Progress(Protocol):

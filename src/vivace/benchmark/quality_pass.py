@@ -11,13 +11,13 @@ from vivace.benchmark.runner import sources_folder
 from vivace.benchmark.store import Store
 from vivace.benchmark.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.errors import RecipeError, WorkerError
+from vivace.foundation.processes.launcher import Launcher, last_line
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.trial import Trial
 from vivace.models.scorers import LocatedScorer
-from vivace.processes.launcher import Launcher, last_line
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
-from vivace.spec.record import Record
-from vivace.spec.trial import Trial
 
 OnProgress = Callable[[str, int, int], None]
 _TIMEOUT_S = 3600.0

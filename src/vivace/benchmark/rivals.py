@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vivace.errors import RecipeError
+from vivace.machinery.technique import Stage
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Stage
 from vivace.techniques.steps import Steps
 
 # Shares of the steps that the cache's recipe takes. A cache that saves less than a quarter of the work is hardly worth

@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.stored_images import save_image
 from vivace.benchmark.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
+from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats.intervals import MIN_SAMPLES
+from vivace.foundation.stats.stopping import enough_samples, is_steady
+from vivace.machinery.technique import Component, component_of, working_part
 from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.gpu_busy import gpu_busy_s
 from vivace.measure.image_metrics import faults, pixels
@@ -29,12 +35,6 @@ from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session
-from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
-from vivace.stats.intervals import MIN_SAMPLES
-from vivace.stats.stopping import enough_samples, is_steady
-from vivace.technique import Component, component_of, working_part
 
 if TYPE_CHECKING:
     import torch

@@ -10,14 +10,14 @@ from typing import Any
 from vivace.benchmark.compared import Compared as Compared
 from vivace.benchmark.planned import Planned
 from vivace.benchmark.run_page import page_of
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.study import Study
 from vivace.report.charts import charts
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 from vivace.report.summary import summary
 from vivace.report.table import csv_row, render
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.record import Record
-from vivace.spec.study import Study
 
 
 @dataclass(frozen=True)

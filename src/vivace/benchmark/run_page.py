@@ -12,14 +12,14 @@ from vivace.benchmark.compared import Compared
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.record import Record
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.report.charts import charts
 from vivace.report.page import Section, render_page
 from vivace.report.rows import priced
 from vivace.report.summary import summary
 from vivace.report.table import render
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.record import Record
-from vivace.untrusted.terminal_text import plain
 
 
 def page_of(

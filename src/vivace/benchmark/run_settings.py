@@ -12,9 +12,9 @@ from vivace.benchmark.places.spread_trials import Pool
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
-from vivace.processes.launcher import Launcher
-from vivace.spec.study import Study
-from vivace.stats.until import Until
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.study import Study
+from vivace.foundation.stats.until import Until
 
 
 @dataclass(frozen=True)

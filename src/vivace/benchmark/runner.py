@@ -19,11 +19,11 @@ from vivace.benchmark.worker_requests import (
     ask,
 )
 from vivace.errors import Unsupported
-from vivace.processes.launcher import Launcher
-from vivace.spec.environment import Environment
-from vivace.spec.record import Outcome, Record
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
 
 _ASK_TIMEOUT_S = 600.0
 

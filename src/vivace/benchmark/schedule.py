@@ -14,8 +14,8 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.timing import Timing
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.timing import Timing
 
 Stored = dict[int, Round]
 """The stored rounds of a trial by index."""

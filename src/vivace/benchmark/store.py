@@ -23,10 +23,10 @@ from vivace.benchmark.schedule import comparable
 from vivace.benchmark.store_errors import store_errors
 from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
-from vivace.spec.environment import Environment
-from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-from vivace.spec.record import Record, Round
-from vivace.spec.trial import Trial
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.record import Record, Round
+from vivace.foundation.spec.trial import Trial
 
 DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
+from vivace.foundation.spec.workload import Workload
+from vivace.foundation.untrusted.image_files import open_image
 from vivace.models.sources import sha_of
-from vivace.spec.workload import Workload
-from vivace.untrusted.image_files import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

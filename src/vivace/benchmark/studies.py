@@ -31,16 +31,16 @@ from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.work import add_work
 from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.keywords import StudyKeywords
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.study import QualityRequest, Study
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats.until import Until
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
-from vivace.processes.launcher import Launcher
 from vivace.runtime.workloads import default_threads
-from vivace.spec.keywords import StudyKeywords
-from vivace.spec.record import Record
-from vivace.spec.study import QualityRequest, Study
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
-from vivace.stats.until import Until
 
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
@@ -82,8 +82,8 @@ def bench(
         max_minutes: with `until`, start no round that would end later.
         plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
             predictions. Takes seconds.
-        fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.spec.study), e.g. `prompts=[...]`,
-            `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
+        fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.foundation.spec.study), e.g.
+            `prompts=[...]`, `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.

@@ -8,17 +8,26 @@ from typing import Any
 
 from vivace.benchmark.worker_requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.workload import Task
 from vivace.machinery.lora.distillations import distillations
-from vivace.memory.predict import built_for
-from vivace.memory.weightless import Weightless, find_weightless
+from vivace.machinery.technique import (
+    COMPONENTS,
+    Component,
+    Effect,
+    ModelFacts,
+    Placement,
+    Request,
+    Target,
+    Technique,
+)
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import built_for
+from vivace.runtime.memory.weightless import Weightless, find_weightless
 from vivace.runtime.session import OnTechnique, Session
-from vivace.spec.workload import Task
-from vivace.technique import COMPONENTS, Component, Effect, ModelFacts, Placement, Request, Target, Technique
 
 _TIMEOUT_S = 600.0
 

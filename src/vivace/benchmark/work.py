@@ -1,6 +1,6 @@
 """Count the operations of a recipe's call, to compare its time with the limits of the device.
 
-A pipeline without weights (`vivace.memory.weightless`) gets those techniques of the recipe that change what is
+A pipeline without weights (`vivace.runtime.memory.weightless`) gets those techniques of the recipe that change what is
 computed: another VAE, fewer steps, hits of a step cache. Then its call runs on the meta device, and the operations of
 each component are counted. The others change how it is computed; they decide the precision, and with it the ceiling.
 """
@@ -16,26 +16,13 @@ from vivace.benchmark.planned import machine_of
 from vivace.benchmark.store import Store
 from vivace.benchmark.worker_requests import WorkRequest
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
+from vivace.foundation.processes.launcher import Launcher, last_line
+from vivace.foundation.spec.ceilings import ComponentWork, Work
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.trial import Trial
 from vivace.machinery.lora.distillations import distillations
-from vivace.measure.flops import Calls, count_calls
-from vivace.measure.measured_ceilings import known_ceilings
-from vivace.memory.operation_counts import VAE_ENCODER, precisions
-from vivace.memory.predict import built_for, images_for, predict_trial
-from vivace.memory.weightless import find_weightless
-from vivace.memory.without_values import run_without_values
-from vivace.models.catalogue import CATALOGUE
-from vivace.models.quiet import quiet
-from vivace.processes.launcher import Launcher, last_line
-from vivace.recipes.recipe import Recipe
-from vivace.runtime.calls import follow_denoiser
-from vivace.runtime.embeddings import encode
-from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.runtime.session import Session
-from vivace.spec.ceilings import ComponentWork, Work
-from vivace.spec.environment import Environment
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.trial import Trial
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     ModelFacts,
     Placement,
@@ -44,7 +31,20 @@ from vivace.technique import (
     component_of,
     working_part,
 )
-from vivace.technique.anatomy import DENOISERS
+from vivace.machinery.technique.anatomy import DENOISERS
+from vivace.measure.flops import Calls, count_calls
+from vivace.measure.measured_ceilings import known_ceilings
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.quiet import quiet
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
+from vivace.runtime.embeddings import encode
+from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
+from vivace.runtime.memory.predict import built_for, images_for, predict_trial
+from vivace.runtime.memory.weightless import find_weightless
+from vivace.runtime.memory.without_values import run_without_values
+from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.session import Session
 
 _TIMEOUT_S = 300.0
 _CHANGES_WORK = {

@@ -1,4 +1,4 @@
-"""The worker process: answers `vivace.benchmark.worker_requests` as `vivace.processes.resident` describes.
+"""The worker process: answers `vivace.benchmark.worker_requests` as `vivace.foundation.processes.resident` describes.
 
 A parent that has only imported libraries is safe to fork, as long as none of them has initialised CUDA.
 `vivace.benchmark.driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
@@ -32,9 +32,9 @@ from vivace.benchmark.worker_requests import (
     parse_request,
 )
 from vivace.errors import VivaceError
-from vivace.processes import resident
-from vivace.processes.fork import fork_child, status_of_child
-from vivace.processes.protocol import send_event
+from vivace.foundation.processes import resident
+from vivace.foundation.processes.fork import fork_child, status_of_child
+from vivace.foundation.processes.protocol import send_event
 
 AnyOf = TypeVar("AnyOf", bound=WorkerRequest)
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def serve_requests(parse: Callable[[str], AnyOf], serve: Callable[[AnyOf, TextIO], None]) -> None:
-    """Serve requests with the libraries of all trials imported; see `vivace.processes.resident`."""
+    """Serve requests with the libraries of all trials imported; see `vivace.foundation.processes.resident`."""
     # PyTorch then counts GPUs without initialising CUDA; some libraries count them on import.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     resident.serve_requests(parse, serve, import_all, lambda: gpu_works_in_a_child())

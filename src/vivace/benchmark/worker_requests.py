@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from vivace.errors import Unsupported, UnusableModel, WorkerError
+from vivace.foundation.processes.launcher import Launcher, OnEvent, last_line
+from vivace.foundation.processes.protocol import LoggedRequest
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.figures import FiguresKey
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Task
 from vivace.models.reading_limits import complaint
-from vivace.processes.launcher import Launcher, OnEvent, last_line
-from vivace.processes.protocol import LoggedRequest
-from vivace.spec.base import Spec
-from vivace.spec.environment import Environment
-from vivace.spec.figures import FiguresKey
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Task
 
 WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
 """The command line of the worker that answers them."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.stored_images import read_sources
+from vivace.foundation.spec.workload import Workload
 from vivace.models.sources import image_arguments
 from vivace.runtime.calls import Call as Call
 from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
-from vivace.spec.workload import Workload
 
 PromptArguments = Callable[[Call], dict[str, Any]]
 

@@ -35,7 +35,7 @@ from vivace.cli.study import study
 from vivace.cli.techniques import techniques
 from vivace.cli.tune import tune
 from vivace.cli.warm import warm
-from vivace.untrusted.streams import plain_output
+from vivace.foundation.untrusted.streams import plain_output
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

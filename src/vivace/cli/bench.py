@@ -13,9 +13,9 @@ from vivace.cli.spec_options import QUALITY, SETTINGS, STUDY, TIMING, WORKLOAD, 
 
 if TYPE_CHECKING:
     from vivace.benchmark import Run, RunSettings, Study
+    from vivace.foundation.spec.limits import Limits
+    from vivace.foundation.stats.until import Until
     from vivace.report.rows import Row
-    from vivace.spec.limits import Limits
-    from vivace.stats.until import Until
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
@@ -25,7 +25,7 @@ def parse_until(context: click.Context, parameter: click.Parameter, value: str |
     """Return the answers that end the comparison; None without any."""
     if value is None:
         return None
-    from vivace.stats.until import Until
+    from vivace.foundation.stats.until import Until
 
     return Until.parse(value)
 
@@ -183,10 +183,10 @@ def show(
 ) -> int:
     """Print each comparison's table and verdict, then the next steps; return the exit code."""
     from vivace.cli.progress_display import title_of
+    from vivace.foundation.spec.limits import DEFAULT_LIMITS
+    from vivace.foundation.spec.record import Outcome
     from vivace.report.rows import priced
     from vivace.report.table import render
-    from vivace.spec.limits import DEFAULT_LIMITS
-    from vivace.spec.record import Outcome
 
     store = run.store
     tables = [priced(compared.rows(limits or DEFAULT_LIMITS), price_per_hour) for compared in run.comparisons]

@@ -18,9 +18,9 @@ from vivace.cli.spec_options import SpecCommand, collect
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
-    from vivace.load_testing.load_rows import LoadRow, LoadStage
-    from vivace.load_testing.load_target import LoadTarget
-    from vivace.load_testing.stages import LoadPlan
+    from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
+    from vivace.benchmark.load_testing.load_target import LoadTarget
+    from vivace.benchmark.load_testing.stages import LoadPlan
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
@@ -186,7 +186,7 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
     help="Also write the result as an HTML page, with each request in a chart.",
 )
 @options.results_format
-@collect(plan="vivace.load_testing.stages:LoadPlan")
+@collect(plan="vivace.benchmark.load_testing.stages:LoadPlan")
 def bench_endpoint(
     url: str,
     model: str | None,
@@ -221,10 +221,16 @@ def bench_endpoint(
         vivace bench --endpoint http://127.0.0.1:8000/v1 --size 512x512 --size 2048x2048 --minutes 20 -o load.json
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
-    from vivace.load_testing.load_rows import RequestSettings, read_rows
-    from vivace.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url, with_model
-    from vivace.load_testing.stages import measure
-    from vivace.untrusted.destinations import check_writable, is_standard_output
+    from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
+    from vivace.benchmark.load_testing.load_target import (
+        LoadTarget,
+        Variant,
+        parse_fields,
+        server_url,
+        with_model,
+    )
+    from vivace.benchmark.load_testing.stages import measure
+    from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 
     if prompts is not None and prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
@@ -242,7 +248,7 @@ def bench_endpoint(
     earlier = read_rows(output) if output is not None else []
     kept = _Kept(output, earlier)
     if aiperf is not None:
-        from vivace.load_testing.aiperf import read_aiperf
+        from vivace.benchmark.load_testing.aiperf import read_aiperf
 
         row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", plan.slo_s)
         kept.add(row)
@@ -280,7 +286,7 @@ def bench_endpoint(
 
 
 def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
-    from vivace.spec.sizes import Size
+    from vivace.foundation.spec.sizes import Size
 
     try:
         return tuple(dict.fromkeys(str(Size.of(size)) for size in sizes))
@@ -304,8 +310,8 @@ class _Kept:
         self._path, self._rows = path, {row.key: row for row in rows}
 
     def add(self, row: LoadRow) -> None:
-        from vivace.load_testing.load_report import render
-        from vivace.load_testing.load_rows import write_rows
+        from vivace.benchmark.load_testing.load_report import render
+        from vivace.benchmark.load_testing.load_rows import write_rows
 
         self._rows[row.key] = row
         if self._path is not None:
@@ -326,8 +332,8 @@ class _LoadProgress:
 
 
 def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
-    from vivace.load_testing.load_report import compared, notes, render, title
-    from vivace.load_testing.load_rows import DONE
+    from vivace.benchmark.load_testing.load_report import compared, notes, render, title
+    from vivace.benchmark.load_testing.load_rows import DONE
 
     click.echo(title(rows), err=format_ != "table")
     click.echo(render(rows, format_), nl=False)
@@ -336,8 +342,8 @@ def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path |
     for line in compared(rows, others):
         click.echo(line, err=format_ != "table")
     if page is not None:
-        from vivace.load_testing.load_page import page_of
-        from vivace.untrusted.destinations import replace
+        from vivace.benchmark.load_testing.load_page import page_of
+        from vivace.foundation.untrusted.destinations import replace
 
         replace(page, page_of(rows, others, options.command_line()).encode())
         click.echo(f"page: {page}", err=True)

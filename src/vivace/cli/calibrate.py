@@ -17,9 +17,9 @@ from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
+    from vivace.foundation.spec.limits import Limits
+    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
-    from vivace.spec.limits import Limits
-    from vivace.spec.study import WorkloadRequest
 
 
 @click.group()

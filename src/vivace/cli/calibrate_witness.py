@@ -14,12 +14,12 @@ from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect, option
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
-    from vivace.calibrating.images import CalibrationImages
+    from vivace.foundation.spec.study import WorkloadRequest
+    from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
+    from vivace.measure.calibrating.images import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.judges import LocatedJudge
     from vivace.runtime.request import CheckedRequest
-    from vivace.spec.study import WorkloadRequest
-    from vivace.spec.witness_calibration import SeenDamage, WitnessCalibration
 
 _WIDTH = 10
 """Width of the answer's labels, characters."""
@@ -83,7 +83,7 @@ def witness(
 
     import torch
 
-    from vivace.calibrating.images import images_of
+    from vivace.measure.calibrating.images import images_of
     from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
@@ -148,8 +148,8 @@ def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
 
 def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge]:
     from vivace.benchmark.studies import USUAL_SCORER, find_judges
+    from vivace.foundation.spec.study import QualityRequest
     from vivace.models.judges import LocatedJudge, find_judge
-    from vivace.spec.study import QualityRequest
 
     if names:
         return [find_judge(name) for name in dict.fromkeys(names)]
@@ -162,8 +162,8 @@ def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge
 
 
 def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
-    from vivace.calibrating.images import draw_missing
     from vivace.cli.guarded import guarded
+    from vivace.measure.calibrating.images import draw_missing
     from vivace.measure.machine import choose_device
 
     if not images.missing:
@@ -186,8 +186,8 @@ def _calibrate(
     device: str,
 ) -> int:
     """Score the images, choose the limit and keep it."""
-    from vivace.calibrating.calibrate_witness import calibrate_witness
     from vivace.cli.guarded import guarded_scorers
+    from vivace.measure.calibrating.calibrate_witness import calibrate_witness
     from vivace.measure.machine import choose_device
 
     def score(is_read: Callable[[], None]) -> int:
@@ -201,7 +201,7 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.calibrating.calibrate_witness import identity_of
+    from vivace.measure.calibrating.calibrate_witness import identity_of
     from vivace.measure.witness_limits import kept
 
     calibration = kept(identity_of(prepared.located), judge.scorer.id)

@@ -13,14 +13,14 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.hardware import Chip, Gpu
+    from vivace.foundation.hardware import Chip, Gpu
 
 _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*", re.IGNORECASE)
 
 
 def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
     """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
-    from vivace.hardware import known_gpu, named_gpu
+    from vivace.foundation.hardware import known_gpu, named_gpu
 
     if value is None:
         return None
@@ -54,7 +54,7 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Car
     Raises:
         UsageError: no GPU of this name is known.
     """
-    from vivace.hardware import Gpu, known_gpu, named_gpu, present_gpu
+    from vivace.foundation.hardware import Gpu, known_gpu, named_gpu, present_gpu
 
     named = None if gpu is None else named_gpu(gpu)
     if isinstance(card, Gpu):
@@ -76,7 +76,7 @@ def _of_named(gpu: Gpu) -> CardMemory:
 
 
 def _of_this_machine(here: Gpu | None) -> CardMemory | None:
-    from vivace.hardware import present_gpu
+    from vivace.foundation.hardware import present_gpu
 
     present = present_gpu()
     if present is not None:

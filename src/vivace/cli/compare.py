@@ -15,10 +15,10 @@ from vivace.cli.spec_options import TIMING, WORKLOAD, collect
 
 if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired
-    from vivace.spec.record import Record
-    from vivace.spec.study import WorkloadRequest
-    from vivace.spec.timing import Timing
-    from vivace.stats.sequential import Decision
+    from vivace.foundation.spec.record import Record
+    from vivace.foundation.spec.study import WorkloadRequest
+    from vivace.foundation.spec.timing import Timing
+    from vivace.foundation.stats.sequential import Decision
 
 REGRESSED = 1
 NOT_MEASURED = 4
@@ -150,9 +150,9 @@ def show(paired: Paired, format_: str) -> int:
 
 def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
+    from vivace.foundation.spec.record import Outcome
+    from vivace.foundation.stats import Verdict
     from vivace.report.value_text import count
-    from vivace.spec.record import Outcome
-    from vivace.stats import Verdict
 
     decision = paired.decision
     if decision is None:

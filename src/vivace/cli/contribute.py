@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.errors import UsageError
-from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 
 @click.command()
@@ -35,8 +35,8 @@ def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
         vivace contribute --sign-off -o rtx-5070.json
     """
     from vivace.benchmark.contributing import contribution_of
+    from vivace.foundation.spec.contribution import SIGN_OFF
     from vivace.report.summary import size
-    from vivace.spec.contribution import SIGN_OFF
 
     if not sign_off:
         raise UsageError(f"give --sign-off to state: {SIGN_OFF}")

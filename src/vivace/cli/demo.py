@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vivace.cli import options
-from vivace.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
 
 @click.command()

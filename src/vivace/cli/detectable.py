@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def able_to_tell(rounds: int) -> str:
     """Describe the smallest difference that this many rounds can detect."""
-    from vivace.stats import DEFAULT_SPREAD, detectable, rounds_for_same
+    from vivace.foundation.stats import DEFAULT_SPREAD, detectable, rounds_for_same
 
     plural = "s" if rounds > 1 else ""
     text = (

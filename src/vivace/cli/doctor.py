@@ -15,9 +15,9 @@ from vivace.cli import options
 
 if TYPE_CHECKING:
     from vivace.evidence.standing import TechniqueClaim
-    from vivace.spec.ceilings import Ceilings
-    from vivace.spec.environment import Environment
-    from vivace.technique import Machine
+    from vivace.foundation.spec.ceilings import Ceilings
+    from vivace.foundation.spec.environment import Environment
+    from vivace.machinery.technique import Machine
 
 
 @options.command()
@@ -51,12 +51,12 @@ def doctor(
     """
     import torch
 
+    from vivace.foundation.processes.system import limitations
     from vivace.machinery.compilation.compiled_code import code_folder
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.machine import choose_device, this_machine
     from vivace.measure.measured_ceilings import MEASURED
     from vivace.measure.this_environment import conditions, environment
-    from vivace.processes.system import limitations
     from vivace.report.summary import size
 
     if rerun and not measure:

@@ -13,7 +13,7 @@ from vivace import __version__
 from vivace.cli import options
 from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
-from vivace.untrusted.destinations import (
+from vivace.foundation.untrusted.destinations import (
     check_writable,
     is_standard_output,
     replace,
@@ -22,8 +22,8 @@ from vivace.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
-    from vivace.spec.study import WorkloadRequest
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 _NEEDS_PEFT = "# Needs peft."  # how scripts say it
@@ -84,8 +84,8 @@ def export(
     prepared = checked_request(model, recipe, workload=workload)
     located = prepared.located
 
-    from vivace.export.loading import check_loadable
     from vivace.measure.machine import choose_device
+    from vivace.runtime.export.loading import check_loadable
 
     check_loadable(located)
     chosen = choose_device(device)
@@ -105,9 +105,9 @@ def _write(
     is_read: Callable[[], None],
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
-    from vivace.export.plain_script import write_script
-    from vivace.export.source_images import source_files
     from vivace.measure.machine import check_works
+    from vivace.runtime.export.plain_script import write_script
+    from vivace.runtime.export.source_images import source_files
     from vivace.runtime.workloads import default_threads
 
     check_works(chosen)

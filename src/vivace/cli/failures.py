@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 
 from vivace.errors import UsageError, VivaceError
-from vivace.untrusted.reading import is_out_of_memory, reason
-from vivace.untrusted.streams import discard, standard_output
+from vivace.foundation.untrusted.reading import is_out_of_memory, reason
+from vivace.foundation.untrusted.streams import discard, standard_output
 
 INTERRUPTED = 130
 OWN_FAULT = 70

@@ -91,8 +91,8 @@ def run_part(
 def _started(number: int, arguments: list[str], watch: Callable[[subprocess.Popen[bytes], Path], int]) -> int:
     import tempfile
 
-    from vivace.processes.start import start_attached
-    from vivace.untrusted.streams import standard_output
+    from vivace.foundation.processes.start import start_attached
+    from vivace.foundation.untrusted.streams import standard_output
 
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         is_read = Path(folder) / "read"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vivace.cli import run
 from vivace.cli.fresh import CommandPart, settings_of
-from vivace.processes.parent import die_with_parent
+from vivace.foundation.processes.parent import die_with_parent
 
 
 def main() -> None:

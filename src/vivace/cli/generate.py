@@ -20,7 +20,7 @@ from vivace import __version__
 from vivace.cli import options
 from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError, UsageError
-from vivace.untrusted.destinations import (
+from vivace.foundation.untrusted.destinations import (
     check_folder,
     check_writable,
     is_standard_output,
@@ -30,9 +30,9 @@ from vivace.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.study import WorkloadRequest
+    from vivace.foundation.spec.workload import Workload
     from vivace.runtime.request import CheckedRequest
-    from vivace.spec.study import WorkloadRequest
-    from vivace.spec.workload import Workload
 
 Write = Callable[[Any, dict[str, str], str], Path]
 """Takes an image, its facts and a name, writes a file and returns its path."""
@@ -269,7 +269,7 @@ def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = Non
 
 def _prompt_limit(pipe: Any, encoder: Any, tokenizer: Any, arguments: Mapping[str, Any]) -> int:
     """Return how many tokens of a prompt an encoder reads: CLIP's as many as it has positions."""
-    from vivace.technique import call_parameters
+    from vivace.machinery.technique import call_parameters
 
     own = int(tokenizer.model_max_length)
     parameter = call_parameters(pipe).get("max_sequence_length")

@@ -18,13 +18,13 @@ import click
 from vivace.cli.failures import INTERRUPTED, OWN_FAULT, status_of
 from vivace.cli.fresh import has_command_line, run_part
 from vivace.errors import UnusableModel
+from vivace.foundation.processes.end import ended_by, kill
+from vivace.foundation.processes.fork import fork_child, status_of_child
+from vivace.foundation.processes.process_limits import LOOK_EVERY_S
+from vivace.foundation.processes.system import can_fork
 from vivace.models.find import WEIGHTS
 from vivace.models.model_files import num_bytes
 from vivace.models.reading_limits import ReadingLimits, complaint, is_trusted
-from vivace.processes.end import ended_by, kill
-from vivace.processes.fork import fork_child, status_of_child
-from vivace.processes.process_limits import LOOK_EVERY_S
-from vivace.processes.system import can_fork
 
 if TYPE_CHECKING:
     import subprocess

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.terminal_text import plain
 
 if TYPE_CHECKING:
-    from vivace.lint.findings import Finding
+    from vivace.evidence.lint.findings import Finding
 
 IMPOSSIBLE = 1
 
@@ -46,10 +46,10 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         vivace lint README.md results.csv
         vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
     """
-    from vivace.hardware import named_gpu
-    from vivace.lint.check import checked, impossible
-    from vivace.lint.coverage import merged
-    from vivace.lint.read_tables import read_tables
+    from vivace.evidence.lint.check import checked, impossible
+    from vivace.evidence.lint.coverage import merged
+    from vivace.evidence.lint.read_tables import read_tables
+    from vivace.foundation.hardware import named_gpu
 
     if gpu is not None:
         gpu = named_gpu(gpu).chip.name

@@ -15,13 +15,13 @@ from vivace.cli.spec_options import QUALITY, TIMING, WORKLOAD, SpecCommand, opti
 from vivace.cli.spec_options import FiniteFloat as FiniteFloat
 from vivace.cli.spec_options import command as command
 from vivace.errors import UsageError, WorkloadError
-from vivace.spec.task_names import TASKS
-from vivace.untrusted.files import read_text, user_path
-from vivace.untrusted.reading import reading
-from vivace.untrusted.terminal_text import lines_of
+from vivace.foundation.spec.task_names import TASKS
+from vivace.foundation.untrusted.files import read_text, user_path
+from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.terminal_text import lines_of
 
 if TYPE_CHECKING:
-    from vivace.spec.limits import Limits
+    from vivace.foundation.spec.limits import Limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
@@ -282,8 +282,8 @@ def _parse_limits(context: click.Context, parameter: click.Parameter, value: str
         return None
     from pydantic import ValidationError
 
-    from vivace.spec.input_errors import expectation_of
-    from vivace.spec.limits import Limits
+    from vivace.foundation.spec.input_errors import expectation_of
+    from vivace.foundation.spec.limits import Limits
 
     limits: dict[str, float | None] = {}
     names = ", ".join(Limits.model_fields)

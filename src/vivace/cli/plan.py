@@ -14,11 +14,11 @@ from vivace.cli.plan_text import CardFit
 
 if TYPE_CHECKING:
     from vivace.cli.attempts import Attempts
-    from vivace.hardware import Chip, Gpu
-    from vivace.memory.predict import Prediction
-    from vivace.memory.weightless import Weightless
+    from vivace.foundation.hardware import Chip, Gpu
+    from vivace.foundation.spec.workload import Task
     from vivace.recipes.recipe import Recipe
-    from vivace.spec.workload import Task
+    from vivace.runtime.memory.predict import Prediction
+    from vivace.runtime.memory.weightless import Weightless
 
 
 @click.command()
@@ -76,7 +76,7 @@ def plan(
     resolved = resolve(recipe)  # a mistake is reported before the heavy imports
     chip, fitted = card_of(card, gpu)
 
-    from vivace.memory.weightless import find_weightless
+    from vivace.runtime.memory.weightless import find_weightless
 
     weightless = find_weightless(model)
     is_ranked = card is not None  # asked for, not merely this machine's
@@ -119,9 +119,9 @@ def _predicted(
 ) -> Prediction:
     """Return the prediction of a recipe, or of the baseline where the recipe changes nothing."""
     from vivace.errors import NoEffect
-    from vivace.memory.remembered import predicted
+    from vivace.foundation.spec.recipe_syntax import BASELINE
     from vivace.recipes.resolve import resolve
-    from vivace.spec.recipe_syntax import BASELINE
+    from vivace.runtime.memory.remembered import predicted
 
     attempts.predicting(resolved.text)
     try:
@@ -142,10 +142,10 @@ def fit_of(
     Args:
         is_ranked: whether to rank faster recipes even if the published model fits.
     """
-    from vivace.memory.fit import changes, fits, use_free_memory
+    from vivace.evidence.recommendation.recorded_speeds import known_speeds
+    from vivace.foundation.spec.recipe_syntax import BASELINE
     from vivace.recipes.resolve import resolve
-    from vivace.recommendation.recorded_speeds import known_speeds
-    from vivace.spec.recipe_syntax import BASELINE
+    from vivace.runtime.memory.fit import changes, fits, use_free_memory
 
     does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
     if is_baseline and (is_ranked or not does_fit):
@@ -166,10 +166,10 @@ def _ranking(
     weightless: Weightless, published: Prediction, card: CardMemory, attempts: Attempts
 ) -> CardFit | None:
     """Return the ranked recipes that fit a card; None if none does."""
-    from vivace.memory.fit import RecipeChange, use_free_memory
-    from vivace.recommendation.fits_card import fitting
-    from vivace.recommendation.predicted_tables import Card as Limit
-    from vivace.recommendation.predicted_tables import typical_gpu
+    from vivace.evidence.recommendation.fits_card import fitting
+    from vivace.evidence.recommendation.predicted_tables import Card as Limit
+    from vivace.evidence.recommendation.predicted_tables import typical_gpu
+    from vivace.runtime.memory.fit import RecipeChange, use_free_memory
 
     gpu = card.gpu or typical_gpu(card.num_bytes)
     limit = Limit(gpu, card.num_bytes, is_typical=card.gpu is None)
@@ -182,8 +182,8 @@ def _ranking(
 
 
 def _facts(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
-    from vivace.lint.model_limits import least_seconds
-    from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
+    from vivace.evidence.lint.model_limits import least_seconds
+    from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     card_bytes = None if card is None else card.num_bytes
     return predicted.model_dump(mode="json") | {

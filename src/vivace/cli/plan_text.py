@@ -12,12 +12,12 @@ import click
 from vivace.cli.card import CardMemory
 
 if TYPE_CHECKING:
-    from vivace.hardware import Chip
-    from vivace.memory.fit import RecipeChange
-    from vivace.memory.predict import Prediction
-    from vivace.recommendation.fits_card import Fitting
-    from vivace.recommendation.recommendation import RecipeFigures
-    from vivace.recommendation.recorded_speeds import Speeds
+    from vivace.evidence.recommendation.fits_card import Fitting
+    from vivace.evidence.recommendation.recommendation import RecipeFigures
+    from vivace.evidence.recommendation.recorded_speeds import Speeds
+    from vivace.foundation.hardware import Chip
+    from vivace.runtime.memory.fit import RecipeChange
+    from vivace.runtime.memory.predict import Prediction
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class CardFit:
 
 
 def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
-    from vivace.memory.fit import CARDS_GB, RESERVE_BYTES, fits
     from vivace.report.summary import size
     from vivace.report.text_table import TextTable
+    from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     click.echo(
         f"{predicted.model}, {predicted.recipe}, {predicted.width}x{predicted.height}, batch {predicted.batch}: "
@@ -80,7 +80,7 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
     """Yield the operations of the call, and the shortest time that they can take."""
-    from vivace.lint.model_limits import least_seconds
+    from vivace.evidence.lint.model_limits import least_seconds
     from vivace.report.summary import seconds
 
     parts, total = [], 0
@@ -123,8 +123,8 @@ def _cards(sizes: list[int]) -> str:
 
 def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print whether a prediction fits a card, and the recipes that do."""
-    from vivace.memory.fit import fits
     from vivace.report.summary import size
+    from vivace.runtime.memory.fit import fits
 
     if fit.ranking is not None:
         is_published = fits(predicted, card.num_bytes)
@@ -178,7 +178,7 @@ def _print_ranking(
 
 def _time(figures: RecipeFigures) -> str:
     """Return the seconds of a recipe and their source."""
-    from vivace.recommendation.sentences import predicted_of
+    from vivace.evidence.recommendation.sentences import predicted_of
     from vivace.report.summary import seconds
 
     if figures.predicted_from is not None or figures.latency is None:
@@ -192,8 +192,8 @@ def _size_flags(prediction: Prediction) -> str:
 
 def _print_changes(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print one change after the other, and whether the last one fits."""
-    from vivace.memory.fit import fits
     from vivace.report.summary import size
+    from vivace.runtime.memory.fit import fits
 
     click.echo(
         f"\nIt does not fit {card.name}. These changes need less memory, each on top of the one before:"

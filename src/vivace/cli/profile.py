@@ -11,12 +11,12 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import TIMING, WORKLOAD, collect, option
 from vivace.errors import OutputError, UsageError
-from vivace.untrusted.destinations import check_writable, would_overwrite
+from vivace.foundation.untrusted.destinations import check_writable, would_overwrite
 
 if TYPE_CHECKING:
-    from vivace.spec.profiling import Profile
-    from vivace.spec.study import WorkloadRequest
-    from vivace.spec.timing import Timing
+    from vivace.foundation.spec.profiling import Profile
+    from vivace.foundation.spec.study import WorkloadRequest
+    from vivace.foundation.spec.timing import Timing
 
 _PHASES = {
     "load": "loading the model",

@@ -14,16 +14,16 @@ from vivace.cli import options
 from vivace.cli.failures import INTERRUPTED
 from vivace.cli.spec_options import IMAGE_SETTINGS, LOAD, PROOF, TIMING, WORKLOAD, collect, option
 from vivace.errors import UsageError
-from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.sizes import Size
     from vivace.models.find import LocatedModel
     from vivace.proofs.prepare_sides import DrawRequest, Prepared
     from vivace.proofs.proof import Proof
     from vivace.proofs.proof_store import Letter, ProofStore
     from vivace.proofs.scoring import Judges
     from vivace.proofs.side_loads import LoadRequest
-    from vivace.spec.sizes import Size
 
 _SAY_EVERY_S = 5.0
 
@@ -55,7 +55,7 @@ def parse_sizes(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[Size, ...]:
     """Return the sizes of --sizes, each once."""
-    from vivace.spec.sizes import Size
+    from vivace.foundation.spec.sizes import Size
 
     texts = [text.strip() for value in values for text in value.split(",")]
     try:

@@ -13,9 +13,9 @@ from vivace.cli import options
 from vivace.errors import UsageError
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.limits import Limits
+    from vivace.foundation.spec.workload import Task
     from vivace.measure.folders import SourceOf
-    from vivace.spec.limits import Limits
-    from vivace.spec.workload import Task
 
 COMPARISON_FAILED = 1
 
@@ -69,14 +69,14 @@ def quality(
         vivace quality a b --image old.png --mask hole.png
     """
     from vivace.cli.guarded import guarded_scorers
+    from vivace.foundation.spec.limits import DEFAULT_LIMITS
+    from vivace.foundation.stats import Gate
     from vivace.measure.folder_verdict import judge_pairs
     from vivace.measure.folders import compare, pair
     from vivace.measure.scorer import ClipScorer
     from vivace.measure.witness import Witness
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
-    from vivace.spec.limits import DEFAULT_LIMITS
-    from vivace.stats import Gate
 
     if prompts is not None and scorer is None:
         raise UsageError("--prompts needs a CLIP model to score the images; add --scorer NAME")

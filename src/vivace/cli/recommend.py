@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from vivace.cli import options
-from vivace.spec.task_names import TASKS
+from vivace.foundation.spec.task_names import TASKS
 
 if TYPE_CHECKING:
-    from vivace.spec.limits import Limits
-    from vivace.spec.workload import Task
+    from vivace.foundation.spec.limits import Limits
+    from vivace.foundation.spec.workload import Task
 
 
 @click.command()
@@ -80,7 +80,7 @@ def recommend(
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
         vivace recommend tiny-sd --task inpaint
     """
-    from vivace.recommendation import recommend as asked
+    from vivace.evidence.recommendation import recommend as asked
 
     answer = asked(
         model,

@@ -9,10 +9,10 @@ import click
 
 from vivace.cli import options
 from vivace.errors import UsageError
-from vivace.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
-    from vivace.spec.limits import Limits
+    from vivace.foundation.spec.limits import Limits
 
 FORMATS = ("table", "md", "csv", "json")
 
@@ -70,7 +70,7 @@ def report(
         vivace report --format csv -o rows.csv
     """
     from vivace.benchmark.run_page import charts_of, page_of, tables_of
-    from vivace.spec.limits import DEFAULT_LIMITS
+    from vivace.foundation.spec.limits import DEFAULT_LIMITS
 
     if title is not None and format_ != "html":
         raise UsageError(f"--title is the page's; leave it out with --format {format_}")

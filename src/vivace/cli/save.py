@@ -12,9 +12,9 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.record import Record
     from vivace.models.find import LocatedModel
     from vivace.recipes.recipe import Recipe
-    from vivace.spec.record import Record
 
 
 @click.command()

@@ -16,9 +16,9 @@ from vivace.cli import options, serve_ray
 from vivace.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.sizes import Size
+    from vivace.foundation.spec.workload import Task
     from vivace.serve.settings import ServeSettings
-    from vivace.spec.sizes import Size
-    from vivace.spec.workload import Task
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _BATCHES = (2, 4)
@@ -309,8 +309,8 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 def _best_recorded(model: str) -> tuple[str, str]:
     """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
-    from vivace.recommendation import recommend
-    from vivace.spec.recipe_syntax import BASELINE
+    from vivace.evidence.recommendation import recommend
+    from vivace.foundation.spec.recipe_syntax import BASELINE
 
     answer = recommend(model)
     if answer.recipe is None or answer.basis is None:
@@ -342,13 +342,13 @@ def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
 def _gpus(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
-    from vivace.hardware.this_machine import gpu_uuids
+    from vivace.foundation.hardware.this_machine import gpu_uuids
 
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
     from vivace.benchmark.worker_requests import WORKER
-    from vivace.processes.launcher import Launcher
+    from vivace.foundation.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own
         places = gpus_of_this_host(launcher, "all")
@@ -362,7 +362,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
 
 
 def _sizes(text: str | None) -> tuple[Size, ...]:
-    from vivace.spec.sizes import in_order
+    from vivace.foundation.spec.sizes import in_order
 
     try:
         return in_order(text.split(",")) if text else ()

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
-TIMING = "vivace.spec.timing:Timing"
-WORKLOAD = "vivace.spec.study:WorkloadRequest"
-QUALITY = "vivace.spec.study:QualityRequest"
-STUDY = "vivace.spec.study:Study"
+TIMING = "vivace.foundation.spec.timing:Timing"
+WORKLOAD = "vivace.foundation.spec.study:WorkloadRequest"
+QUALITY = "vivace.foundation.spec.study:QualityRequest"
+STUDY = "vivace.foundation.spec.study:Study"
 SETTINGS = "vivace.benchmark.run_settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.search_settings:SearchSettings"
@@ -120,7 +120,7 @@ def collect(**specs: str) -> Callable[[F], Callable[..., Any]]:
     def add(function: F) -> Callable[..., Any]:
         @functools.wraps(function)
         def with_objects(*args: Any, **values: Any) -> Any:
-            from vivace.spec.input_errors import InputErrors
+            from vivace.foundation.spec.input_errors import InputErrors
 
             values |= values.pop("sources", {})
             values = {

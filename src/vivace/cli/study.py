@@ -13,13 +13,13 @@ import click
 from vivace.cli import options
 from vivace.cli.bench import SOME_NOT_MEASURED
 from vivace.errors import UsageError
-from vivace.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
     from vivace.benchmark.run_settings import RunSettings
-    from vivace.studies.expand import ModelPart
-    from vivace.studies.runs import StudyRun
-    from vivace.studies.study_file import StudyFile
+    from vivace.evidence.studies.expand import ModelPart
+    from vivace.evidence.studies.runs import StudyRun
+    from vivace.evidence.studies.study_file import StudyFile
 
 
 @click.command()
@@ -89,8 +89,8 @@ def study(
         vivace study 003 --dry-run
     """
     from vivace.benchmark.run_settings import RunSettings
-    from vivace.studies.expand import expand
-    from vivace.studies.study_file import read_study
+    from vivace.evidence.studies.expand import expand
+    from vivace.evidence.studies.study_file import read_study
 
     if name is None:
         return _list(format_)
@@ -112,8 +112,8 @@ def study(
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
     """Run the study; None if it was interrupted."""
     from vivace.cli.progress_display import for_this_terminal
-    from vivace.studies.expand import left_out
-    from vivace.studies.runs import run_parts
+    from vivace.evidence.studies.expand import left_out
+    from vivace.evidence.studies.runs import run_parts
 
     if missing := left_out(file, planned):
         click.echo(f"left out: {', '.join(missing)}", err=True)
@@ -130,8 +130,8 @@ def _recorded(
     file: StudyFile, record: Path, tiny: bool, models: Sequence[str], parts: Sequence[str]
 ) -> StudyRun:
     """Return the runs of a study in a record, which says whether its models had random weights."""
-    from vivace.studies.expand import expand
-    from vivace.studies.sittings import read_sittings, run_of
+    from vivace.evidence.studies.expand import expand
+    from vivace.evidence.studies.sittings import read_sittings, run_of
 
     sittings = read_sittings(record)
     synthetic = not tiny and any(sitting.model.is_synthetic for sitting in sittings)
@@ -155,7 +155,7 @@ def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, forma
 
 def _show(run: StudyRun, format_: str) -> None:
     from vivace.cli.terminal import console
-    from vivace.studies.study_table import print_tables, render
+    from vivace.evidence.studies.study_table import print_tables, render
 
     terminal = console()
     if format_ == "table" and terminal.is_terminal:
@@ -168,7 +168,7 @@ def _show(run: StudyRun, format_: str) -> None:
 
 def _list(format_: str) -> int:
     """Print the published studies."""
-    from vivace.studies.study_file import published_studies, read_study
+    from vivace.evidence.studies.study_file import published_studies, read_study
 
     studies = [read_study(name) for name in published_studies()]
     if format_ == "json":
@@ -201,10 +201,10 @@ def _list(format_: str) -> int:
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
     """Print each trial with its known or estimated time and memory."""
     from vivace.cli.terminal import console
+    from vivace.evidence.studies.dry_run import estimates, planner, print_estimates
     from vivace.measure.surroundings import surroundings
     from vivace.models.catalogue import CATALOGUE
     from vivace.models.find import find_model
-    from vivace.studies.dry_run import estimates, planner, print_estimates
 
     for name in dict.fromkeys(model_part.measured_on for model_part in planned):
         if name not in CATALOGUE and "/" not in name:

@@ -56,7 +56,7 @@ def _list(described: list[dict[str, Any]]) -> None:
 
 
 def _explain(technique: dict[str, Any], docstring: str) -> None:
-    from vivace.technique import Arithmetic
+    from vivace.machinery.technique import Arithmetic
 
     click.echo(f"{technique['usage']}\n\n{docstring}\n")
     for knob in technique["knobs"]:

@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from vivace.foundation.untrusted.streams import unchecked
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.report.value_text import whole_words
-from vivace.untrusted.streams import unchecked
-from vivace.untrusted.terminal_text import plain
 
 
 def console(*, stderr: bool = False) -> Console:

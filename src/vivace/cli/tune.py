@@ -15,8 +15,8 @@ import click
 
 from vivace.cli import options
 from vivace.cli.spec_options import IMAGES, SEARCH, SETTINGS, TIMING, collect
-from vivace.untrusted.destinations import check_writable
-from vivace.untrusted.destinations import replace as write
+from vivace.foundation.untrusted.destinations import check_writable
+from vivace.foundation.untrusted.destinations import replace as write
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe

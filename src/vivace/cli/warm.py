@@ -12,11 +12,16 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import WORKLOAD, collect
 from vivace.errors import OutputError
-from vivace.untrusted.destinations import check_writable, is_standard_output, replace, would_overwrite
+from vivace.foundation.untrusted.destinations import (
+    check_writable,
+    is_standard_output,
+    replace,
+    would_overwrite,
+)
 
 if TYPE_CHECKING:
+    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
-    from vivace.spec.study import WorkloadRequest
 
 
 @options.command()

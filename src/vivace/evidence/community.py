@@ -12,9 +12,9 @@ from importlib import resources
 from vivace.evidence.committed import TABLES
 from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
+from vivace.foundation.spec.contribution import Bounds, Closeness, Contributed, Contribution
+from vivace.foundation.stats import Gate, Interval
 from vivace.report.rows import rows_of
-from vivace.spec.contribution import Bounds, Closeness, Contributed, Contribution
-from vivace.stats import Gate, Interval
 
 FILE = "community.json"
 

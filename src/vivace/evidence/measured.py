@@ -10,16 +10,16 @@ from pathlib import Path
 from vivace.benchmark.store import Store
 from vivace.errors import RecipeError
 from vivace.evidence.tables import CallParts, CallSpread, EvidenceRow, EvidenceTable, JudgedQuality, Kind
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.recipe_syntax import RecipeSpec
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Interval, Verdict
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import KeptShare
 from vivace.report.quality_gate import LOST
 from vivace.report.rows import Row
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.recipe_syntax import RecipeSpec
-from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval, Verdict
 from vivace.techniques.steps import Steps
 
 DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"

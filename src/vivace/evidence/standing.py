@@ -13,11 +13,11 @@ from typing import Any
 
 from vivace.errors import RecipeError
 from vivace.evidence.tables import EvidenceTable, Kind
-from vivace.hardware import Near, known_gpu, near
+from vivace.foundation.hardware import Near, known_gpu, near
+from vivace.machinery.technique import Machine
 from vivace.recipes.describe import choices, states, variants
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 
 FILE = "compiled.json"

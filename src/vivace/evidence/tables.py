@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from vivace.spec.base import Spec
-from vivace.spec.workload import Task
-from vivace.stats import Gate, Interval, Verdict
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.stats import Gate, Interval, Verdict
 
 Kind = Literal["own", "committed", "community", "published", "predicted"]
 """Whose records: the user's store, those that ship with vivace, those that owners of cards contributed, or numbers that

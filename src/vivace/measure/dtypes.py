@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vivace.foundation.untrusted.reading import is_out_of_memory, reason
 from vivace.measure.accelerator import synchronise
-from vivace.untrusted.reading import is_out_of_memory, reason
 
 _REPEATS = 7
 _SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts as slow

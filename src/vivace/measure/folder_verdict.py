@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.stats import Gate
 from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
 from vivace.report.quality_gate import Judgement, broken, judge_figures
-from vivace.spec.figures import SAME_PIXELS, ImageFigures
-from vivace.spec.limits import Limits
-from vivace.spec.workload import Task
-from vivace.stats import Gate
 
 
 def judge_pairs(

@@ -8,6 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
+from vivace.foundation.spec.vectors import packed
+from vivace.foundation.stats.intervals import Interval
+from vivace.foundation.stats.paired import mean_interval
+from vivace.foundation.untrusted.image_files import open_image
+from vivace.foundation.untrusted.terminal_text import natural_order
 from vivace.measure.image_metrics import (
     aligned,
     faults,
@@ -21,11 +26,6 @@ from vivace.measure.image_metrics import (
 from vivace.measure.lpips import Lpips
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.witness import Witness
-from vivace.spec.vectors import packed
-from vivace.stats.intervals import Interval
-from vivace.stats.paired import mean_interval
-from vivace.untrusted.image_files import open_image
-from vivace.untrusted.terminal_text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 ALONE = (

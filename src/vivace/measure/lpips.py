@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
+from vivace.foundation.untrusted.files import open_plain, user_path
+from vivace.foundation.untrusted.reading import reading
 from vivace.measure.image_metrics import Pixels
-from vivace.untrusted.files import open_plain, user_path
-from vivace.untrusted.reading import reading
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 _URL = f"https://download.pytorch.org/models/{ALEXNET}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 
 from vivace.errors import Unsupported
+from vivace.foundation.spec.environment import Place
+from vivace.foundation.untrusted.reading import is_out_of_memory, reason
+from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
 from vivace.measure.nvml import gpu_index
-from vivace.spec.environment import Place
-from vivace.technique import Machine
-from vivace.untrusted.reading import is_out_of_memory, reason
 
 
 def choose_device(device: str) -> str:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import OutputError
-from vivace.spec.ceilings import Ceiling, Ceilings, CeilingsIdentity, Operation, identity_of
-from vivace.spec.environment import Environment
-from vivace.technique.cache_folder import cache_folder
-from vivace.untrusted.files import read_bytes
+from vivace.foundation.spec.ceilings import Ceiling, Ceilings, CeilingsIdentity, Operation, identity_of
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.untrusted.files import read_bytes
+from vivace.machinery.technique.cache_folder import cache_folder
 
 TIME_LIMIT_S = 60.0
 _REPEATS, _REPEATS_IF_SLOW = 9, 3

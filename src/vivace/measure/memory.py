@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace.foundation.processes.peak_memory import peak_resident_bytes, reset_resident_peak
+from vivace.foundation.spec.record import Memory
+from vivace.machinery.technique import COMPONENTS, component_of
 from vivace.measure.accelerator import allocated_bytes, has_peak, peak_bytes, reset_peak
-from vivace.processes.peak_memory import peak_resident_bytes, reset_resident_peak
-from vivace.spec.record import Memory
-from vivace.technique import COMPONENTS, component_of
 
 
 class MemoryMeter:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.spec.record import GpuWindow
+from vivace.foundation.spec.record import GpuWindow
 
 INTERVAL_S = 0.2
 LEAST_WINDOW_S = 1.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vivace.hardware import this_gpu
+from vivace.foundation.hardware import this_gpu
 
 _PATIENCE_S = 0.8
 """Seconds after which a silent hub is reported."""

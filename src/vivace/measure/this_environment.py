@@ -12,9 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from vivace.foundation.spec.environment import Environment
 from vivace.measure.machine import this_machine
 from vivace.measure.nvml import opened_gpu
-from vivace.spec.environment import Environment
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao", "accelerate", "triton", "numpy")
 _VARIABLE_PREFIXES = (

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vivace.foundation.spec.record import Sample
+from vivace.machinery.technique import component_of
 from vivace.measure.accelerator import recorded_event, synchronise
-from vivace.spec.record import Sample
-from vivace.technique import component_of
 
 STAGES = ("text", "encode", "steps", "vae", "other")
 """`encode` only for calls that start from an image."""

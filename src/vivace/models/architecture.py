@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vivace.spec.base import Spec
+from vivace.foundation.spec.base import Spec
 
 Library = Literal["diffusers", "transformers"]
 

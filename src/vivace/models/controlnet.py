@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel, WorkloadError
+from vivace.foundation.untrusted.files import user_path
+from vivace.foundation.untrusted.reading import reading
+from vivace.machinery.technique import component_of
 from vivace.models.bounds import check_files, check_places
 from vivace.models.headers import check_whole
 from vivace.models.model_files import component_class, files_of, fingerprint
 from vivace.models.quiet import quiet
-from vivace.technique import component_of
-from vivace.untrusted.files import user_path
-from vivace.untrusted.reading import reading
 
 if TYPE_CHECKING:
     import torch

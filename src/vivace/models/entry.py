@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vivace.spec.base import Spec
+from vivace.foundation.spec.base import Spec
 
 
 class StoredPart(Spec):
@@ -62,7 +62,7 @@ class SamplerEntry(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA for inference in few steps; fields as in `vivace.technique.technique.Distillation`.
+    """A LoRA for inference in few steps; fields as in `vivace.machinery.technique.technique.Distillation`.
 
     lora: one file on the hub, or the path of an embedded file below models/weights.
     """

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.saved import SavedModel
+from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
@@ -26,9 +29,6 @@ from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.saved_folder import entry_of, read_saved
 from vivace.models.single_file import Contents, check_format, contents_of
 from vivace.models.tasks import EDITS
-from vivace.spec.model import Model
-from vivace.spec.saved import SavedModel
-from vivace.untrusted.files import is_path, not_there, user_path
 
 WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
-from vivace.untrusted.files import open_plain
-from vivace.untrusted.reading import reading, reason
+from vivace.foundation.untrusted.files import open_plain
+from vivace.foundation.untrusted.reading import reading, reason
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"

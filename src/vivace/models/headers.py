@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from vivace.errors import UnusableModel
+from vivace.foundation.untrusted.files import open_plain, parse_json
+from vivace.foundation.untrusted.reading import reading
 from vivace.models.gguf_file import SUFFIX, read_gguf_header
-from vivace.untrusted.files import open_plain, parse_json
-from vivace.untrusted.reading import reading
 
 _MAX_HEADER = 16_000_000
 """Most bytes of a header. Published headers have less than 1 MB; the format's own limit is 100 MB."""

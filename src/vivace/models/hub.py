@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, VivaceError
-from vivace.untrusted.files import user_path
-from vivace.untrusted.streams import unchecked
+from vivace.foundation.untrusted.files import user_path
+from vivace.foundation.untrusted.streams import unchecked
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
 

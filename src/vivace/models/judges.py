@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.errors import UsageError, nearest
+from vivace.foundation.spec.witness_calibration import JudgeKind
+from vivace.foundation.untrusted.files import read_json, user_path
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
-from vivace.spec.witness_calibration import JudgeKind
-from vivace.untrusted.files import read_json, user_path
 
 PICKSCORE = "yuvalkirstain/PickScore_v1"
 _KINDS: dict[str, JudgeKind] = {"clip": "clip", "pickscore": "clip", "hpsv2": "clip", "blip": "blip"}

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.untrusted.reading import reading
+from vivace.machinery.technique.script import literal
 from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.layout import original_layout
 from vivace.models.checkpoints.read_denoiser import check_tensors, read_denoiser
@@ -27,9 +30,6 @@ from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.models.text_encoders import load_text_encoders
 from vivace.models.unused_weights import check_files_used, check_shape
-from vivace.spec.workload import Task
-from vivace.technique.script import literal
-from vivace.untrusted.reading import reading
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from vivace.untrusted.files import open_plain, read_object
+from vivace.foundation.untrusted.files import open_plain, read_object
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed

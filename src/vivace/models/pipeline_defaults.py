@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vivace.untrusted.files import read_json
+from vivace.foundation.untrusted.files import read_json
 
 # Default steps and guidance of each class's __call__; a test compares them with the installed diffusers. None: the
 # class has no such argument, or its default is not a number.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.foundation.processes.process_limits import ProcessLimits
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.models.model_files import num_bytes
-from vivace.processes.process_limits import ProcessLimits
 
 _LEAST_S = 120.0  # importing the libraries takes up to 20 s on a busy machine
 _BYTES_PER_S = 20e6  # of a slow disk

@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foundation.untrusted.files import read_object
+from vivace.foundation.untrusted.reading import reading
 from vivace.models.bounds import check_numbers
 from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
-from vivace.untrusted.files import read_object
-from vivace.untrusted.reading import reading
 
 INDEX = "model_index.json"
 # model.safetensors, model.fp16.safetensors, model-00001-of-00002.safetensors, model.fp16-00001-of-00002.safetensors,

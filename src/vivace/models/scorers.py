@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.foundation.untrusted.files import is_path, not_there, read_json, user_path
 from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.find import WEIGHTS
 from vivace.models.headers import check_whole
 from vivace.models.model_files import fingerprint
-from vivace.untrusted.files import is_path, not_there, read_json, user_path
 
 _WEIGHTS = "model.safetensors"
 # A model needs one file of each row; the second names are those of other transformers versions.

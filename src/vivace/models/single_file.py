@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foundation.untrusted.reading import reading
 from vivace.models.checkpoints.codes import Codes
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
@@ -21,7 +22,6 @@ from vivace.models.checkpoints.weight_scales import codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused
 from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX
 from vivace.models.headers import read_header, read_metadata
-from vivace.untrusted.reading import reading
 
 _FORMATS = {
     **dict.fromkeys((".ckpt", ".pt", ".pth", ".bin", ".pkl"), "a pickle"),

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import WorkloadError
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Source, Task, Workload
+from vivace.foundation.untrusted.files import user_path
+from vivace.foundation.untrusted.image_files import open_image, open_mask
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.tasks import names_of, task_of
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Source, Task, Workload
-from vivace.untrusted.files import user_path
-from vivace.untrusted.image_files import open_image, open_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image

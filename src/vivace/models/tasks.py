@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported, WorkloadError
+from vivace.foundation.spec.workload import TASKS, Task
 from vivace.models.controlnet import RANDOM, controlnet_for
-from vivace.spec.workload import TASKS, Task
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

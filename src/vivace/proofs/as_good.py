@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.proofs.witnesses import WITNESSES, ImageWitness
-from vivace.stats import Equivalence, EquivalenceTest, equivalence
 
 
 class Standing(StrEnum):

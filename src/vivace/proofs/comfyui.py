@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
+from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.proofs.http import HttpAnswer, NoAnswer, send_patiently
 from vivace.proofs.sides import ComfySide
 from vivace.proofs.workflow import Workflow
-from vivace.untrusted.files import parse_json
-from vivace.untrusted.terminal_text import plain
 
 _LOOK_EVERY_S = (0.05, 1.0)  # the first wait, and the longest
 

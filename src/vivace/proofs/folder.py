@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 from vivace.errors import UsageError
+from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
+from vivace.foundation.untrusted.terminal_text import natural_order
 from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.report.value_text import count
-from vivace.untrusted.files import open_plain, read_bytes, user_path
-from vivace.untrusted.terminal_text import natural_order
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _MAX_BYTES = 200_000_000

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.image_metrics import Pixels, match
 from vivace.proofs.image_findings import ImageFinding, RequestOf
 from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
-from vivace.spec.limits import DEFAULT_LIMITS
 
 _CELL = 4  # pixels
 _OFF = 30.0  # levels by which a patch differs from A

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.image_metrics import match, thumbnail
 from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.same import Nearness, OwnDistances, nearness
 from vivace.report.value_text import count
-from vivace.spec.limits import DEFAULT_LIMITS
 
 _ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _SURELY_DB = 40.0

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.errors import Unsupported, UsageError
+from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.reader import HOW_TO_INSTALL, TextReader
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.proofs.words import share_missed, words_of
 from vivace.report.value_text import count
-from vivace.stats import Equivalence, EquivalenceTest, equivalence
 
 MARGIN = 0.05
 """Share of the letters by which B's images may miss more than A's on average."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.errors import VivaceError
+from vivace.foundation.untrusted.image_files import open_image
 from vivace.measure.image_metrics import Pixels, faults, paired_metrics, pixels
 from vivace.proofs.drawing import DrawJob, Settings
 from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.witnesses import statistics_of
-from vivace.untrusted.image_files import open_image
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UsageError
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.untrusted.files import user_path
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.drawing import Drawer, Settings
@@ -24,8 +26,6 @@ from vivace.proofs.sides import (
     Side,
     parse_side,
 )
-from vivace.spec.sizes import Size
-from vivace.untrusted.files import user_path
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from vivace import __version__
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.as_good import Standing, WitnessResult
 from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
@@ -21,7 +22,6 @@ from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.speed_text import cells_of, in_time, name_of
 from vivace.proofs.verdict import ProofVerdict
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
-from vivace.untrusted.terminal_text import plain
 
 if TYPE_CHECKING:
     from vivace.proofs.proof import Proof

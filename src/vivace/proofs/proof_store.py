@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vivace.errors import StoreError
+from vivace.foundation.untrusted.destinations import replace, write_new
+from vivace.foundation.untrusted.files import parse_json, read_bytes
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage
-from vivace.untrusted.destinations import replace, write_new
-from vivace.untrusted.files import parse_json, read_bytes
 
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"

@@ -7,13 +7,13 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.lost_words import lost_most, read_in_words
 from vivace.proofs.same import means
 from vivace.proofs.speed_text import in_time, load_in_words
 from vivace.report.value_text import count
-from vivace.untrusted.terminal_text import plain
 
 if TYPE_CHECKING:
     from vivace.proofs.proof import Proof

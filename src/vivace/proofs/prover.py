@@ -8,6 +8,9 @@ from typing import get_args
 
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import UsageError
+from vivace.foundation.spec.input_errors import InputErrors
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.study import WorkloadRequest
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.drawing import Settings
 from vivace.proofs.fast import untimed
@@ -17,9 +20,6 @@ from vivace.proofs.proof import METRICS, Claim, Proof
 from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
 from vivace.proofs.scoring import Judges, find_all
 from vivace.proofs.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
-from vivace.spec.input_errors import InputErrors
-from vivace.spec.sizes import Size
-from vivace.spec.study import WorkloadRequest
 
 FOLDER = "prove"
 """Folder of images in the store."""

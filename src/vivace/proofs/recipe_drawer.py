@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
+from vivace.foundation.untrusted.reading import reason
 from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, as_png
-from vivace.untrusted.reading import reason
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest

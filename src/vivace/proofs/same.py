@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
+from vivace.foundation.stats import mean_interval
 from vivace.proofs.pair_figures import AGAINST, PairFigures
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
-from vivace.spec.limits import DEFAULT_LIMITS
-from vivace.stats import mean_interval
 
 ROUNDING_DB = 48.0
 """PSNR from which only the last bit of 8 differs: an error of one level in every value has 48.1 dB."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.damage.details import resized
 from vivace.measure.image_metrics import Pixels, match
 from vivace.proofs.drawing import DrawJob, DrawnImage
@@ -19,7 +20,6 @@ from vivace.proofs.probes import Probe
 from vivace.proofs.same import ROUNDING_DB
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
-from vivace.spec.limits import DEFAULT_LIMITS
 
 ReadDrawn = Callable[[DrawnImage], ReadImage]
 """Reads an image that is not kept."""

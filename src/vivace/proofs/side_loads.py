@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from vivace.benchmark.load_testing.aiperf import read_aiperf
+from vivace.benchmark.load_testing.load_rows import LoadRow, RequestSettings, read_rows, write_rows
+from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, with_model
+from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
-from vivace.load_testing.aiperf import read_aiperf
-from vivace.load_testing.load_rows import LoadRow, RequestSettings, read_rows, write_rows
-from vivace.load_testing.load_target import LoadTarget, Variant, with_model
-from vivace.load_testing.stages import LoadPlan, measure
 from vivace.proofs.prepare_sides import ImageSource, Prepared
 from vivace.proofs.probes import main_jobs
 from vivace.proofs.proof_store import Letter, ProofStore

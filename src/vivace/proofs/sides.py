@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from vivace.errors import RecipeError, UsageError
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.untrusted.files import parse_json, user_path
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.untrusted.files import parse_json, user_path
 
 _PYTHON = "python:"
 _COMFYUI = "comfyui:"

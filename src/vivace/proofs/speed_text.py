@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.load_testing.load_figures import figures_of
-from vivace.load_testing.load_report import as_dict, figure_text
-from vivace.load_testing.load_rows import LoadRow
+from vivace.benchmark.load_testing.load_figures import figures_of
+from vivace.benchmark.load_testing.load_report import as_dict, figure_text
+from vivace.benchmark.load_testing.load_rows import LoadRow
+from vivace.foundation.stats import EquivalenceTest
+from vivace.foundation.stats.intervals import Interval
+from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.side_loads import SideLoad
-from vivace.stats import EquivalenceTest
-from vivace.stats.intervals import Interval
-from vivace.untrusted.terminal_text import plain
 
 
 def load_in_words(load: SideLoad) -> str:

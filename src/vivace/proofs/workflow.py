@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.errors import UsageError
+from vivace.foundation.untrusted.files import read_object, user_path
+from vivace.foundation.untrusted.reading import reading
 from vivace.proofs.drawing import Settings
-from vivace.untrusted.files import read_object, user_path
-from vivace.untrusted.reading import reading
 
 Place = tuple[str, str]
 """A node and one of its inputs."""

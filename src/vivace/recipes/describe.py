@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from vivace.spec.recipe_syntax import print_value
-from vivace.technique import Arithmetic, Machine, Target, Technique
+from vivace.foundation.spec.recipe_syntax import print_value
+from vivace.machinery.technique import Arithmetic, Machine, Target, Technique
 from vivace.techniques import ALIASES
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from vivace.errors import RecipeError
-from vivace.spec.input_errors import expectation_of
-from vivace.spec.recipe_syntax import BASELINE, RecipeSpec, TechniqueCall
-from vivace.spec.sizes import Size
-from vivace.technique import COMPONENTS, Rule, Technique
+from vivace.foundation.spec.input_errors import expectation_of
+from vivace.foundation.spec.recipe_syntax import BASELINE, RecipeSpec, TechniqueCall
+from vivace.foundation.spec.sizes import Size
+from vivace.machinery.technique import COMPONENTS, Rule, Technique
 from vivace.techniques import TECHNIQUES
 
 

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from vivace.errors import RecipeError, nearest
+from vivace.foundation.spec.input_errors import expectation_of, shorten
+from vivace.foundation.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
+from vivace.machinery.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.recipes.recipe import Recipe, conflicts, in_order
-from vivace.spec.input_errors import expectation_of, shorten
-from vivace.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
-from vivace.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 
 _TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.spec.record import Record, Round
+from vivace.foundation.spec.record import Record, Round
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.spec.ceilings import Ceilings, ComponentWork, Operation
-from vivace.spec.record import Record, Round
+from vivace.foundation.spec.ceilings import Ceilings, ComponentWork, Operation
+from vivace.foundation.spec.record import Record, Round
 
 
 @dataclass(frozen=True)

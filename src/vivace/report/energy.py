@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vivace.spec.record import GpuWindow, Record
+from vivace.foundation.spec.record import GpuWindow, Record
 
 
 @dataclass(frozen=True)

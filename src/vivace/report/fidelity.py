@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.foundation.spec.figures import ImageFigures, QualityPass, key_of
+from vivace.foundation.spec.record import ImageRecord, Record
+from vivace.foundation.stats import Interval, mean_interval
 from vivace.report.variety import Variety, variety
-from vivace.spec.figures import ImageFigures, QualityPass, key_of
-from vivace.spec.record import ImageRecord, Record
-from vivace.stats import Interval, mean_interval
 
 CAP = 0.2
 """At the gate no single image counts for less than 80 % or more than 120 %: the number of damaged images says more than

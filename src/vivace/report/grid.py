@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 
 from PIL import Image, ImageChops
 
+from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.record import ImageRecord
 from vivace.report.rows import Row
-from vivace.spec.figures import ImageFigures
-from vivace.spec.record import ImageRecord
 
 ImageReader = Callable[[str], bytes | None]
 ImageKey = tuple[int, str, int]  # index, prompt, seed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
-from vivace.spec.record import Record
-from vivace.stats import Interval, LogMean, Verdict, verdict
+from vivace.foundation.spec.record import Record
+from vivace.foundation.stats import Interval, LogMean, Verdict, verdict
 
 LEAST_CPU_SHARE = 0.9
 """Share of its threads' time below which a process was held up by other programs."""

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.stats import Interval, Spread, median_interval
+from vivace.foundation.stats import Interval, Spread, median_interval
 
 LEAST_FOR_P90 = 10
 LEAST_FOR_P99 = 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vivace.foundation.stats import Gate, Interval, Verdict
 from vivace.report.fidelity import Fidelity
 from vivace.report.quality_gate import broken_images
 from vivace.report.rows import Row
-from vivace.stats import Gate, Interval, Verdict
 
 _VERDICTS = (Verdict.FASTER, Verdict.SAME, Verdict.UNCLEAR, Verdict.SLOWER)
 _GATES = (Gate.PASSED, Gate.UNCLEAR, Gate.FAILED)

@@ -7,8 +7,8 @@ import statistics
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from vivace.spec.record import Record, Round
-from vivace.stats import Levels, level_at
+from vivace.foundation.spec.record import Record, Round
+from vivace.foundation.stats import Levels, level_at
 
 
 def levels_of(baseline: Record) -> dict[int, Levels]:

@@ -17,6 +17,8 @@ from importlib import resources
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from vivace.foundation.spec.recipe_syntax import short_form
+from vivace.foundation.spec.record import Record
 from vivace.report.downloads import MAX_LINK_BYTES, OfferedFile, table_files
 from vivace.report.grid import Grid, ImageReader, grid
 from vivace.report.lines import RowFigures, TextLine, figures_of, line_of, shared_quality_reasons
@@ -38,8 +40,6 @@ from vivace.report.summary import (
     standing,
 )
 from vivace.report.value_text import between_s, breakable, count, date, sentence, shortened
-from vivace.spec.recipe_syntax import short_form
-from vivace.spec.record import Record
 
 MAX_IMAGE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
 MAX_TABLE_BYTES = 6_000_000  # of all tables that can be saved from the page

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import HIDDEN, Record
+from vivace.foundation.stats import MIN_GROUPS, Gate, Interval, gate
 from vivace.report.fidelity import Fidelity, KeptShare
 from vivace.report.variety import Variety, VarietyShare
-from vivace.spec.limits import Limits
-from vivace.spec.record import HIDDEN, Record
-from vivace.stats import MIN_GROUPS, Gate, Interval, gate
 
 LOST = 0.5
 """Share of its CLIP margin below which an image shows something other than its prompt."""

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.foundation.spec.workload import Workload
+from vivace.foundation.untrusted.terminal_text import lines_of
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.rows import Row
-from vivace.spec.workload import Workload
-from vivace.untrusted.terminal_text import lines_of
 
 PROMPTS_FILE = "prompts"
 _MAX_SHOWN = 20_000  # characters of prompts in the page

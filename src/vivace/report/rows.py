@@ -7,19 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivace.report.compilation import Compilation, compilation
-from vivace.report.device_limit import Limit, limit_of
-from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
-from vivace.report.fidelity import Fidelity, fidelity, paired_figures
-from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
-from vivace.report.latency import Latency, ends_of, latency_of
-from vivace.report.machine_speed import baseline_beside, levels_of, moves_of
-from vivace.report.quality_gate import Judgement, judge
-from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.recipe_syntax import short_form
-from vivace.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record
-from vivace.stats import (
+from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.recipe_syntax import short_form
+from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record
+from vivace.foundation.stats import (
     ONE_ROUND_MARGIN,
     Gate,
     Interval,
@@ -29,6 +21,14 @@ from vivace.stats import (
     learn_spread,
     log_speedup,
 )
+from vivace.report.compilation import Compilation, compilation
+from vivace.report.device_limit import Limit, limit_of
+from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
+from vivace.report.fidelity import Fidelity, fidelity, paired_figures
+from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
+from vivace.report.latency import Latency, ends_of, latency_of
+from vivace.report.machine_speed import baseline_beside, levels_of, moves_of
+from vivace.report.quality_gate import Judgement, judge
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
 ONE_ROUND = f"one round only: differences under {100 * ONE_ROUND_MARGIN:.0f} % cannot be told from drift"
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The recipe as tables show it (see `vivace.spec.recipe_syntax.short_form`)."""
+        """The recipe as tables show it (see `vivace.foundation.spec.recipe_syntax.short_form`)."""
         trial = self.record.trial
         return short_form(trial.recipe.text) + trial.title.removeprefix(trial.recipe.text)
 

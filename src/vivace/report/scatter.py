@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from vivace.foundation.stats import Interval
 from vivace.report.axis import Axis, Tick
 from vivace.report.labels import Box, place_labels
 from vivace.report.pareto import front
 from vivace.report.rows import Row
 from vivace.report.summary import size
-from vivace.stats import Interval
 
 SIZES = (("wide", 500, 360), ("narrow", 340, 320))
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 30, 44  # pixels, for tick labels and the names of the axes

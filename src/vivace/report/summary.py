@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate, Interval, Verdict
 from vivace.report.rows import Row
-from vivace.spec.record import Outcome
-from vivace.stats import Gate, Interval, Verdict
 
 _MAX_NAMED = 4
 

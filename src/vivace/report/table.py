@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from vivace.foundation.stats import Gate
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.summary import (
     clip_kept,
@@ -23,7 +24,6 @@ from vivace.report.summary import (
 )
 from vivace.report.text_table import TextTable, csv_text
 from vivace.report.value_text import whole_words
-from vivace.stats import Gate
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from vivace.stats import Interval
+from vivace.foundation.stats import Interval
 
 _MAX_LABEL = 60  # characters
 _BREAK_POINT = re.compile(r"(?<=\+)(?=[A-Za-z])|(?<=[^\s])(?=@)")

@@ -27,9 +27,9 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.spec.figures import ImageFigures
-from vivace.spec.vectors import unpacked
-from vivace.stats import Interval, mean_interval
+from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.vectors import unpacked
+from vivace.foundation.stats import Interval, mean_interval
 
 Vectors = NDArray[np.float64]
 

@@ -11,12 +11,12 @@ from vivace.machinery.step_caching import magcache_ratios, teacache_fit
 from vivace.machinery.step_caching.block_residual import unknown_blocks, watching_residuals
 from vivace.machinery.step_caching.magcache_ratios import Ratios
 from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
+from vivace.machinery.technique import component_of
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
-from vivace.technique import component_of
 
 OnImage = Callable[[int], None]
 """Called after each image with the number of images so far."""

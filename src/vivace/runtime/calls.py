@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UsageError, nearest
-from vivace.families.pipeline_code import rounds_steps_up
+from vivace.foundation.spec.workload import steps_for, steps_run
+from vivace.machinery.families.pipeline_code import rounds_steps_up
+from vivace.machinery.technique import CallContext, call_parameters, ignores_guidance_scale
 from vivace.models.sources import example_images
-from vivace.spec.workload import steps_for, steps_run
-from vivace.technique import CallContext, call_parameters, ignores_guidance_scale
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

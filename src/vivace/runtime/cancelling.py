@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vivace.errors import Cancelled
-from vivace.technique import Effect
+from vivace.machinery.technique import Effect
 
 OnStep = Callable[[int, Any, int, int], None]
 """Called after each denoising step with its number, counted from 1, the latents, and the height and width in pixels."""

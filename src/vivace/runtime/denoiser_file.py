@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from vivace import __version__
 from vivace.errors import OutputError, Unsupported, UsageError
+from vivace.foundation.untrusted.destinations import check_writable, fill_new, is_stream, would_overwrite
+from vivace.foundation.untrusted.files import user_path
 from vivace.machinery.quantization.calibration import calibrate
 from vivace.machinery.quantization.layers import summarise
+from vivace.machinery.technique import Placement, Target, Technique, component_of
 from vivace.measure.machine import check_works, this_machine
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import target_of
+from vivace.runtime.saved.comfyui_file import DenoiserFile
 from vivace.runtime.saving import check_source, session_with
 from vivace.runtime.session import Session
-from vivace.saved.comfyui_file import DenoiserFile
-from vivace.technique import Placement, Target, Technique, component_of
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
 from vivace.techniques.fuse_qkv import FuseQkv
 from vivace.techniques.lora import Lora
 from vivace.techniques.prune import Prune
 from vivace.techniques.quantize import Quantize
-from vivace.untrusted.destinations import check_writable, fill_new, is_stream, would_overwrite
-from vivace.untrusted.files import user_path
 
 if TYPE_CHECKING:
     import torch

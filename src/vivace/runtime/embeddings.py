@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.errors import Unsupported
-from vivace.families import family_of_pipeline
+from vivace.machinery.families import family_of_pipeline
 from vivace.models.tasks import EDITS
 from vivace.runtime.session import Session
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+    from vivace.foundation.spec.task_names import Task
     from vivace.runtime.session import Session
-    from vivace.spec.task_names import Task
 
 
 def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Task | None = None) -> Session:

@@ -14,7 +14,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.samplers.overridden import Method, override
-from vivace.technique import call_parameters, weights_dtype
+from vivace.machinery.technique import call_parameters, weights_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vivace.foundation.spec.workload import Task
 from vivace.machinery.lora.distillations import distillations
+from vivace.machinery.technique import ModelFacts, Placement, Request, Target
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.load import load_tiny_vae, tiny_vae_arguments
@@ -17,8 +19,6 @@ from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.pipelines import notes_on_versions, pipeline_for, stored_effects, with_stored
 from vivace.runtime.rollback import put_back_on_error
 from vivace.runtime.session import OnTechnique, Session
-from vivace.spec.workload import Task
-from vivace.technique import ModelFacts, Placement, Request, Target
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

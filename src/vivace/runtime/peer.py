@@ -15,8 +15,8 @@ import traceback
 from typing import IO, TYPE_CHECKING
 
 from vivace.errors import NoEffect
+from vivace.foundation.processes.parent import end_with_pipe
 from vivace.machinery.multi_gpu.processes import TIMEOUT, join, receive, send
-from vivace.processes.parent import end_with_pipe
 
 if TYPE_CHECKING:
     from vivace.machinery.multi_gpu.sharded_denoiser import PeerDenoiser
@@ -81,11 +81,11 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _session(denoiser: PeerDenoiser) -> Session:
     """Apply the techniques after `parallel` to the denoiser, the only component of its pipeline."""
+    from vivace.foundation.spec.recipe_syntax import BASELINE
+    from vivace.machinery.technique import ModelFacts, Placement, Target
     from vivace.measure.machine import this_machine
     from vivace.recipes.resolve import resolve
     from vivace.runtime.session import Session
-    from vivace.spec.recipe_syntax import BASELINE
-    from vivace.technique import ModelFacts, Placement, Target
 
     def open_session(recipe: str) -> Session:
         about = denoiser.about

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from vivace.errors import RecipeError, Unsupported, UnusableModel
+from vivace.foundation.spec.workload import Task
 from vivace.machinery.lora.merge import merge
+from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Technique
 from vivace.measure.machine import this_machine
 from vivace.measure.this_environment import library_versions
 from vivace.models.find import LocatedModel, obtain
@@ -13,9 +15,7 @@ from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
-from vivace.saved.pipeline_folder import Rebuild, read_pipeline
-from vivace.spec.workload import Task
-from vivace.technique import COMPONENTS, Effect, Placement, Target, Technique
+from vivace.runtime.saved.pipeline_folder import Rebuild, read_pipeline
 
 _LIBRARIES = ("torch", "torchao", "diffusers", "transformers")
 

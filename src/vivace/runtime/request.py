@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from vivace.errors import UsageError
+from vivace.foundation.spec.keywords import CallKeywords
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.workload import Workload
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.sources import SourceImages, image_arguments
 from vivace.recipes.recipe import Recipe
@@ -18,9 +21,6 @@ from vivace.runtime.calls import Call, generators_of, prompts_of
 from vivace.runtime.opening import open_session
 from vivace.runtime.session import Session
 from vivace.runtime.workloads import workload_and_images
-from vivace.spec.keywords import CallKeywords
-from vivace.spec.study import Study
-from vivace.spec.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from vivace.errors import VivaceError
-from vivace.technique.traits import traits_by_techniques, with_traits
+from vivace.machinery.technique.traits import traits_by_techniques, with_traits
 
 _DICTIONARIES = (dict, OrderedDict)
 _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
+from vivace.foundation.untrusted.files import user_path
+from vivace.foundation.untrusted.reading import reason
+from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
 from vivace.measure.this_environment import environment
 from vivace.models.export_embedded import atomic_folder, left_behind
@@ -18,13 +23,8 @@ from vivace.models.saved_folder import digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for, precedes
+from vivace.runtime.saved.pipeline_folder import saved_files, write_pipeline
 from vivace.runtime.session import Session
-from vivace.saved.pipeline_folder import saved_files, write_pipeline
-from vivace.spec.record import Record
-from vivace.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
-from vivace.technique import Effect, Target, Technique
-from vivace.untrusted.files import user_path
-from vivace.untrusted.reading import reason
 
 RECORDS = "records.jsonl"
 """File of measured records, of the baseline and of the recipe, one a line."""

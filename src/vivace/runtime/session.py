@@ -10,6 +10,22 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.samplers.step_limits import refused_steps
+from vivace.machinery.technique import (
+    CallContext,
+    Component,
+    Effect,
+    Placement,
+    Script,
+    Stage,
+    Target,
+    Technique,
+    call_parameters,
+    component_of,
+    weights_dtype,
+    without_clashes,
+    working_part,
+)
+from vivace.machinery.technique.traits import exclusion, give
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
     accepted_by,
@@ -27,22 +43,6 @@ from vivace.runtime.safety import warn_of_hidden
 from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
-from vivace.technique import (
-    CallContext,
-    Component,
-    Effect,
-    Placement,
-    Script,
-    Stage,
-    Target,
-    Technique,
-    call_parameters,
-    component_of,
-    weights_dtype,
-    without_clashes,
-    working_part,
-)
-from vivace.technique.traits import exclusion, give
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline

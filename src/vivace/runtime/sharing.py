@@ -6,12 +6,12 @@ import copy
 from typing import TYPE_CHECKING
 
 from vivace.errors import Unsupported
+from vivace.foundation.spec.workload import Task
+from vivace.machinery.technique import ModelFacts, Placement, Stage, Target
 from vivace.measure.machine import this_machine
 from vivace.models.tasks import for_task, pipeline_of
 from vivace.runtime.cancelling import CallInProgress
 from vivace.runtime.noise import draw_noise_in_fp32
-from vivace.spec.workload import Task
-from vivace.technique import ModelFacts, Placement, Stage, Target
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session

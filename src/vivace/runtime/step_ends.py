@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.technique import Effect
+from vivace.machinery.technique import Effect
 
 
 def with_step_ends(call: dict[str, Any], effects: Sequence[Effect]) -> dict[str, Any]:

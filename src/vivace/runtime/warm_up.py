@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vivace.foundation.spec.sizes import Size
 from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.measure.accelerator import synchronise
 from vivace.models.sources import example_images
 from vivace.runtime.calls import Call, generators_of, prompts_of
-from vivace.spec.sizes import Size
 
 if TYPE_CHECKING:
     from vivace.runtime.session import Session

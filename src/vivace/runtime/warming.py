@@ -22,7 +22,7 @@ from vivace.runtime.opening import open_session
 from vivace.runtime.warm_up import WarmedSize, draw_twice
 
 if TYPE_CHECKING:
-    from vivace.spec.workload import Workload
+    from vivace.foundation.spec.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 
 from vivace.errors import UsageError, WorkloadError, nearest
+from vivace.foundation.spec.input_errors import InputErrors
+from vivace.foundation.spec.study import Batch, WorkloadRequest
+from vivace.foundation.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 from vivace.models.controlnet import find_controlnet
 from vivace.models.find import LocatedModel
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
 from vivace.models.sources import Files, SourceImages, check_files, source_images_of
 from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
-from vivace.spec.input_errors import InputErrors
-from vivace.spec.study import Batch, WorkloadRequest
-from vivace.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 
 
 def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 1) -> Workload:

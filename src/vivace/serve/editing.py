@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.errors import VivaceError, WorkloadError
+from vivace.foundation.spec.workload import Task
+from vivace.machinery.technique import call_parameters
 from vivace.models.find import LocatedModel
 from vivace.models.sources import example_images
 from vivace.models.tasks import own_task, rounds_up
 from vivace.runtime.calls import accepted_by
 from vivace.runtime.session import Session
 from vivace.runtime.sharing import sharing_weights
-from vivace.spec.workload import Task
-from vivace.technique import call_parameters
 
 _SHARED: tuple[Task, ...] = ("image", "inpaint")
 _WARM_STEPS = 2

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import FormData, UploadFile
 
 from vivace.errors import UsageError
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.untrusted.image_files import mask_in, picture_in
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
 from vivace.serve.jobs import JobPicture
 from vivace.serve.multipart_form import read_parts
 from vivace.serve.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Task
-from vivace.untrusted.image_files import mask_in, picture_in
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vivace.processes.open_files import lock_folder
-from vivace.processes.system import is_posix
+from vivace.foundation.processes.open_files import lock_folder
+from vivace.foundation.processes.system import is_posix
 
 LOG = logging.getLogger("vivace.serve")
 _MEMORY = Path("/dev/shm")

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Task
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
 
 _NUMBERS = itertools.count(1)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vivace.errors import Unsupported, VivaceError
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.measure.surroundings import machine_bytes
-from vivace.spec.recipe_syntax import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vivace.foundation.spec.workload import Task
     from vivace.recipes.recipe import Recipe
-    from vivace.spec.workload import Task
 
 _GB = 1e9
 
@@ -44,10 +44,10 @@ def check_fits(
         num_bytes: of the device.
         place: the device in words.
     """
-    from vivace.memory.fit import RESERVE_BYTES, fits
-    from vivace.memory.footprints import footprints
-    from vivace.memory.remembered import predicted
-    from vivace.memory.weightless import find_weightless
+    from vivace.runtime.memory.fit import RESERVE_BYTES, fits
+    from vivace.runtime.memory.footprints import footprints
+    from vivace.runtime.memory.remembered import predicted
+    from vivace.runtime.memory.weightless import find_weightless
 
     width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
     published = footprints().get(name.removeprefix("synthetic:"))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.spec.workload import Task
+from vivace.foundation.spec.workload import Task
 
 
 @dataclass(frozen=True)

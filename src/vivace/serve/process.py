@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.processes.end import ended_by, kill_group
-from vivace.processes.protocol import parse_event
-from vivace.processes.start import start_async
+from vivace.foundation.processes.end import ended_by, kill_group
+from vivace.foundation.processes.protocol import parse_event
+from vivace.foundation.processes.start import start_async
 from vivace.serve.messages import Message, written
 
 COMMAND = (sys.executable, "-m", "vivace.serve.worker")

@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
 from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Task
 
 _LOOK_S = 0.05
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
 from vivace.serve.jobs import ImageJob, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
 from vivace.serve.strict_json import parsed_json
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Task
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MAX_SEED = 2**32 - 1

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.jobs import Drawn
-from vivace.spec.sizes import Size
 
 MIME = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 _OPTIONS: dict[str, dict[str, int]] = {

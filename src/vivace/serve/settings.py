@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vivace.spec.sizes import Size
-from vivace.spec.workload import Task, steps_run
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task, steps_run
 
 MAX_IMAGES = 10
 """Images of one request."""

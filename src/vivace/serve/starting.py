@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import VivaceError
-from vivace.hardware.this_machine import this_gpu
+from vivace.foundation.hardware.this_machine import this_gpu
+from vivace.foundation.untrusted.destinations import replace
+from vivace.foundation.untrusted.files import read_json
+from vivace.machinery.technique.cache_folder import cache_folder
 from vivace.serve.settings import ServeSettings
-from vivace.technique.cache_folder import cache_folder
-from vivace.untrusted.destinations import replace
-from vivace.untrusted.files import read_json
 
 LOG = logging.getLogger("vivace.serve")
 FIRST_PHASE = "starting a process"

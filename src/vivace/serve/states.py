@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.settings import Batching, EditState, ModelState, StepTimes
-from vivace.spec.sizes import Size
 
 _PLAIN = (
     "name",

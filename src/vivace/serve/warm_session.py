@@ -134,9 +134,9 @@ class Drawing:
 
     def state(self) -> dict[str, Any]:
         """Return the facts that the server needs, as plain data."""
-        from vivace.families import family_of
+        from vivace.machinery.families import family_of
+        from vivace.machinery.technique import component_of
         from vivace.runtime.calls import accepted_by
-        from vivace.technique import component_of
 
         session, defaults = self.session, self.session.defaults
         family = family_of(component_of(session.pipe, "denoiser"))

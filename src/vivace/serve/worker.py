@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, VivaceError
-from vivace.hardware.cuda_context import open_context
+from vivace.foundation.hardware.cuda_context import open_context
+from vivace.foundation.processes.parent import die_with_parent
+from vivace.foundation.processes.protocol import send_event
+from vivace.foundation.processes.resident import open_events
 from vivace.models.quiet import quiet
-from vivace.processes.parent import die_with_parent
-from vivace.processes.protocol import send_event
-from vivace.processes.resident import open_events
 from vivace.serve.ending import CallEnding, Finish
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.process import WITH_GPU

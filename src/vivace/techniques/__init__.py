@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.technique import Technique
+from vivace.machinery.technique import Technique
 from vivace.techniques.attention import Attention
 from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast

@@ -24,8 +24,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.families import family_of
-from vivace.families.pipeline_code import never_asks_pytorch
 from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
     KERNELS,
@@ -40,7 +38,9 @@ from vivace.machinery.attention_backends.kernels import (
 )
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.technique import (
+from vivace.machinery.families import family_of
+from vivace.machinery.families.pipeline_code import never_asks_pytorch
+from vivace.machinery.technique import (
     Arithmetic,
     CallContext,
     Component,
@@ -52,7 +52,7 @@ from vivace.technique import (
     knob,
     working_part,
 )
-from vivace.technique.script import Script
+from vivace.machinery.technique.script import Script
 
 _FP8 = ("flash3_fp8", "cudnn_fp8")
 _OPERATORS = {

@@ -24,10 +24,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.families import family_of
+from vivace.machinery.families import family_of
 from vivace.machinery.guidance.branches import guides_in_two_calls, rows_of
 from vivace.machinery.guidance.cut import SHOWN, CutCalls, CutRows, GuidanceProgress
-from vivace.technique import (
+from vivace.machinery.technique import (
     CallContext,
     Effect,
     Stage,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.technique.script import Script
+from vivace.machinery.technique import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique.script import Script
 
 
 class ChannelsLast(Technique):

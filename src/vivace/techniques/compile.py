@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import model_validator
 
 from vivace.errors import NoEffect, Unsupported
-from vivace.families import family_of
+from vivace.foundation.spec.sizes import Size, in_order
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.machinery.compilation.graph_limits import graph_limit, limited, num_kinds
 from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
-from vivace.spec.sizes import Size, in_order
-from vivace.technique import (
+from vivace.machinery.families import family_of
+from vivace.machinery.technique import (
     COMPONENTS,
     CallContext,
     Component,
@@ -53,8 +53,8 @@ from vivace.technique import (
     knob,
     working_part,
 )
-from vivace.technique.script import Script, literal, written_call
-from vivace.technique.traits import give
+from vivace.machinery.technique.script import Script, literal, written_call
+from vivace.machinery.technique.traits import give
 
 if TYPE_CHECKING:
     import torch

@@ -38,13 +38,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import Unpredictable
-from vivace.families import family_of
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
 from vivace.machinery.compilation.padded_captions import PaddedCaptions
 from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
+from vivace.machinery.families import family_of
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
 from vivace.machinery.samplers.overridden import Method, override
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,
     Component,
@@ -56,8 +56,8 @@ from vivace.technique import (
     Trait,
     knob,
 )
-from vivace.technique.anatomy import working_part
-from vivace.technique.traits import is_compiled
+from vivace.machinery.technique.anatomy import working_part
+from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:
     import torch

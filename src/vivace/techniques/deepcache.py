@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.technique import Target, Trait, knob
+from vivace.machinery.technique import Target, Trait, knob
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vivace.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique.script import Script, literal, written_call
 
 _USUAL_STEPS = 4
 """Steps of most of these LoRAs; some are made for 1, 2 or 8."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from vivace.errors import NoEffect
 from vivace.machinery.quantization.layers import layers_of
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     Arithmetic,
     Component,
@@ -30,7 +30,7 @@ from vivace.technique import (
     knob,
     weights_dtype,
 )
-from vivace.technique.script import Script, literal
+from vivace.machinery.technique.script import Script, literal
 
 if TYPE_CHECKING:
     import torch

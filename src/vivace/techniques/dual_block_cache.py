@@ -43,7 +43,7 @@ from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.technique import Effect, Target, Trait, knob
+from vivace.machinery.technique import Effect, Target, Trait, knob
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _FIRST = 8

@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.families.pipeline_code import replaces_processors
+from vivace.machinery.families.pipeline_code import replaces_processors
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
-from vivace.technique.script import Script
+from vivace.machinery.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
+from vivace.machinery.technique.script import Script
 
 _REPLACED = {
     "to_qkv": ("to_q", "to_k", "to_v"),

@@ -40,8 +40,8 @@ from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
 from vivace.machinery.fused.transformers import form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
-from vivace.technique.anatomy import Component
+from vivace.machinery.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.machinery.technique.anatomy import Component
 
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places

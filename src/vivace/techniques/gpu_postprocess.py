@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.technique import Effect, Stage, Target, Technique
-from vivace.technique.script import Script
+from vivace.machinery.technique import Effect, Stage, Target, Technique
+from vivace.machinery.technique.script import Script
 
 _SCRIPT = (
     "# Images become bytes on the GPU, and only those are copied to the CPU.",

@@ -16,8 +16,8 @@ import inspect
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
-from vivace.technique.script import Script
+from vivace.machinery.technique import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
+from vivace.machinery.technique.script import Script
 
 
 class Guidance(Technique):

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.technique import Effect, Stage, Target, Technique, Trait
-from vivace.technique.script import Script
+from vivace.machinery.technique import Effect, Stage, Target, Technique, Trait
+from vivace.machinery.technique.script import Script
 
 
 class InferenceMode(Technique):

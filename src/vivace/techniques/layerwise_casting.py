@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import NoEffect
 from vivace.machinery.quantization.layers import is_quantised, layers_of
-from vivace.technique import TEXT_ENCODERS, Arithmetic, Component, Effect, Stage, Target, Technique, Trait
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import (
+    TEXT_ENCODERS,
+    Arithmetic,
+    Component,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+)
+from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch

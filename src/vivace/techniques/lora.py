@@ -38,9 +38,19 @@ from vivace.machinery.lora.lora_files import digest, locate_lora, on_hub, short_
 from vivace.machinery.lora.merge import merge_all
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, attribute_of, knob
-from vivace.technique.anatomy import TEXT_ENCODERS
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import (
+    Component,
+    Effect,
+    Rule,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    attribute_of,
+    knob,
+)
+from vivace.machinery.technique.anatomy import TEXT_ENCODERS
+from vivace.machinery.technique.script import Script, literal, written_call
 
 _READ = "_vivace_loras_read"
 

@@ -33,7 +33,7 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_b
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.magcache_ratios import Ratios, kept_ratios
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.technique import Target, Trait, knob
+from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch

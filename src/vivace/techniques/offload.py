@@ -38,8 +38,7 @@ from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
 from vivace.machinery.offloading.prefetch import PREFETCH_BYTES
 from vivace.machinery.offloading.simulated import simulate_offloading
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
-from vivace.measure.accelerator import empty_cache
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,
     Arithmetic,
@@ -55,7 +54,8 @@ from vivace.technique import (
     is_cast_in_call,
     knob,
 )
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique.script import Script, literal, written_call
+from vivace.measure.accelerator import empty_cache
 
 if TYPE_CHECKING:
     import torch

@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.families import family_of
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.machinery.families import family_of
 from vivace.machinery.lora.hot import follow_writes
 from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.machinery.multi_gpu.split_tokens import (
@@ -44,8 +45,7 @@ from vivace.machinery.multi_gpu.split_tokens import (
     needs_diffusers,
     num_heads,
 )
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.machinery.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 if TYPE_CHECKING:
     import torch

@@ -36,9 +36,9 @@ from __future__ import annotations
 import inspect
 from typing import ClassVar, Literal
 
-from vivace.families import family_of_pipeline
+from vivace.machinery.families import family_of_pipeline
 from vivace.machinery.resolution.resolution_progress import ATTACHED, LAYOUTS, ResolutionProgress
-from vivace.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 
 
 class ProgressiveResolution(Technique):

@@ -26,8 +26,17 @@ from weakref import WeakSet
 
 from vivace.errors import NoEffect
 from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
+from vivace.machinery.technique import (
+    TEXT_ENCODERS,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    component_of,
+    knob,
+)
 from vivace.models.sources import sha_of
-from vivace.technique import TEXT_ENCODERS, Effect, Stage, Target, Technique, Trait, component_of, knob
 
 if TYPE_CHECKING:
     import torch

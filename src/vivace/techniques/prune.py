@@ -23,7 +23,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect, UnusableModel
-from vivace.technique import Component, Effect, Facts, Stage, Target, Technique, Trait, knob, without_clashes
+from vivace.machinery.technique import (
+    Component,
+    Effect,
+    Facts,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    knob,
+    without_clashes,
+)
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 

@@ -72,7 +72,7 @@ from vivace.machinery.quantization.quantized_layers import QuantizedLayers
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.script_lines import script_of
 from vivace.machinery.quantization.sensitivity import KeptLayers
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     Arithmetic,
     Component,
@@ -84,7 +84,7 @@ from vivace.technique import (
     Trait,
     knob,
 )
-from vivace.technique.script import Script
+from vivace.machinery.technique.script import Script
 
 if TYPE_CHECKING:
     import torch

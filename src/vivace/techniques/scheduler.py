@@ -28,7 +28,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.families.pipeline_code import (
+from vivace.machinery.families.pipeline_code import (
     asks_the_scheduler_for_flow_sigmas,
     passed_to_set_timesteps,
     passes_a_shift_to_dynamic_schedulers,
@@ -36,8 +36,8 @@ from vivace.families.pipeline_code import (
 )
 from vivace.machinery.samplers.generators import give_generators, grow_order
 from vivace.machinery.samplers.step_limits import refused_prediction, takes_zero_snr
-from vivace.technique import Effect, Stage, Target, Technique, knob
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique.script import Script, literal, written_call
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "euler": ("EulerDiscreteScheduler", {}),

@@ -39,7 +39,7 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, r
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.technique import Target, Trait, component_of, knob
+from vivace.machinery.technique import Target, Trait, component_of, knob
 
 if TYPE_CHECKING:
     import torch

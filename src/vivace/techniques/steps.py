@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Effect, Stage, Target, Technique, knob
-from vivace.technique.script import Script
+from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique.script import Script
 
 
 class Steps(Technique):

@@ -25,8 +25,8 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.families import family_of
-from vivace.families.pipeline_code import names_its_calls
+from vivace.machinery.families import family_of
+from vivace.machinery.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import (
     CachedDenoiser,
@@ -35,8 +35,8 @@ from vivace.machinery.step_caching.cached_denoiser import (
     latents_of,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.technique import Target, Trait, knob
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import Target, Trait, knob
+from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch

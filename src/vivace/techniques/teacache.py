@@ -34,7 +34,7 @@ from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, r
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.teacache_fit import Fit, kept_fit
-from vivace.technique import Target, Trait, knob
+from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import (
+from vivace.machinery.technique import (
     COMPONENTS,
     Arithmetic,
     Effect,
@@ -30,7 +30,7 @@ from vivace.technique import (
     component_of,
     is_cast_in_call,
 )
-from vivace.technique.script import Script
+from vivace.machinery.technique.script import Script
 
 
 class Tf32(Technique):

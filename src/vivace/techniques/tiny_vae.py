@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.technique.script import Script, written_call
+from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique.script import Script, written_call
 
 
 class TinyVae(Technique):

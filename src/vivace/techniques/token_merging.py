@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.machinery.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
 
 
 class TokenMerging(Technique):

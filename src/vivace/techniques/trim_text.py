@@ -24,11 +24,11 @@ import functools
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect, Unsupported
-from vivace.families import family_of_pipeline
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
-from vivace.technique import Component, Effect, Facts, Stage, Target, Technique
-from vivace.technique.anatomy import component_of
-from vivace.technique.traits import is_compiled
+from vivace.machinery.families import family_of_pipeline
+from vivace.machinery.technique import Component, Effect, Facts, Stage, Target, Technique
+from vivace.machinery.technique.anatomy import component_of
+from vivace.machinery.technique.traits import is_compiled
 
 
 class TrimText(Technique):

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
-from vivace.technique.script import Script
+from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique.script import Script
 
 
 class VaeSlicing(Technique):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
-from vivace.technique.script import Script, literal
+from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
+from vivace.machinery.technique.script import Script, literal
 
 
 class VaeTiling(Technique):

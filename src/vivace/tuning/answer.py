@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.spec.workload import Task
-from vivace.stats import Gate
 from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
 from vivace.tuning.explanation import Explanation
 from vivace.tuning.objective import Objective

@@ -19,6 +19,8 @@ from markupsafe import Markup
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
+from vivace.foundation.spec.recipe_syntax import short_form
+from vivace.foundation.stats import Gate, Interval
 from vivace.report.downloads import OfferedFile, text_file
 from vivace.report.page import (
     MAX_IMAGE_BYTES,
@@ -32,8 +34,6 @@ from vivace.report.page import (
 from vivace.report.scatter import Plot, Value, memory_plot
 from vivace.report.summary import change, clock, money, seconds, size
 from vivace.report.value_text import breakable, count, sentence
-from vivace.spec.recipe_syntax import short_form
-from vivace.stats import Gate, Interval
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline
 from vivace.tuning.results import Result, Rung

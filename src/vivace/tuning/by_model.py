@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
-from vivace.technique import Technique
 from vivace.tuning.failure_model import failure_probabilities, probability_of_running, texts_of
 from vivace.tuning.improvement import improvement, normal
 from vivace.tuning.launches import (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 

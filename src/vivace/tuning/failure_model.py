@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.results import RUINED, Result
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
+from vivace.foundation.spec.figures import QualityPass
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.workload import Workload
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
-from vivace.spec.figures import QualityPass
-from vivace.spec.limits import Limits
-from vivace.spec.record import Record
-from vivace.spec.workload import Workload
 from vivace.tuning.image_plan import ImagePlan, pooled
 from vivace.tuning.results import recipe_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vivace.foundation.stats import Verdict
 from vivace.report.rows import Row
-from vivace.stats import Verdict
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned

@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.benchmark.store import Store
+from vivace.foundation.spec.record import ImageRecord, Record
+from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.spec.workload import Workload
+from vivace.foundation.stats import Gate, Interval
+from vivace.foundation.stats.intervals import student_t
+from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.models.find import LocatedModel
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.report.fidelity import SURE_FAIL, SURE_PASS, Fidelity
 from vivace.report.quality_gate import Judgement, judge_figures
 from vivace.report.rows import Row
-from vivace.spec.record import ImageRecord, Record
-from vivace.spec.study import WorkloadRequest
-from vivace.spec.workload import Workload
-from vivace.stats import Gate, Interval
-from vivace.stats.intervals import student_t
-from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.image_request import ImageRequest
 
 FINAL_SEED = 1

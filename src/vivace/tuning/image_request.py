@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.spec.workload import Task, TextMode
 from vivace.models.controlnet import RANDOM
-from vivace.spec.study import WorkloadRequest
-from vivace.spec.workload import Task, TextMode
 
 
 @dataclass(frozen=True)

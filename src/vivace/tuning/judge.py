@@ -9,10 +9,10 @@ from vivace.benchmark.comparison import check_quality_options
 from vivace.benchmark.store import Invocation
 from vivace.benchmark.studies import USUAL_SCORER, find_judges
 from vivace.errors import UsageError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.results import Result, Rung
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from vivace.machinery.technique import Technique, Trait
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Technique, Trait
 from vivace.tuning.priors import touched_share
 from vivace.tuning.regression import Datum
 from vivace.tuning.results import Result

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Technique
 from vivace.techniques.steps import Steps
 from vivace.tuning.priors import touched_share
 from vivace.tuning.results import Result, Rung

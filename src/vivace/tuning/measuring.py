@@ -12,18 +12,18 @@ from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.planned import predict_by_worker
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.support import ask_support
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Task, Workload
+from vivace.foundation.stats import MIN_GROUPS
 from vivace.models.find import SYNTHETIC, LocatedModel
-from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size
 from vivace.runtime.workloads import workload_of
-from vivace.spec.environment import Environment
-from vivace.spec.recipe_syntax import BASELINE
-from vivace.spec.record import Outcome
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Task, Workload
-from vivace.stats import MIN_GROUPS
 from vivace.tuning.finals import Finals
 from vivace.tuning.image_plan import ImagePlan, needs_floor
 from vivace.tuning.image_request import ImageRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.report.summary import seconds, size
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.measuring import Bench
 from vivace.tuning.priors import no_record
 from vivace.tuning.results import Result, Rung, latest

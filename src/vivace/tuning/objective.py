@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vivace.errors import RecipeError, UsageError, nearest
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.technique import Technique
 from vivace.techniques import ALIASES, TECHNIQUES
 
 Goal = Literal["latency", "throughput", "memory", "cost"]

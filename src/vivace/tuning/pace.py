@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from vivace.errors import RecipeError
 from vivace.evidence.recorded import all_recorded
+from vivace.machinery.technique import Technique, Trait
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.technique import Technique, Trait
 from vivace.techniques.compile import Compile
 from vivace.tuning.results import Result
 from vivace.tuning.space import is_recommended

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Technique
 
 
 @lru_cache(maxsize=10_000)

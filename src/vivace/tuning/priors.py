@@ -17,12 +17,12 @@ from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
 from vivace.evidence.standing import has_records
+from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
-from vivace.hardware import architecture_of
+from vivace.foundation.hardware import architecture_of
+from vivace.machinery.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.studies.published_tables import published_tables
-from vivace.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.techniques.steps import Steps
 from vivace.tuning.objective import Objective
 from vivace.tuning.regression import Datum, Prior

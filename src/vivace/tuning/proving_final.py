@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vivace.foundation.stats import Interval, Verdict
 from vivace.report.rows import Row
-from vivace.stats import Interval, Verdict
 from vivace.tuning.measuring import Bench
 from vivace.tuning.results import Result
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Technique
 
 Array = NDArray[np.float64]
 Feature = tuple[str, ...]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from vivace.errors import RecipeError
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Gate
+from vivace.foundation.stats.intervals import Interval, student_t
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.spec.limits import Limits
-from vivace.spec.record import Outcome, Record
-from vivace.stats import Gate
-from vivace.stats.intervals import Interval, student_t
 from vivace.tuning.objective import Objective
 
 RUINED = 0.15

@@ -13,9 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.budget import Budget
 from vivace.tuning.companions import REACH, assembled, shorter, unlike, with_common, with_shorter
 from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful

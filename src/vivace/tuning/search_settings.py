@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.study import QualityRequest
+from vivace.foundation.spec.timing import Timing
 from vivace.models.find import LocatedModel
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.study import QualityRequest
-from vivace.spec.timing import Timing
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import QualityJudge, judge_of

@@ -10,14 +10,14 @@ from pathlib import Path
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate
+from vivace.machinery.technique import Technique
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.spec.limits import Limits
-from vivace.stats import Gate
-from vivace.technique import Technique
 from vivace.tuning.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective

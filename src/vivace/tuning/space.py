@@ -14,8 +14,8 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from vivace.errors import RecipeError
+from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
-from vivace.technique import Component, Technique
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.objective import Objective
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from vivace.benchmark.deadline import Deadline
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.pace import Pace
 from vivace.tuning.results import Result, Rung

@@ -16,14 +16,14 @@ from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.timing import Timing
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
-from vivace.processes.launcher import Launcher
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import priced
 from vivace.runtime.workloads import default_threads, workload_of
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.timing import Timing
 from vivace.tuning.answer import Tuned
 from vivace.tuning.budget import Budget
 from vivace.tuning.explanation import explanation_of

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from vivace.errors import RecipeError
 from vivace.evidence.choice import simplest_of_best
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.stats import Gate
 from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 

@@ -21,13 +21,13 @@ from vivace.benchmark.runner import ask_largest_batch, run_trials
 from vivace.benchmark.stored_images import image_path
 from vivace.benchmark.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.errors import Unsupported, WorkerError, WorkloadError
-from vivace.processes.launcher import Ending
+from vivace.foundation.processes.launcher import Ending
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
 from vivace.report.rows import rows_of
 from vivace.runtime.embeddings import encode
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome, Record
-from vivace.spec.trial import Trial
-from vivace.spec.workload import Workload
 from vivace.techniques import TECHNIQUES
 
 TIMING = Timing(rounds=1, repeats=3, max_warmup=1)

@@ -10,9 +10,9 @@ from tests.make import make_round, make_trial
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.schedule import missing_rounds
 from vivace.benchmark.worker_requests import RoundRequest
-from vivace.processes.launcher import Ending
-from vivace.spec.record import Outcome, Round
-from vivace.spec.timing import Timing
+from vivace.foundation.processes.launcher import Ending
+from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.spec.timing import Timing
 
 RECIPES = ("baseline", "tiny_vae", "steps(8)", "steps(9)", "steps(10)", "steps(11)")
 

@@ -9,11 +9,11 @@ from vivace.benchmark.compared import Compared
 from vivace.benchmark.invocation import Invocation
 from vivace.benchmark.run import Run
 from vivace.cli.bench import show
+from vivace.foundation.spec.figures import QualityPass
+from vivace.foundation.spec.limits import CLIP_LIMIT, Limits
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.witness_calibration import WitnessCalibration
 from vivace.measure.witness_limits import keep
-from vivace.spec.figures import QualityPass
-from vivace.spec.limits import CLIP_LIMIT, Limits
-from vivace.spec.study import Study
-from vivace.spec.witness_calibration import WitnessCalibration
 
 SCORER = "openai/clip@2"
 RECORDS = (make_record("baseline"), make_record("tiny_vae"))

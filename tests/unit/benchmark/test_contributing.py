@@ -12,13 +12,13 @@ from vivace.benchmark.contributing import contribution_of
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError, UsageError
 from vivace.evidence.community import tables_of
-from vivace.lint.check import checked
-from vivace.lint.contributions import read_contribution
-from vivace.lint.read_tables import read_tables
-from vivace.spec.environment import Place
-from vivace.spec.model import Model
-from vivace.spec.record import Outcome, Round
-from vivace.stats import Gate
+from vivace.evidence.lint.check import checked
+from vivace.evidence.lint.contributions import read_contribution
+from vivace.evidence.lint.read_tables import read_tables
+from vivace.foundation.spec.environment import Place
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.stats import Gate
 
 SECRET = "a portrait of Ada"
 

@@ -15,8 +15,8 @@ from vivace.benchmark import Store, Timing, studies
 from vivace.benchmark.studies import start_launcher
 from vivace.benchmark.worker_requests import WORKER, EnvironmentRequest
 from vivace.errors import WorkerError
-from vivace.processes.launcher import Launcher
-from vivace.spec.record import Outcome, Record
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.techniques import TECHNIQUES
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=60)

@@ -23,8 +23,8 @@ from vivace.benchmark import Store, Timing
 from vivace.benchmark.progress import Silent
 from vivace.benchmark.studies import start_launcher
 from vivace.benchmark.worker_requests import WORKER
-from vivace.processes.launcher import Launcher
-from vivace.spec.record import Outcome, Round
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(2)", "guidance(1)", "channels_last", "tiny_vae")
 TIMING = Timing(rounds=2, repeats=1, max_warmup=1)

@@ -14,10 +14,10 @@ from vivace.benchmark.outlook import outlook, pair_seconds
 from vivace.benchmark.pairs import Paired, _sequential
 from vivace.benchmark.store import Store
 from vivace.cli.compare import judge, parse_percentage
-from vivace.spec.environment import Environment
-from vivace.spec.record import Outcome, Record, Round, Sample
-from vivace.stats.sequential import Decision
-from vivace.stats.verdicts import Verdict
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record, Round, Sample
+from vivace.foundation.stats.sequential import Decision
+from vivace.foundation.stats.verdicts import Verdict
 
 SHORT = ("--steps", "8", "--warmup", "2", "--repeats", "3", "--device", "cpu", "--max-pairs", "3")
 

@@ -12,10 +12,10 @@ from vivace.benchmark import planned, studies
 from vivace.benchmark.planned import machine_of, plan_again
 from vivace.cli import main
 from vivace.errors import WorkerError
-from vivace.memory.predict import predict_trial
-from vivace.processes.launcher import Ending
-from vivace.spec.model import Model
-from vivace.spec.record import Memory, Outcome, Record, Round
+from vivace.foundation.processes.launcher import Ending
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.record import Memory, Outcome, Record, Round
+from vivace.runtime.memory.predict import predict_trial
 
 
 def on_a_gpu(record: Record, model: str = "tiny-sd", model_bytes: int = 1, peak_bytes: int = 1) -> Record:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.proofs import proving_records
 from vivace.benchmark.store import Store
-from vivace.spec.record import Outcome, Round
+from vivace.foundation.spec.record import Outcome, Round
 
 
 def run(folder: Path, *rounds: tuple[str, Round]) -> None:

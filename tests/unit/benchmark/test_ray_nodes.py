@@ -18,7 +18,7 @@ from vivace.benchmark.progress import Silent
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported
-from vivace.spec.record import Outcome, Round
+from vivace.foundation.spec.record import Outcome, Round
 
 ROOT = Path(__file__).parents[3]
 

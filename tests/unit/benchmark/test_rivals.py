@@ -8,13 +8,13 @@ import vivace
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.rivals import with_rivals
 from vivace.errors import UsageError, WorkloadError
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.timing import Timing
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
-from vivace.spec.study import Study
-from vivace.spec.timing import Timing
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:

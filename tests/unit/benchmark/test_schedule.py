@@ -7,8 +7,8 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark.schedule import comparable, missing_rounds
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.timing import Timing
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.timing import Timing
 
 TWO = Timing(rounds=2)
 NOW = datetime.now(UTC)

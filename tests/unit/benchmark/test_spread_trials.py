@@ -23,9 +23,9 @@ from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UsageError, WorkerError
-from vivace.processes.launcher import Launcher
-from vivace.spec.environment import Environment, Place
-from vivace.spec.record import Outcome, Round
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment, Place
+from vivace.foundation.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(1)", "guidance(1)", "tiny_vae")
 TIMING = Timing(rounds=2, repeats=1, max_warmup=1)

@@ -15,8 +15,8 @@ from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import image_path, save_image
 from vivace.errors import StoreError
-from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-from vivace.spec.trial import Trial
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.trial import Trial
 
 
 def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:

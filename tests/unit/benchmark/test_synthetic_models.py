@@ -17,6 +17,7 @@ from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store, Timing
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkloadError
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES, TAEF1
 from vivace.models.find import synthetic_names
@@ -24,7 +25,6 @@ from vivace.report.rows import rows_of
 from vivace.report.table import render
 from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
-from vivace.spec.record import Outcome, Record
 
 PROMPT = "a red circle above a blue square"
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]

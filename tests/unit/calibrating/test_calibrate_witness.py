@@ -11,14 +11,14 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from vivace.benchmark import QualityRequest
-from vivace.calibrating import scores
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.foundation.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, Limits
+from vivace.measure.calibrating import scores
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
 from vivace.proofs.prepare_sides import DrawRequest, prepare
 from vivace.proofs.scoring import find_all
-from vivace.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, Limits
 from vivace.tuning.judge import judge_of
 
 PROMPTS = [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vivace.calibrating.limit import STRICTEST, choose_limit
-from vivace.calibrating.scores import ImageScores, label
 from vivace.errors import UsageError
+from vivace.measure.calibrating.limit import STRICTEST, choose_limit
+from vivace.measure.calibrating.scores import ImageScores, label
 from vivace.measure.damage import HARMLESS, damage_kind
 from vivace.measure.damage.detection import least_detected
 

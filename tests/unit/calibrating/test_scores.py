@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vivace.calibrating.images import CalibrationImages
-from vivace.calibrating.scores import label, score_images
 from vivace.measure import witness
+from vivace.measure.calibrating.images import CalibrationImages
+from vivace.measure.calibrating.scores import label, score_images
 from vivace.measure.damage import HARMLESS, damage_kind
 from vivace.models.judges import LocatedJudge
 from vivace.models.scorers import LocatedScorer

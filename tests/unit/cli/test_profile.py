@@ -12,9 +12,9 @@ import vivace
 from tests.typed import run_vivace
 from vivace.benchmark.profiled import _steady_trace
 from vivace.errors import Unsupported
-from vivace.profiling.trace import Trace
+from vivace.foundation.spec.profiling import MemoryTimeline, Profile
+from vivace.measure.profiling.trace import Trace
 from vivace.report.profile_tables import changes, sparkline, table_rows
-from vivace.spec.profiling import MemoryTimeline, Profile
 
 SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
 

@@ -12,8 +12,8 @@ from vivace.benchmark.places.spread_trials import SpreadTrials
 from vivace.benchmark.places.trial_jobs import Done
 from vivace.cli import progress_display as shown
 from vivace.cli.progress_display import PlainProgress, TerminalProgress, result, title
-from vivace.spec.environment import Place
-from vivace.spec.record import Outcome
+from vivace.foundation.spec.environment import Place
+from vivace.foundation.spec.record import Outcome
 
 
 def test_a_slow_load_is_shown() -> None:

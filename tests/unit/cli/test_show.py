@@ -10,10 +10,10 @@ from tests.make import make_record
 from vivace.benchmark.run import Compared, Run
 from vivace.cli.bench import show
 from vivace.errors import Unsupported
-from vivace.spec.figures import QualityPass
-from vivace.spec.study import Study
-from vivace.studies import StudyRun
-from vivace.studies.study_file import read_study
+from vivace.evidence.studies import StudyRun
+from vivace.evidence.studies.study_file import read_study
+from vivace.foundation.spec.figures import QualityPass
+from vivace.foundation.spec.study import Study
 
 
 def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def noise():
 """
 RUN = """
 import logging, sys, noisy
-from vivace.lint import read_tables
+from vivace.evidence.lint import read_tables
 
 logging.basicConfig(stream=sys.stdout)
 read = read_tables.read_tables

@@ -3,8 +3,8 @@
 import pytest
 
 from vivace.cli.tune import SearchDisplay
+from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
 from vivace.tuning.results import Result, Rung
 
 

@@ -11,11 +11,11 @@ import vivace
 from tests.faulty_worker import COMMAND, Fault
 from tests.typed import typed
 from vivace.benchmark import Timing
+from vivace.foundation.processes import start
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome
 from vivace.models.find import WEIGHTS
 from vivace.models.reading_limits import ReadingLimits
-from vivace.processes import start
-from vivace.processes.launcher import Launcher
-from vivace.spec.record import Outcome
 from vivace.techniques import TECHNIQUES
 
 

@@ -10,10 +10,10 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, devices_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
-from vivace.hardware import Near, near
+from vivace.foundation.hardware import Near, near
+from vivace.foundation.stats import Interval
+from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
-from vivace.stats import Interval
-from vivace.technique import Machine
 
 
 def gpu(major: int, minor: int) -> Machine:

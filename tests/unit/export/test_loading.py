@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.export import loading
 from vivace.models import find_model, load, load_pipeline
+from vivace.runtime.export import loading
 
 
 def parameters(pipe: Any) -> dict[str, torch.Tensor]:

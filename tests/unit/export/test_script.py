@@ -19,13 +19,13 @@ from tests.exported import CALL, PROMPT, check, run, with_vivace, write
 from tests.targets import target_of
 from vivace import runtime, techniques
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.export import plain_script
-from vivace.export.plain_script import write_script
+from vivace.machinery.technique import Machine
 from vivace.models import find_model, load_pipeline
 from vivace.models.export_embedded import export
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export import plain_script
+from vivace.runtime.export.plain_script import write_script
 from vivace.runtime.opening import open_session
-from vivace.technique import Machine
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.quantize import Quantize
 

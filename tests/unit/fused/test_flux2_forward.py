@@ -15,10 +15,10 @@ from tests.unit.fused.test_flux_forward import target
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128

@@ -13,11 +13,11 @@ from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
+from vivace.machinery.technique import Machine, Target
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine, Target
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128

@@ -17,10 +17,10 @@ from vivace.machinery.fused.flux_forward import FLUX
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import _places
 
 GPU = Machine("cuda", "a GPU", (9, 0), None, has_all_packages=True)

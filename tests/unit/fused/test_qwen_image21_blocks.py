@@ -20,11 +20,11 @@ from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.random_weights import fill
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused

@@ -17,7 +17,7 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.machinery.compilation.captured import captured_forward
 from vivace.machinery.fused.text_projections import TextHoisting
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.technique import Effect
+from vivace.machinery.technique import Effect
 from vivace.techniques.fused import Fused
 
 PROJECTED = "denoiser.texts_projected"

@@ -18,10 +18,10 @@ from tests.narrow import shallow
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
 from vivace.machinery.fused.scales import scales_of_attention
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import Fused
 
 SHAPES = [(2, 7, 8, 12), (1, 1, 2, 2), (3, 5, 6, 4)]

@@ -7,7 +7,9 @@ import pytest
 
 from vivace.cli.card import card_of, parse_card
 from vivace.errors import UsageError
-from vivace.hardware import (
+from vivace.evidence.lint.columns import column_of
+from vivace.evidence.recommendation.advise import checked_gpu
+from vivace.foundation.hardware import (
     CHIPS,
     Gpu,
     Near,
@@ -18,8 +20,6 @@ from vivace.hardware import (
     named_gpu,
     near,
 )
-from vivace.lint.columns import column_of
-from vivace.recommendation.advise import checked_gpu
 
 WRITTEN = {
     "RTX 4070": ["RTX4070", "4070", "rtx-4070", "rtx_4070", "NVIDIA GeForce RTX 4070", "GeForce RTX™ 4070 12GB"],

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vivace.hardware.this_machine import gpu_uuids
+from vivace.foundation.hardware.this_machine import gpu_uuids
 
 UUIDS = ["GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"]
 

@@ -28,9 +28,9 @@ from tests.targets import target_of
 from tests.unit.kernels.compiled import NoDevice
 from vivace.machinery.fused import image_operations, operations
 from vivace.machinery.kernels import convolution, convolution_tiles, cross_attention, norm_modulate
+from vivace.machinery.technique import Machine
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.synthetic import on_meta
-from vivace.technique import Machine
 from vivace.techniques.fused import Fused
 
 HOPPER = Machine("cuda", "NVIDIA H100 80GB HBM3", (9, 0), "c++", has_all_packages=True)

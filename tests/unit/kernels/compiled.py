@@ -33,8 +33,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tests.unit.kernels.launches import launch_all, recipes
 from tests.unit.kernels.stored_in_place import assert_all_threads_have_loaded
 from tests.unit.kernels.tensor_core_instructions import assert_multiplies_in_its_types
-from vivace.hardware import shared_memory_bytes
-from vivace.untrusted import destinations
+from vivace.foundation.hardware import shared_memory_bytes
+from vivace.foundation.untrusted import destinations
 
 Capability = tuple[int, int]
 

@@ -19,7 +19,7 @@ from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
 from tests.unit.fused import test_qwen_image_forward as qwen_image
 from tests.unit.fused import test_sd3_forward as sd3
 from tests.unit.fused import test_z_image_blocks as z_image
-from vivace.hardware import shared_memory_bytes
+from vivace.foundation.hardware import shared_memory_bytes
 from vivace.machinery.fused import image_operations, modulations, operations
 from vivace.machinery.kernels import (
     convolution,
@@ -34,7 +34,7 @@ from vivace.machinery.kernels import (
     sigmoid_gate,
     swiglu,
 )
-from vivace.technique import Machine, Target
+from vivace.machinery.technique import Machine, Target
 from vivace.techniques import fused
 from vivace.techniques.fused import Fused
 

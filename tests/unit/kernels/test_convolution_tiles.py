@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vivace.hardware import shared_memory_bytes
+from vivace.foundation.hardware import shared_memory_bytes
 from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.convolution_tiles import HOPPER, BlockLimits, Tiles, candidates, choose
 

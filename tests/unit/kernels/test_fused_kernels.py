@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 
 pytestmark = pytest.mark.long
 KERNELS = {

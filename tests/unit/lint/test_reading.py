@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.typed import run_vivace
-from vivace.lint.check import checked, lint
-from vivace.lint.columns import column_of
-from vivace.lint.findings import Finding
-from vivace.lint.read_tables import read_tables
-from vivace.lint.values import decimal_mark, read_number
+from vivace.evidence.lint.check import checked, lint
+from vivace.evidence.lint.columns import column_of
+from vivace.evidence.lint.findings import Finding
+from vivace.evidence.lint.read_tables import read_tables
+from vivace.evidence.lint.values import decimal_mark, read_number
 
 HYPERFINE = {
     "results": [

@@ -10,12 +10,12 @@ import vivace
 from tests.narrow import FLOW
 from tests.typed import run_vivace
 from vivace.errors import UsageError
-from vivace.hardware import named_gpu
-from vivace.lint.check import lint
-from vivace.lint.columns import SYNONYMS, Column, column_of
-from vivace.lint.model_limits import flops_of
-from vivace.lint.rules import RULES
-from vivace.lint.values import read_number
+from vivace.evidence.lint.check import lint
+from vivace.evidence.lint.columns import SYNONYMS, Column, column_of
+from vivace.evidence.lint.model_limits import flops_of
+from vivace.evidence.lint.rules import RULES
+from vivace.evidence.lint.values import read_number
+from vivace.foundation.hardware import named_gpu
 
 ROOT = Path(__file__).parents[3]
 TIMED = "recipe,mean (s),min (s),median (s),p90 (s),p99 (s),max (s),n\n"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vivace.lint.check import lint
-from vivace.lint.findings import Finding
+from vivace.evidence.lint.check import lint
+from vivace.evidence.lint.findings import Finding
 
 PROFILE_HEADINGS = (
     "| Name | Self CPU % | Self CPU | CPU total % | CPU total | CPU time avg | Self CUDA | Self CUDA % | CUDA total | "

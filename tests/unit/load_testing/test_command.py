@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.loaded_server import loaded_server
+from vivace.benchmark.load_testing.load_rows import read_rows
 from vivace.cli import app
 from vivace.errors import StoreError, Unsupported, UsageError, VivaceError
-from vivace.load_testing.load_rows import read_rows
 
 FEW = ("--num-requests", "10", "--clients", "4", "--fractions", "0.8")
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from vivace.load_testing.load_figures import figures_of, lone_latencies, throughput_ratio
-from vivace.load_testing.load_report import compared, render
-from vivace.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput_ratio
+from vivace.benchmark.load_testing.load_report import compared, render
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")
 

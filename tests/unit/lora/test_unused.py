@@ -12,12 +12,12 @@ import vivace
 from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
-from vivace.export.plain_script import write_script
 from vivace.machinery.lora.lora_files import digest, locate_lora
 from vivace.machinery.lora.merge import merge
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
 
 RANK = 4
 MID = "mid_block.attentions.0.proj_in"

@@ -13,13 +13,13 @@ import vivace
 from tests.targets import target_of
 from vivace.cli import app
 from vivace.errors import Unsupported
+from vivace.machinery.technique import Machine
 from vivace.measure import accelerator
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.this_environment import environment
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
 
 ROCM = Machine("cuda", "AMD Instinct MI300X", None, "c++", has_all_packages=True, is_rocm=True)
 XPU = Machine("xpu", "Intel Arc B580", None, "c++", has_all_packages=True)

@@ -11,6 +11,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcesso
 
 import vivace
 from vivace.errors import UnknownModel, UsageError
+from vivace.foundation.stats import mean_interval
 from vivace.measure.folders import compare, pair
 from vivace.measure.image_metrics import (
     colourfulness,
@@ -24,7 +25,6 @@ from vivace.measure.image_metrics import (
 )
 from vivace.measure.scorer import ClipScorer
 from vivace.models.find import WEIGHTS
-from vivace.stats import mean_interval
 
 
 def plain(red: float, green: float, blue: float, size: int = 16) -> np.ndarray:

@@ -6,9 +6,9 @@ import pytest
 
 from tests.make import make_environment
 from vivace.errors import OutputError
+from vivace.foundation.spec.ceilings import Ceiling, Ceilings
 from vivace.measure import measured_ceilings as module
 from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
-from vivace.spec.ceilings import Ceiling, Ceilings
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from vivace.benchmark.image_figures import compute_figures
 from vivace.benchmark.stored_images import save_image
 from vivace.benchmark.worker_requests import Scorer
 from vivace.errors import UnknownModel
+from vivace.foundation.spec.figures import FiguresKey
 from vivace.measure.folders import compare
 from vivace.measure.witness import Witness
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer, find_witness
-from vivace.spec.figures import FiguresKey
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "circle", "square", "left", "of"]
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import OutputError, StoreError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, WITNESS_LIMIT, Limits
+from vivace.foundation.spec.witness_calibration import JudgeKind, SeenDamage, WitnessCalibration
 from vivace.measure.witness_limits import (
     calibrated_limit,
     calibrated_limits,
@@ -13,8 +15,6 @@ from vivace.measure.witness_limits import (
     kept,
     limit_notes,
 )
-from vivace.spec.limits import DEFAULT_LIMITS, WITNESS_LIMIT, Limits
-from vivace.spec.witness_calibration import JudgeKind, SeenDamage, WitnessCalibration
 
 MODEL, CLIP, BLIP = "flux-dev@1", "openai/clip@2", "org/blip@refs/pr/5@3"
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from vivace.memory.footprint import CUBLAS_WORKSPACE, NCHW_WORKSPACE, Footprint
+from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE, NCHW_WORKSPACE, Footprint
 
 MIB = 2**20
 

@@ -11,13 +11,13 @@ from tests.make import make_environment, make_trial
 from tests.typed import run_vivace
 from vivace.benchmark.work import count_work
 from vivace.errors import UsageError
-from vivace.hardware import Chip, named_gpu
-from vivace.lint.model_limits import least_seconds
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
+from vivace.evidence.lint.model_limits import least_seconds
+from vivace.foundation.hardware import Chip, named_gpu
+from vivace.foundation.spec.ceilings import ComponentWork
 from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
-from vivace.spec.ceilings import ComponentWork
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 
 RECORD = json.loads((Path(__file__).parents[3] / "results" / "model-flops.json").read_text())
 IMAGE_TOKENS = (1024 // 16) ** 2

@@ -12,17 +12,17 @@ import torch
 from tests.make import make_trial
 from tests.narrow import make_all_small
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
+from vivace.machinery.technique import MemoryAdvice
 from vivace.measure.memory import weights_bytes
-from vivace.memory import fit
-from vivace.memory.estimate import largest_encoder
-from vivace.memory.fit import RESERVE_BYTES, changes, fits
-from vivace.memory.footprint import CUBLAS_WORKSPACE
-from vivace.memory.predict import Prediction, predict, predict_trial
-from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory import fit
+from vivace.runtime.memory.estimate import largest_encoder
+from vivace.runtime.memory.fit import RESERVE_BYTES, changes, fits
+from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE
+from vivace.runtime.memory.predict import Prediction, predict, predict_trial
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
-from vivace.technique import MemoryAdvice
 from vivace.techniques import TECHNIQUES, offload
 from vivace.techniques.offload import Offload
 from vivace.techniques.quantize import Quantize

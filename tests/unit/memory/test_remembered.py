@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
-from vivace.memory import remembered
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.find import WEIGHTS
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory import remembered
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 
 PREDICTION = Prediction(
     model="m",
@@ -148,8 +148,9 @@ def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
     """The real prediction here, the answer in a new process."""
     prediction = ask(recipe="bf16", batch=1)
     code = (
-        "import sys; from vivace.memory.remembered import predicted; from vivace.recipes.resolve import resolve; "
-        "from vivace.memory.weightless import find_weightless; "
+        "import sys; from vivace.runtime.memory.remembered import predicted; "
+        "from vivace.recipes.resolve import resolve; "
+        "from vivace.runtime.memory.weightless import find_weightless; "
         "print(predicted(find_weightless('tiny-sd'), resolve('bf16'), batch=1).peak_bytes); "
         "print([name for name in ('torch', 'diffusers', 'transformers') if name in sys.modules])"
     )
@@ -192,6 +193,6 @@ def test_other_libraries_than_those_of_the_shipped_answers(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = predictor(monkeypatch)
-    monkeypatch.setattr("vivace.memory.shipped_answers._version", lambda name: "0.99")
+    monkeypatch.setattr("vivace.runtime.memory.shipped_answers._version", lambda name: "0.99")
     assert ask("flux-dev", "baseline") == PREDICTION
     assert len(made.requests) == 1

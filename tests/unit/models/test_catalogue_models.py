@@ -18,12 +18,12 @@ from tests.hub_server import Hub, Repository
 from tests.narrow import FLOW
 from tinyworld import flux
 from vivace.errors import Unsupported
-from vivace.export.plain_script import write_script
 from vivace.machinery.lora.merge import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import StoredPart
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
 from vivace.runtime.opening import open_session
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads

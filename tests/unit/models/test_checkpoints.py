@@ -18,10 +18,10 @@ from tests.hub_server import Hub
 from tests.original_layout import save_sd2, save_sd15, save_sdxl
 from tests.typed import run_vivace
 from vivace.errors import UnusableModel, UsageError
-from vivace.export.plain_script import write_script
 from vivace.models import find_model, load_pipeline
 from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
 
 State = dict[str, torch.Tensor]
 UNET = "model.diffusion_model."

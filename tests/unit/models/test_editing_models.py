@@ -13,8 +13,7 @@ from tests.narrow import SIDE, make_all_small
 from tests.typed import typed
 from vivace.benchmark import Store
 from vivace.errors import Unsupported, WorkloadError
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.foundation.spec.record import Outcome
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.find import find_model
 from vivace.models.hashed_processor import with_processor
@@ -23,8 +22,9 @@ from vivace.models.sources import FOLDER
 from vivace.models.synthetic import on_meta
 from vivace.models.tasks import check_installed
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
 
 QWEN = EDITING[1:]
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]

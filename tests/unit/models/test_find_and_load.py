@@ -15,12 +15,12 @@ import vivace
 from tests.narrow import FLOW
 from vivace.benchmark import Timing
 from vivace.errors import UnknownModel, UnusableModel
+from vivace.foundation.spec.record import Outcome
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
 from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
 
 
 @pytest.fixture

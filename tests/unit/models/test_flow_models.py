@@ -7,13 +7,13 @@ import torch
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
 from vivace.errors import WorkloadError
-from vivace.export.plain_script import _call_block
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.hashed_tokenizer import tokenizer_for
 from vivace.models.synthetic import on_meta
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import _call_block
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -12,11 +12,11 @@ from tests.hub_server import Hub, Repository
 from tests.typed import run_vivace
 from tinyworld import flux
 from vivace.errors import UnusableModel, UsageError
+from vivace.evidence.recommendation import recommend
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.export_embedded import export
 from vivace.models.folder_defaults import NAME
 from vivace.models.reading_limits import is_trusted
-from vivace.recommendation import recommend
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
 from vivace.tuning.first_calls import FirstCalls
@@ -144,7 +144,7 @@ def test_times_under_a_profiler_are_never_seconds_an_image(
         monkeypatch.setattr("vivace.models.find._SMALL_BYTES", 0)
     answer = recommend(model, gpu="RTX 4060", store=())
     assert "91.8 s" not in str(answer)
-    from vivace.studies.published_tables import published_tables
+    from vivace.evidence.studies.published_tables import published_tables
 
     (profiled,) = [table for table in published_tables() if table.profiled]
     assert profiled.model == "sd15"

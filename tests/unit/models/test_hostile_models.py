@@ -14,11 +14,11 @@ import pytest
 import transformers
 
 from vivace.errors import UnknownModel, UnusableModel
-from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, find_scorer
 from vivace.models.bounds import check_numbers
 from vivace.models.find import WEIGHTS
 from vivace.models.headers import read_header
+from vivace.runtime.memory.weightless import find_weightless
 
 
 @pytest.fixture

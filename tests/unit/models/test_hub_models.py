@@ -19,10 +19,10 @@ import vivace
 from tests.hub_server import Hub, Repository, client_of, commit_of, serve
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, UnusableModel, VivaceError, WorkloadError
+from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline, obtain
 from vivace.models.find import WEIGHTS
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
 
 PROMPT = "a red circle above a blue square"
 UNET = "unet/diffusion_pytorch_model.safetensors"

@@ -26,10 +26,10 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
 from vivace.benchmark import Timing
+from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline
 from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
 
 
 def pixart() -> Any:

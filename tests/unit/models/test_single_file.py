@@ -21,12 +21,12 @@ from tests.hub_server import Hub, Repository
 from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
-from vivace.export.plain_script import write_script
-from vivace.memory.weightless import find_weightless
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.checkpoints.layout import original_layout
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import open_session
 from vivace.runtime.request import checked_request
 
@@ -331,7 +331,7 @@ def test_a_gguf_file_of_flux_draws_as_its_weights_quantised_here(
     with pytest.raises(UsageError, match="no public call of diffusers reads it"):
         write_script(find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call)
     for module in ("script", "loading"):  # as for a file of FLUX's true width
-        monkeypatch.setattr(f"vivace.export.{module}.check_loadable", lambda _: None)
+        monkeypatch.setattr(f"vivace.runtime.export.{module}.check_loadable", lambda _: None)
     text = write_script(
         find_model(str(file)), resolve("baseline"), "cpu", prompt="a red circle", call=call
     ).text

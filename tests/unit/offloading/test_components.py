@@ -16,8 +16,8 @@ from vivace.errors import Unsupported
 from vivace.machinery.offloading import pinned_memory
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
+from vivace.machinery.technique import Machine
 from vivace.measure.memory import weights_bytes
-from vivace.technique import Machine
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 

@@ -23,7 +23,7 @@ from vivace.machinery.offloading.layer_offloader import (
 )
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
 from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 from vivace.techniques import offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")

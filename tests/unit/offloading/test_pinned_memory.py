@@ -10,7 +10,7 @@ import torch
 
 from vivace.machinery.offloading import pinned_memory
 from vivace.machinery.offloading.pinned_memory import PinnedMemory
-from vivace.memory.weightless import find_weightless
+from vivace.runtime.memory.weightless import find_weightless
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from tinyworld import clip
 from vivace.benchmark.image_figures import compute_figures
 from vivace.benchmark.worker_requests import GpusRequest, Scorer, ask
 from vivace.errors import UnusableModel
+from vivace.foundation.processes.launcher import Launcher
 from vivace.models.find import WEIGHTS
-from vivace.processes.launcher import Launcher
 
 _WORKER = """
 import json, os, sys, time

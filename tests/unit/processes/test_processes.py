@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vivace.processes.end import ended_by, kill_group, wait_or_kill
-from vivace.processes.fork import fork_child, status_of_child
-from vivace.processes.process_limits import ProcessLimits
-from vivace.processes.protocol import EventReader, parse_event, send_event
-from vivace.processes.start import start
+from vivace.foundation.processes.end import ended_by, kill_group, wait_or_kill
+from vivace.foundation.processes.fork import fork_child, status_of_child
+from vivace.foundation.processes.process_limits import ProcessLimits
+from vivace.foundation.processes.protocol import EventReader, parse_event, send_event
+from vivace.foundation.processes.start import start
 
 
 def test_events_survive_the_incomplete_line_of_a_killed_writer() -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from tests.resident_worker import COMMAND
 from vivace.benchmark.worker_requests import EnvironmentRequest
-from vivace.processes.end import kill_group, wait_for_an_end
-from vivace.processes.launcher import Launcher
-from vivace.processes.peak_memory import peak_resident_bytes
-from vivace.processes.protocol import EventReader
-from vivace.processes.start import start
-from vivace.processes.system import NO_FORK, can_fork, is_posix, limitations
+from vivace.foundation.processes.end import kill_group, wait_for_an_end
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.processes.peak_memory import peak_resident_bytes
+from vivace.foundation.processes.protocol import EventReader
+from vivace.foundation.processes.start import start
+from vivace.foundation.processes.system import NO_FORK, can_fork, is_posix, limitations
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.chrome_trace import read_chrome_trace
-from vivace.profiling import breakdown
-from vivace.profiling.families import family_of, family_of_kernel
-from vivace.profiling.trace import Trace
+from vivace.measure.profiling import breakdown
+from vivace.measure.profiling.families import family_of, family_of_kernel
+from vivace.measure.profiling.trace import Trace
 
 CUDA = 1
 

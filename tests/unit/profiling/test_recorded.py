@@ -12,10 +12,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tests.chrome_trace import assert_alike, read_chrome_trace
 from tests.recorded_events import results_of
 from tests.unit.profiling.test_breakdown import EVENTS, host, kernel, launch, memory
-from vivace.profiling import breakdown
-from vivace.profiling.host_waits import Wait, located
-from vivace.profiling.profiler import traced
-from vivace.profiling.torch_events import python_calls, read_results
+from vivace.measure.profiling import breakdown
+from vivace.measure.profiling.host_waits import Wait, located
+from vivace.measure.profiling.profiler import traced
+from vivace.measure.profiling.torch_events import python_calls, read_results
 
 ON_A_GPU = [
     *EVENTS,

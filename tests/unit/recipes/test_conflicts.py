@@ -9,9 +9,9 @@ import torch
 import vivace
 from tests.families import build
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.technique import Trait
+from vivace.machinery.technique.traits import give, traits_of
 from vivace.recipes.resolve import resolve
-from vivace.technique import Trait
-from vivace.technique.traits import give, traits_of
 from vivace.techniques import TECHNIQUES
 
 REFUSED = [

@@ -1,10 +1,10 @@
 """Rows and tables of evidence, and questions to them."""
 
+from vivace.evidence.recommendation import Criteria, Recommendation
+from vivace.evidence.recommendation.advise import recommend_from
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
+from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
-from vivace.recommendation import Criteria, Recommendation
-from vivace.recommendation.advise import recommend_from
-from vivace.stats import Interval
 
 
 def evidence(text: str, gain: float | None = None, width: float = 0.01, **fields: object) -> EvidenceRow:

@@ -6,22 +6,22 @@ import pytest
 
 import vivace
 from tests.typed import typed
+from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.parsed import resolve
-from vivace.hardware import CHIPS, named_gpu, near
-from vivace.hardware.nearness import Near
-from vivace.lint.model_limits import flops_of
-from vivace.memory.estimate import Saving, need_of
-from vivace.memory.fit import RESERVE_BYTES
-from vivace.memory.footprints import footprints
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.evidence.recommendation import Recommendation
+from vivace.evidence.recommendation.fits_card import fitting, ranked
+from vivace.evidence.recommendation.predicted_tables import Card, typical_gpu
+from vivace.evidence.recommendation.row_filter import refused
+from vivace.foundation.hardware import CHIPS, named_gpu, near
+from vivace.foundation.hardware.nearness import Near
+from vivace.foundation.stats import Gate
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
-from vivace.recommendation import Recommendation
-from vivace.recommendation.fits_card import fitting, ranked
-from vivace.recommendation.predicted_tables import Card, typical_gpu
-from vivace.recommendation.row_filter import refused
-from vivace.stats import Gate
+from vivace.runtime.memory.estimate import Saving, need_of
+from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.footprints import footprints
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 MODELS = [name for name, entry in CATALOGUE.items() if not isinstance(entry.origin, Embedded)]
 CARDS = [chip.name for chip in CHIPS]
@@ -216,7 +216,7 @@ SAVINGS = [
     "model", ["sd15", "sdxl", "sana-1600m", "flux-dev", "z-image-turbo", "flux2-klein-9b"]
 )
 def test_estimates_are_what_plan_predicts(model: str) -> None:
-    from vivace.memory.estimate import largest_encoder
+    from vivace.runtime.memory.estimate import largest_encoder
 
     weightless, shipped = find_weightless(model), footprints()[model]
     assert predict(weightless, resolve("baseline")) == shipped, (
@@ -259,10 +259,10 @@ def test_a_shipped_prediction_is_still_right() -> None:
 
 
 def test_a_cuda_graph_counts_a_steps_activations_once_more() -> None:
-    from vivace.memory.remembered import predicted
-    from vivace.memory.weightless import find_weightless
+    from vivace.evidence.recommendation.fits_card import prediction_of
     from vivace.recipes.resolve import resolve
-    from vivace.recommendation.fits_card import prediction_of
+    from vivace.runtime.memory.remembered import predicted
+    from vivace.runtime.memory.weightless import find_weightless
 
     model = find_weightless("tiny-sd")
     published = predicted(model, resolve("baseline"))

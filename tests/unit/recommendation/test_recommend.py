@@ -17,12 +17,12 @@ from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
+from vivace.evidence.recommendation import Recommendation
+from vivace.evidence.recommendation.criteria import parse_size
+from vivace.evidence.recommendation.speed_limit import chip_limit
 from vivace.evidence.tables import EvidenceTable
+from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
-from vivace.recommendation import Recommendation
-from vivace.recommendation.criteria import parse_size
-from vivace.recommendation.speed_limit import chip_limit
-from vivace.spec.record import Outcome
 
 
 def test_the_next_command_measures_what_is_not_known_here() -> None:

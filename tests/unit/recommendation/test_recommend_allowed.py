@@ -7,10 +7,10 @@ from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import table_of
 from vivace.evidence.tables import JudgedQuality
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import Round
+from vivace.foundation.stats import Gate, Interval
 from vivace.report.rows import rows_of
-from vivace.spec.limits import Limits
-from vivace.spec.record import Round
-from vivace.stats import Gate, Interval
 
 
 def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:

@@ -4,12 +4,12 @@ import pytest
 
 import vivace
 from tests.unit.recommendation.tables import ask, evidence, table
+from vivace.evidence.recommendation import Criteria
+from vivace.evidence.recommendation.advise import recommend_from
 from vivace.evidence.recorded import all_recorded
 from vivace.evidence.tables import EvidenceRow, JudgedQuality
-from vivace.hardware import Near, capability_of, near
-from vivace.recommendation import Criteria
-from vivace.recommendation.advise import recommend_from
-from vivace.stats import Gate, Interval
+from vivace.foundation.hardware import Near, capability_of, near
+from vivace.foundation.stats import Gate, Interval
 
 
 def test_evidence_is_ordered() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.evidence.tables import CallSpread, JudgedQuality
-from vivace.stats import Gate, Interval
+from vivace.foundation.stats import Gate, Interval
 
 
 def test_overlapping_intervals_are_a_tie_and_the_simpler_recipe_is_named() -> None:

@@ -1,8 +1,8 @@
 """What records say of a technique's speed, and the order of changes that `vivace plan --card` tries."""
 
-from vivace.memory.fit import _saving_recipes
+from vivace.evidence.recommendation.recorded_speeds import Speeds, known_speeds
 from vivace.recipes.resolve import resolve
-from vivace.recommendation.recorded_speeds import Speeds, known_speeds
+from vivace.runtime.memory.fit import _saving_recipes
 
 
 def test_speeds_are_those_of_the_records() -> None:

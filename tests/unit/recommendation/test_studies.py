@@ -2,10 +2,10 @@
 
 import pytest
 
+from vivace.evidence.recommendation import Criteria, Recommendation
+from vivace.evidence.recommendation.advise import recommend_from
+from vivace.evidence.studies.published_tables import published_tables
 from vivace.recipes.resolve import resolve
-from vivace.recommendation import Criteria, Recommendation
-from vivace.recommendation.advise import recommend_from
-from vivace.studies.published_tables import published_tables
 
 INT8_TWO = "quantize(int8)@denoiser,text_encoder_2"
 FULL = "quantize(int8)@denoiser,text_encoder_2,vae+compile@denoiser,text_encoder_2,vae"
@@ -182,7 +182,7 @@ def test_004_its_most_stable_configuration_is_not(ask, studies) -> None:
 
 
 def test_004_publishes_no_quality_and_no_memory(ask) -> None:
-    from vivace.spec.limits import Limits
+    from vivace.foundation.spec.limits import Limits
 
     proven = ask("004", "flux-dev", "H100", limits=Limits(clip=0.9))
     assert proven.recipe == resolve("fp16").text, "the baseline alone needs no proof"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import Round
 from vivace.report.page import Section, render_page
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import paid_back
 from vivace.report.table import render
-from vivace.spec.record import Round
 
 BASE = (1.0, 1.02, 0.98, 1.0)
 FAST = (0.5, 0.51, 0.49, 0.5)

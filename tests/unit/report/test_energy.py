@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import GpuWindow
 from vivace.report.page import Section, render_page
 from vivace.report.rows import Row, priced, rows_of
 from vivace.report.summary import gpu_in_words
 from vivace.report.table import render
-from vivace.spec.record import GpuWindow
 
 
 def window(energy_j: float | None, **fields: Any) -> GpuWindow:

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.figures import ImageFigures, QualityPass
+from vivace.foundation.spec.record import ImageRecord, Outcome, Record
 from vivace.report.grid import AMPLIFIED, MAX_ROWS, THUMBNAIL_SIDE, EmbeddedImage, Grid, grid
 from vivace.report.rows import Row, rows_of
-from vivace.spec.figures import ImageFigures, QualityPass
-from vivace.spec.record import ImageRecord, Outcome, Record
 
 PLENTY = 10**9
 OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's images: a margin of 20

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.limits import ONE_VIEW, Limits
+from vivace.foundation.spec.record import HIDDEN, ImageRecord, Outcome, Record
+from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import fidelity, noise_floor, summary
 from vivace.report.table import render
-from vivace.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-from vivace.spec.limits import ONE_VIEW, Limits
-from vivace.spec.record import HIDDEN, ImageRecord, Outcome, Record
-from vivace.stats import Gate
 
 SCORER = "clip@1"
 OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's images: a margin of 20

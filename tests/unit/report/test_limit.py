@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.ceilings import Ceiling, Ceilings, ComponentWork, Work
 from vivace.report.rows import Row, rows_of
 from vivace.report.summary import limit_in_words
 from vivace.report.table import render
-from vivace.spec.ceilings import Ceiling, Ceilings, ComponentWork, Work
 
 CEILINGS = Ceilings(
     device="cuda",

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import Canary, Record, Round
+from vivace.foundation.stats import Verdict
 from vivace.report.rows import rows_of
-from vivace.spec.record import Canary, Record, Round
-from vivace.stats import Verdict
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

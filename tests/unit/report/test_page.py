@@ -18,15 +18,15 @@ from PIL import Image
 from tests.make import make_record, make_round
 from vivace.cli import app
 from vivace.cli.bench import bench
+from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import ImageRecord, Outcome, Record
 from vivace.report import render as bench_table
 from vivace.report import rows_of, summary
 from vivace.report.downloads import link_bytes, table_files
 from vivace.report.grid import THUMBNAIL_SIDE
 from vivace.report.page import Section, render_page
 from vivace.report.summary import noise_floor
-from vivace.spec.figures import ImageFigures, NoiseFloor, QualityPass
-from vivace.spec.limits import Limits
-from vivace.spec.record import ImageRecord, Outcome, Record
 
 HOSTILE = """<script>alert(1)</script> "double" 'single' & <img src=x onerror=alert(2)>"""
 COMMAND = "vivace bench --model tiny-sd --recipe 'steps(10)'"

@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import ImageRecord, Outcome, Record
 from vivace.report import Row, rows_of
 from vivace.report.plots import breakdowns, waterfall
 from vivace.report.samples import strips
 from vivace.report.scatter import plots
-from vivace.spec.record import ImageRecord, Outcome, Record
 
 
 def timed(recipe: str, seconds: float, peak_bytes: int = 450_000_000, spread: float = 0.01) -> Record:

@@ -3,9 +3,9 @@
 import re
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.report import rows_of
 from vivace.report.samples import HEIGHT, Strip, Strips, strips
-from vivace.spec.record import Outcome, Record
 
 
 def strips_of(*records: Record) -> Strips:

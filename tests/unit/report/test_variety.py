@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.foundation.spec.figures import ImageFigures, QualityPass
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import ImageRecord, Outcome, Record
+from vivace.foundation.spec.vectors import packed, unpacked
+from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import rows_of
-from vivace.spec.figures import ImageFigures, QualityPass
-from vivace.spec.limits import Limits
-from vivace.spec.record import ImageRecord, Outcome, Record
-from vivace.spec.vectors import packed, unpacked
-from vivace.stats import Gate
 
 SCORER = "clip@1"
 SEEDS, PROMPTS = 3, 12

@@ -13,11 +13,11 @@ import vivace
 from tests import families, shrunken
 from tests.targets import target_of
 from vivace.errors import NoEffect, RecipeError, UnknownModel, Unsupported, UsageError
+from vivace.machinery.technique import component_of
 from vivace.measure.machine import this_machine
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session
-from vivace.technique import component_of
 
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 

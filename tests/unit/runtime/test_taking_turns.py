@@ -12,7 +12,7 @@ import torch
 
 import vivace
 from tests.families import draw, session
-from vivace.technique import Effect
+from vivace.machinery.technique import Effect
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:

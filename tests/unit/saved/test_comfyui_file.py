@@ -20,8 +20,8 @@ from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.denoiser_file import WrittenDenoiser, write_denoiser
 from vivace.runtime.opening import open_session
+from vivace.runtime.saved.comfyui_file import DenoiserFile
 from vivace.runtime.session import Session
-from vivace.saved.comfyui_file import DenoiserFile
 
 LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 PREFIX = "model.diffusion_model."

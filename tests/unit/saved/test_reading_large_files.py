@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from vivace.models import saved_folder
 from vivace.models.headers import read_header
-from vivace.saved import threaded_reading
+from vivace.runtime.saved import threaded_reading
 
 DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": "bfloat16"}
 

@@ -15,14 +15,14 @@ from safetensors.torch import save_file
 from tests.make import make_record
 from tests.typed import typed
 from vivace.errors import OutputError, RecipeError, Unsupported, UnusableModel, UsageError
+from vivace.foundation.spec.record import Record
 from vivace.models.find import find_model
 from vivace.models.saved_folder import piecewise_digests, sha256
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
+from vivace.runtime.saved.pipeline_folder import saved_files
 from vivace.runtime.saving import Saved, save
 from vivace.runtime.session import Session
-from vivace.saved.pipeline_folder import saved_files
-from vivace.spec.record import Record
 
 LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 INT8 = "bf16+quantize(int8)+tiny_vae"

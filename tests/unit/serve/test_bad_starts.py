@@ -100,7 +100,7 @@ def test_nothing_is_predicted_for_a_size_that_fits_in_any_case(monkeypatch: pyte
     def predict(*args: object, **kwargs: object) -> object:
         raise AssertionError("it takes seconds")
 
-    monkeypatch.setattr("vivace.memory.remembered.predicted", predict)
+    monkeypatch.setattr("vivace.runtime.memory.remembered.predicted", predict)
     check_fits("tiny-sd", resolve("baseline"), ((256, 256),), None, 64 * GB)
     with pytest.raises(AssertionError, match="it takes seconds"):
         check_fits("tiny-sd", resolve("baseline"), ((2048, 2048),), None, 16 * GB)

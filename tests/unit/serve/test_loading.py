@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from tests.flow_models import _small
 from tests.narrow import SIDE
 from vivace.errors import UnusableModel
+from vivace.foundation.spec.sizes import Size
 from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
 from vivace.serve import memory_room, speeds
 from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
 from vivace.serve.states import state_of
 from vivace.serve.warm_session import Drawing
-from vivace.spec.sizes import Size
 
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")

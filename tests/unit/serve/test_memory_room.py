@@ -33,7 +33,7 @@ def test_what_fits_as_published_is_not_predicted(monkeypatch: pytest.MonkeyPatch
     def predict(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("it takes seconds")
 
-    monkeypatch.setattr("vivace.memory.remembered.predicted", predict)
+    monkeypatch.setattr("vivace.runtime.memory.remembered.predicted", predict)
     check_fits("synthetic:flux-dev", resolve("bf16"), ((1024, 1024),), None, 80 * GB)
     with pytest.raises(AssertionError, match="it takes seconds"):
         check_fits("flux-dev", resolve("bf16"), ((2048, 2048),), None, 80 * GB)

@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file, save
 
 from tests.served import Served, served
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.settings import ServeSettings
 from vivace.serve.starting import PastStarts
-from vivace.spec.sizes import Size
 
 pytestmark = pytest.mark.long  # two servers and their workers for each test
 

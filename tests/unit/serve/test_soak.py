@@ -17,8 +17,8 @@ import pytest
 from tests.serve_worker import COMMAND
 from tests.served import Served, form_of, served
 from tests.unit.serve.test_edits import png
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.settings import ServeSettings
-from vivace.spec.sizes import Size
 
 LORAS = {"outlines": Path("tinyworld/loras/tiny-sd-outlines.safetensors")}
 MB = 1e6

@@ -13,12 +13,12 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
-from vivace.hardware.cuda_context import open_context
+from vivace.foundation.hardware.cuda_context import open_context
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.pool import EarlyProcesses
 from vivace.serve.process import WorkerProcess
 from vivace.serve.settings import ServeSettings
 from vivace.serve.starting import FIRST_PHASE, PastStarts, Starting, key_of
-from vivace.spec.sizes import Size
 
 SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from vivace.foundation.spec.sizes import Size
 from vivace.serve.jobs import ImageJob, RequestedLora
 from vivace.serve.settings import ModelState, StepTimes
 from vivace.serve.waiting import EXCHANGE_S, QueueFull, WaitingLine
-from vivace.spec.sizes import Size
 
 
 class Clock:

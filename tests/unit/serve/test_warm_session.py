@@ -14,9 +14,9 @@ from PIL import Image
 
 import vivace
 from tests.served import Served, image_of, served
+from vivace.foundation.spec.sizes import Size
 from vivace.models.sources import example_images
 from vivace.serve.settings import ServeSettings
-from vivace.spec.sizes import Size
 
 LORA = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")

@@ -3,9 +3,16 @@
 import pytest
 
 from vivace.errors import RecipeError
+from vivace.foundation.spec.recipe_syntax import (
+    MAX_LENGTH,
+    RecipeSpec,
+    TechniqueCall,
+    print_value,
+    short_form,
+    unpinned,
+)
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import MAX_LENGTH, RecipeSpec, TechniqueCall, print_value, short_form, unpinned
 from vivace.techniques.lora import Lora
 from vivace.techniques.steps import Steps
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vivace.stats import block_interval, block_length, block_ratio
+from vivace.foundation.stats import block_interval, block_length, block_ratio
 
 
 def mean(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vivace.stats import Equivalence, equivalence
+from vivace.foundation.stats import Equivalence, equivalence
 
 PROMPTS = [prompt for prompt in range(13) for _ in range(3)]
 

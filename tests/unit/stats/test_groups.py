@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vivace.stats import MIN_GROUPS, mean_interval
+from vivace.foundation.stats import MIN_GROUPS, mean_interval
 
 TRIALS = 1500
 Drawn = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]

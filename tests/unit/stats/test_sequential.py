@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from vivace.stats.sequential import FALSE_DIFFERENCE, decide, decide_logs, looks
-from vivace.stats.verdicts import Verdict
+from vivace.foundation.stats.sequential import FALSE_DIFFERENCE, decide, decide_logs, looks
+from vivace.foundation.stats.verdicts import Verdict
 
 
 def logs(ratio: float, number: int, sd: float = 0.002) -> tuple[list[float], list[float]]:

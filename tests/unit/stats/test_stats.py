@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vivace.stats import (
+from vivace.foundation.stats import (
     DEFAULT_SPREAD,
     Interval,
     LogMean,
@@ -18,7 +18,7 @@ from vivace.stats import (
     speedup,
     verdict,
 )
-from vivace.stats.intervals import autocorrelation, log_error, student_t
+from vivace.foundation.stats.intervals import autocorrelation, log_error, student_t
 
 
 @pytest.mark.parametrize("number", [4, 6, 30])

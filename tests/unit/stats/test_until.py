@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from vivace.errors import UsageError
-from vivace.stats import LogMean, Spread, Verdict, detectable, log_speedup, rounds_for_same, verdict
-from vivace.stats.until import Until
+from vivace.foundation.stats import (
+    LogMean,
+    Spread,
+    Verdict,
+    detectable,
+    log_speedup,
+    rounds_for_same,
+    verdict,
+)
+from vivace.foundation.stats.until import Until
 
 
 def ratio(gain: float, error: float, dof: float = 20) -> LogMean:

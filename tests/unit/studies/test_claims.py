@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.evidence.studies import read_study
+from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
+from vivace.evidence.studies.expand import ModelPart, expand
+from vivace.evidence.studies.judging import judge
+from vivace.evidence.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
+from vivace.evidence.studies.study_file import Part, StudyFile, Synthetic
+from vivace.foundation.spec.environment import Place
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Interval
 from vivace.report.rows import Row, rows_of
-from vivace.spec.environment import Place
-from vivace.spec.record import Outcome, Record
-from vivace.stats import Interval
-from vivace.studies import read_study
-from vivace.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
-from vivace.studies.expand import ModelPart, expand
-from vivace.studies.judging import judge
-from vivace.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
-from vivace.studies.study_file import Part, StudyFile, Synthetic
 
 FIGURES = ("latency", "p99", "peak_memory", "clip")
 

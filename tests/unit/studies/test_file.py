@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from vivace.errors import RecipeError, UsageError
-from vivace.studies import read_study
-from vivace.studies.claims import Claim
-from vivace.studies.expand import Case, expand
-from vivace.studies.study_columns import FIGURES
-from vivace.studies.study_file import MAX_BYTES, Part
+from vivace.evidence.studies import read_study
+from vivace.evidence.studies.claims import Claim
+from vivace.evidence.studies.expand import Case, expand
+from vivace.evidence.studies.study_columns import FIGURES
+from vivace.evidence.studies.study_file import MAX_BYTES, Part
 
 HEAD = 'title = "T"\n'
 PART = HEAD + '[[part]]\nname = "p"\nmodels = ["tiny-sd"]\n'

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.evidence.studies.gains import SpeedUp, speed_up
+from vivace.evidence.studies.judging import _with_drift
+from vivace.foundation.spec.record import Record
+from vivace.foundation.stats import Verdict
 from vivace.report.rows import Row, rows_of
-from vivace.spec.record import Record
-from vivace.stats import Verdict
-from vivace.studies.gains import SpeedUp, speed_up
-from vivace.studies.judging import _with_drift
 
 HALF, WHOLE = (0.5, 0.5, 0.5, 0.5), (1.0, 1.0, 1.0, 1.0)
 

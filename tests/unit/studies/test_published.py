@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from vivace.errors import UsageError
+from vivace.evidence.studies.expand import expand
+from vivace.evidence.studies.published import COLUMNS, parse_published
+from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.recipes.resolve import resolve
-from vivace.studies.expand import expand
-from vivace.studies.published import COLUMNS, parse_published
-from vivace.studies.study_file import published_studies, read_study
 
 CELLS = {
     # rows x columns of each table of the source

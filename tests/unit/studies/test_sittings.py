@@ -6,15 +6,10 @@ import pytest
 
 from tests.make import make_environment, make_round
 from vivace.errors import StoreError
-from vivace.models.find import find_model
-from vivace.recipes.resolve import resolve
-from vivace.runtime.workloads import workload_of
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.trial import Trial
-from vivace.studies import StudyFile, StudyRun
-from vivace.studies.claims import Claim
-from vivace.studies.expand import ModelPart, expand
-from vivace.studies.sittings import (
+from vivace.evidence.studies import StudyFile, StudyRun
+from vivace.evidence.studies.claims import Claim
+from vivace.evidence.studies.expand import ModelPart, expand
+from vivace.evidence.studies.sittings import (
     Sitting,
     SittingRow,
     of_records,
@@ -22,8 +17,13 @@ from vivace.studies.sittings import (
     run_of,
     write_sittings,
 )
-from vivace.studies.study_file import Labelled, Part
-from vivace.studies.view import views
+from vivace.evidence.studies.study_file import Labelled, Part
+from vivace.evidence.studies.view import views
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.trial import Trial
+from vivace.models.find import find_model
+from vivace.recipes.resolve import resolve
+from vivace.runtime.workloads import workload_of
 
 FILE = StudyFile(
     name="x",

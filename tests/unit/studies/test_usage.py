@@ -10,12 +10,12 @@ import pytest
 from tests.make import make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
-from vivace.spec.ceilings import Work
-from vivace.spec.record import GpuWindow, Outcome
-from vivace.studies.sittings import read_sittings, write_sittings
-from vivace.studies.study_table import render
-from vivace.studies.usage import SHORT, usage_table
-from vivace.studies.view import views
+from vivace.evidence.studies.sittings import read_sittings, write_sittings
+from vivace.evidence.studies.study_table import render
+from vivace.evidence.studies.usage import SHORT, usage_table
+from vivace.evidence.studies.view import views
+from vivace.foundation.spec.ceilings import Work
+from vivace.foundation.spec.record import GpuWindow, Outcome
 
 WINDOW = GpuWindow(
     calls=10, seconds=10.0, num_readings=90, energy_j=15_050.0, energy_from="counter", power_w=700.0,

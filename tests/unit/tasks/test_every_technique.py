@@ -8,8 +8,8 @@ import pytest
 from tests.contract.test_technique_contract import LEAST_DB, RECIPES
 from tests.unit.tasks.test_tasks import CASES, draw, open_session, psnr, reference
 from vivace.errors import NoEffect, Unsupported
+from vivace.foundation.spec.workload import Task
 from vivace.recipes.resolve import resolve
-from vivace.spec.workload import Task
 
 OTHERS = [recipe for name, recipe in RECIPES if name not in ("parallel", "compile")]
 

@@ -13,8 +13,8 @@ from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.support import support_of
 from vivace.errors import Unsupported, WorkloadError
+from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER
-from vivace.recommendation import recommend
 from vivace.tuning.answer import Tuned
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.objective import Objective

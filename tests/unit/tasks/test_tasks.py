@@ -21,10 +21,10 @@ from vivace.benchmark import Timing
 from vivace.benchmark.run_page import page_of
 from vivace.benchmark.stored_images import image_path, read_sources
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
-from vivace.export.plain_script import write_script
-from vivace.export.source_images import source_files
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.spec.workload import Source, Task, Workload, steps_for, steps_run
+from vivace.foundation.stats import Gate, Interval
 from vivace.models.export_embedded import export
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
@@ -33,13 +33,13 @@ from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import judge_figures
+from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export.source_images import source_files
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
 from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
-from vivace.spec.limits import Limits
-from vivace.spec.study import WorkloadRequest
-from vivace.spec.workload import Source, Task, Workload, steps_for, steps_run
-from vivace.stats import Gate, Interval
 
 PROMPT = "a red circle above a blue square"
 IMAGE, MASK = str(FOLDER / "00.png"), str(FOLDER / "00-mask.png")

@@ -18,11 +18,11 @@ from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.attention_backends import redirection
 from vivace.machinery.attention_backends.kernels import KERNELS, selected
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
+from vivace.machinery.technique import Machine
 from vivace.measure.attention_trace import attention_kernels
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.attention import Attention
 
 pytestmark = pytest.mark.usefixtures("short_calls")

@@ -11,8 +11,8 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.technique import Machine
 from vivace.runtime.embeddings import encode
-from vivace.technique import Machine
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
 pytestmark = pytest.mark.usefixtures("small_images")

@@ -17,7 +17,7 @@ from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.compiled_code import code_folder
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 from vivace.techniques.compile import Compile
 
 pytestmark = pytest.mark.usefixtures("short_calls")
@@ -115,7 +115,7 @@ import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 cache_dir()  # as some imports do: it writes inductor's default into the environment
 from tests.targets import target_of
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 from vivace.techniques.compile import Compile
 unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
 pipe = types.SimpleNamespace(unet=unet)

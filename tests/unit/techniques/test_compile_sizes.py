@@ -10,11 +10,11 @@ from tests import flow_models
 from tests.families import session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
+from vivace.foundation.spec.recipe_syntax import RecipeSpec
 from vivace.machinery.compilation import graph_limits as limits
+from vivace.machinery.technique import Effect
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import RecipeSpec
-from vivace.technique import Effect
 from vivace.techniques.compile import Compile
 
 pytestmark = pytest.mark.usefixtures("short_calls")

@@ -20,14 +20,14 @@ from tests.targets import target_of
 from vivace.benchmark import Timing
 from vivace.benchmark.round import measure_round
 from vivace.errors import Unsupported
+from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED
+from vivace.foundation.spec.trial import Trial
 from vivace.machinery.compilation.captured import CapturedFunction, never_written_again
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.request import checked_request
-from vivace.spec.record import CAPTURED_WHILE_TIMED
-from vivace.spec.trial import Trial
-from vivace.technique import Machine
 from vivace.techniques import cuda_graph
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph

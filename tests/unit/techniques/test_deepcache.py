@@ -11,9 +11,9 @@ from tests.families import build, draw, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.measure.flops import count_denoiser
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.deepcache import Deepcache
 
 pytestmark = pytest.mark.usefixtures("short_calls")

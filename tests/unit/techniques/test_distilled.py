@@ -13,12 +13,9 @@ from tests.families import draw, psnr
 from tests.targets import target_of
 from tests.typed import run_vivace
 from vivace.errors import Unsupported, UnusableModel
-from vivace.export.plain_script import write_script
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import FewSteps, SamplerEntry, StoredPart
 from vivace.models.find import WEIGHTS, find_model
@@ -26,6 +23,9 @@ from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
+from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.distilled import Distilled
 
 pytestmark = pytest.mark.usefixtures("short_calls")

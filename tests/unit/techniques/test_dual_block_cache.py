@@ -12,14 +12,14 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.unit.families.test_families import one_call, tensor
 from vivace.errors import RecipeError, Unsupported
+from vivace.foundation.spec.recipe_syntax import RecipeSpec
 from vivace.machinery.step_caching.block_residual import blocks_of
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.machinery.technique import Machine
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.recipe_syntax import RecipeSpec
-from vivace.technique import Machine
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")

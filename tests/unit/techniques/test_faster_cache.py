@@ -12,11 +12,11 @@ import vivace
 from tests.families import build, draw, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.families.pipeline_code import doubles_latents
+from vivace.machinery.families.pipeline_code import doubles_latents
 from vivace.measure.flops import count_denoiser
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.faster_cache import FasterCache, _bands, _conditional
 
 pytestmark = pytest.mark.usefixtures("short_calls")

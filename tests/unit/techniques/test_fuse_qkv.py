@@ -9,11 +9,11 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.technique import component_of
 from vivace.measure.memory import weights_bytes
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.technique import component_of
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

@@ -9,7 +9,7 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL import Image
 
 from tests.targets import target_of
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 from vivace.techniques.gpu_postprocess import GpuPostprocess
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)

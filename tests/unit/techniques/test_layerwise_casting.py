@@ -8,9 +8,9 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.measure.memory import weights_bytes
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

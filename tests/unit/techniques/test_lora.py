@@ -15,9 +15,9 @@ from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.machinery.compilation.captured import replace_forward
 from vivace.machinery.lora.beside import DOWN, UP
 from vivace.machinery.lora.hot import hot_loras
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.request import checked_request
 
 pytestmark = pytest.mark.usefixtures("short_calls")

@@ -17,11 +17,11 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
-from vivace.memory.weightless import find_weightless
+from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_magcache
-from vivace.technique import Machine
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.magcache import Magcache, find_ratios
 
 pytestmark = pytest.mark.usefixtures("short_calls")

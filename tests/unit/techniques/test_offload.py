@@ -10,12 +10,12 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session, upcasting
 from tests.targets import target_of
 from vivace.errors import NoEffect, RecipeError, Unsupported
+from vivace.machinery.technique import Machine, Trait
+from vivace.machinery.technique.traits import give
 from vivace.measure.memory import weights_bytes
-from vivace.memory.predict import Prediction, predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine, Trait
-from vivace.technique.traits import give
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 

@@ -16,15 +16,15 @@ from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.export.plain_script import write_script
 from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
 from vivace.machinery.multi_gpu.flux_tokens import Ulysses
 from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.machinery.multi_gpu.split_tokens import needs_diffusers
+from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
+from vivace.runtime.export.plain_script import write_script
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
 

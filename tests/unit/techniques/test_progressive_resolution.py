@@ -13,10 +13,10 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import Unsupported, UsageError
 from vivace.machinery.resolution.frequencies import cosines, resized, stretched
 from vivace.measure.flops import count_flops
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 HALF = "progressive_resolution(0.5, until=0.4)"
 CALL = {"num_inference_steps": 10}

@@ -13,13 +13,13 @@ from tests.targets import target_of
 from vivace.benchmark import Timing
 from vivace.benchmark.round import measure_round
 from vivace.errors import NoEffect, Unsupported
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.trial import Trial
+from vivace.machinery.technique import Machine, component_of
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.request import checked_request
-from vivace.spec.record import Outcome
-from vivace.spec.trial import Trial
-from vivace.technique import Machine, component_of
 from vivace.techniques.prompt_cache import PromptCache
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)

@@ -10,13 +10,13 @@ from tests.families import build, draw, psnr
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.errors import Unsupported
+from vivace.machinery.technique import component_of
 from vivace.measure.machine import this_machine
 from vivace.measure.memory import weights_bytes
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.session import Session
-from vivace.technique import component_of
 from vivace.techniques.prune import _blocks
 
 PROMPTS = ["a red circle", "a large green triangle"]

@@ -9,9 +9,9 @@ from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_b
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.technique import component_of
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
-from vivace.technique import component_of
 
 CALL = {"num_inference_steps": 12}
 SIZE = {"height": 128, "width": 128, "text_length": 32}

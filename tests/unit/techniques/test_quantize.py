@@ -18,11 +18,11 @@ from vivace.machinery.quantization import torchao_schemes, torchao_tensors
 from vivace.machinery.quantization.layers import matches, summarise
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
+from vivace.machinery.technique import Machine
 from vivace.measure.memory import plain_tensors, weights_bytes
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.quantize import Quantize
 
 # Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.

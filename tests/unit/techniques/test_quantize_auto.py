@@ -13,11 +13,11 @@ from tests import flow_models
 from tests.families import build, draw
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.quantization.sensitivity import most_sensitive
+from vivace.machinery.technique import component_of
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
-from vivace.technique import component_of
 
 PROMPTS = ["a red circle above a blue square", "a large green triangle"]
 CALL = {"height": 64, "width": 64, "num_inference_steps": 3}

@@ -14,15 +14,15 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
+from vivace.foundation.spec.record import Record
 from vivace.machinery.quantization import SCHEMES, schemes_of
 from vivace.machinery.quantization.layers import move_to
+from vivace.machinery.technique import Machine
 from vivace.measure.memory import weights_bytes
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.spec.record import Record
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.offload import Offload
 

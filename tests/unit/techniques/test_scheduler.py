@@ -10,9 +10,9 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.technique import Machine
 from vivace.measure.image_metrics import faults
 from vivace.models import find_model, load_pipeline
-from vivace.technique import Machine
 from vivace.techniques.scheduler import Scheduler
 
 SD = ("ddim", "ddpm", "pndm", "lms", "heun", "dpm2", "dpm2_a", "dpmpp_2m", "dpmpp_2m_sde", "dpmpp_2s", "dpmpp_sde",

@@ -10,14 +10,14 @@ import vivace
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.families.family import grid_of_ids
+from vivace.machinery.families.family import grid_of_ids
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.technique import Machine
 from vivace.measure.flops import count_denoiser
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.seacache import Seacache, sea_filtered, sea_gain
 
 CALL = {"num_inference_steps": 12}

@@ -8,8 +8,8 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.cache_state import CacheState
+from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
-from vivace.technique import component_of
 from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
 CALL = {"num_inference_steps": 12}

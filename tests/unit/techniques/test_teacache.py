@@ -17,13 +17,13 @@ from tests.typed import typed
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
+from vivace.machinery.technique import Machine
 from vivace.measure.flops import count_denoiser
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_teacache
-from vivace.technique import Machine
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
 
 CALL = {"num_inference_steps": 12}

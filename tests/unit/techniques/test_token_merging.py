@@ -6,9 +6,9 @@ import torch
 
 from tests.families import draw, drawn, psnr, session
 from vivace.errors import Unsupported
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.token_merging import match
 
 

@@ -12,7 +12,7 @@ from diffusers import ChromaPipeline, ChromaTransformer2DModel
 import vivace
 from tests.families import build
 from vivace.errors import Unsupported
-from vivace.families import FAMILIES
+from vivace.machinery.families import FAMILIES
 from vivace.machinery.step_caching.step_cache import guides_in_unnamed_calls
 
 

@@ -7,9 +7,9 @@ import torch
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.memory.predict import predict
-from vivace.memory.weightless import find_weightless
 from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 PROMPTS = ["a red circle", "a blue square", "a star"]
 

@@ -9,8 +9,8 @@ import pytest
 from tests import slow_worker
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.store import Store
-from vivace.processes.launcher import Launcher
-from vivace.spec.record import Outcome
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.record import Outcome
 from vivace.tuning import tune
 from vivace.tuning.answer import Tuned
 

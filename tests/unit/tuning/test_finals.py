@@ -9,13 +9,13 @@ from benchmarks.recorded_grids import Grid, read_grid
 from benchmarks.tuner_grids import RESULTS
 from benchmarks.tuner_timed import timed_replay
 from tests.make import make_record, make_round
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.stats import Gate, Interval
+from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
-from vivace.spec.limits import Limits
-from vivace.spec.study import WorkloadRequest
-from vivace.stats import Gate, Interval
-from vivace.stats.repeated_looks import sure_of_each
 from vivace.tuning.finalists import portfolio
 from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.results import Rung

@@ -7,11 +7,11 @@ import pytest
 from vivace.benchmark import QualityRequest
 from vivace.benchmark.store import Invocation
 from vivace.errors import UsageError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.models.find import LocatedModel, find_model
 from vivace.recipes.resolve import resolve
-from vivace.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import judge_of
 from vivace.tuning.results import Result, Rung

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.launches import captures, expected_of_capturing, over_the_usual_baseline, wait_of
 from vivace.tuning.objective import Objective

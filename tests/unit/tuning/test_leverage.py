@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.leverage import Leverage
 from vivace.tuning.objective import Objective

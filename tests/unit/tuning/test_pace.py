@@ -2,9 +2,9 @@
 
 import pytest
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
-from vivace.stats import Interval
 from vivace.tuning.pace import Pace
 from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.results import Result, Rung, expected_low

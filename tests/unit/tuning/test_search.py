@@ -19,11 +19,11 @@ from benchmarks.tuner import (
 )
 from benchmarks.tuner_grids import RESULTS
 from tests.make import make_record, make_round
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
-from vivace.spec.record import Outcome
-from vivace.stats import Gate
 from vivace.tuning.answer import Tuned
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler

@@ -12,10 +12,10 @@ from PIL import Image
 from tests.make import make_record, make_round
 from tests.typed import run_vivace
 from vivace.benchmark.store import Store
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.spec.record import Outcome, Record
-from vivace.stats import Gate
 from vivace.tuning.answer import Tuned
 from vivace.tuning.answer_page import page_of
 from vivace.tuning.answer_text import lines

@@ -7,8 +7,8 @@ import pytest
 
 from vivace.benchmark.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
+from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
 from vivace.recipes.resolve import resolve
-from vivace.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
 from vivace.tuning.objective import Objective, parse_bytes, parse_seconds

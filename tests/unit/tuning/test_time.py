@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.study import WorkloadRequest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.spec.record import Outcome
-from vivace.spec.study import WorkloadRequest
 from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_plan import ImagePlan

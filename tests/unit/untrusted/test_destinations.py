@@ -15,7 +15,7 @@ from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace
 from vivace.benchmark import Store
 from vivace.errors import OutputError
-from vivace.untrusted.destinations import (
+from vivace.foundation.untrusted.destinations import (
     check_folder,
     check_writable,
     replace,
@@ -194,7 +194,7 @@ def test_what_cannot_be_replaced_is_overwritten_or_keeps_its_content(
     replace(mounted, b"new")
     assert content_of(tmp_path) == {"mounted.html": b"new"}
     refused(monkeypatch, "fsync", errno.ENOSPC)
-    monkeypatch.setattr("vivace.untrusted.destinations._sync", lambda handle: None)
+    monkeypatch.setattr("vivace.foundation.untrusted.destinations._sync", lambda handle: None)
     with pytest.raises(OutputError, match="No space left"):
         replace(mounted, b"a far longer content")
     assert content_of(tmp_path) == {"mounted.html": b"new"}

@@ -10,10 +10,17 @@ import pytest
 from PIL import Image
 
 from vivace.errors import UnusableModel, UsageError
+from vivace.foundation.untrusted.files import (
+    is_below,
+    open_plain,
+    parse_json,
+    read_bytes,
+    read_text,
+    user_path,
+)
+from vivace.foundation.untrusted.image_files import open_image
+from vivace.foundation.untrusted.reading import reading
 from vivace.models.gguf_file import read_gguf_header
-from vivace.untrusted.files import is_below, open_plain, parse_json, read_bytes, read_text, user_path
-from vivace.untrusted.image_files import open_image
-from vivace.untrusted.reading import reading
 
 
 def _socket(path: Path) -> None:

@@ -11,8 +11,8 @@ from PIL import Image
 
 from tests.typed import run_vivace
 from vivace.errors import UsageError
+from vivace.foundation.untrusted.image_files import open_image, open_mask
 from vivace.models.sources import Files, PixelLimits, source_images_of
-from vivace.untrusted.image_files import open_image, open_mask
 
 SIDE = 16
 RAMP = np.tile(np.linspace(0, 1, SIDE), (SIDE, 1))

@@ -13,8 +13,8 @@ from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
 from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.worker_requests import WORKER, GpusRequest, ask
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
-from vivace.processes.launcher import Launcher
-from vivace.spec.environment import Environment, Place
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment, Place
 
 _ASK_TIMEOUT_S = 600.0
 NumGpus = int | Literal["all"]

@@ -21,9 +21,9 @@ from vivace.benchmark.runner import ask_environment
 from vivace.benchmark.stored_images import image_path
 from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import Unsupported, WorkerError
-from vivace.processes.launcher import Launcher
-from vivace.spec.environment import Environment, Place
-from vivace.spec.record import Round
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment, Place
+from vivace.foundation.spec.record import Round
 
 _INSTALL = "pip install 'vivace[ray]'"
 _ANSWER_S = 5.0

@@ -24,10 +24,10 @@ from vivace.benchmark.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import save_image
 from vivace.errors import WorkerError
-from vivace.spec.environment import Environment
-from vivace.spec.record import Outcome, Record, Round
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
 
 MAX_ATTEMPTS = 3
 """Places on which a trial is tried before it counts as crashed."""

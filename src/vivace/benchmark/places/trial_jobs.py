@@ -13,12 +13,12 @@ from pydantic import Field
 
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.worker_requests import RoundRequest
+from vivace.foundation.processes.launcher import Ending, Launcher, last_line
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.record import Canary, Outcome, Round
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
 from vivace.models.reading_limits import complaint
-from vivace.processes.launcher import Ending, Launcher, last_line
-from vivace.spec.base import Spec
-from vivace.spec.record import Canary, Outcome, Round
-from vivace.spec.timing import Timing
-from vivace.spec.trial import Trial
 
 
 class Job(Spec):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from vivace.technique import Machine
+    from vivace.machinery.technique import Machine
 
 PACKAGE = "nvidia-cudnn-frontend"
 _SOFTMAX_SCALE = 256.0

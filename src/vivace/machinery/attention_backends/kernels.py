@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.machinery.attention_backends import cudnn_fp8
-from vivace.technique import Arithmetic, Backend, Component, Machine
+from vivace.machinery.technique import Arithmetic, Backend, Component, Machine
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from vivace.errors import OutputError, Unsupported, UnusableModel
-from vivace.spec.base import Spec
-from vivace.untrusted.reading import reason
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.untrusted.reading import reason
 
 MANIFEST = "vivace.json"
 _FORMAT = 1

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.families import family_of
-from vivace.families.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
-from vivace.technique import component_of
+from vivace.machinery.families import family_of
+from vivace.machinery.families.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
+from vivace.machinery.technique import component_of
 
 # Names of the cache contexts in which pipelines make the two calls.
 CONDITIONAL, UNCONDITIONAL = "cond", "uncond"

@@ -22,7 +22,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.guidance.branches import CONDITIONAL, UNCONDITIONAL, GuidanceRows
 from vivace.machinery.samplers.step_counting import num_calls, step_of_each_call
 from vivace.machinery.step_caching.cached_denoiser import latents_of
-from vivace.technique import component_of
+from vivace.machinery.technique import component_of
 
 SHOWN = ("prompt_embeds",)
 """Tensors that a step's callback can replace by their conditional rows, where the pipeline only passes them on."""

@@ -13,7 +13,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vivace.hardware import shared_memory_bytes
+from vivace.foundation.hardware import shared_memory_bytes
 from vivace.machinery.kernels.reference import side_and_scale
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from vivace.errors import UnusableModel
 from vivace.machinery.lora.changes import LoraLayer, LoraLayers
 from vivace.machinery.lora.forms import Group
 from vivace.machinery.lora.made_for import made_for
-from vivace.technique import Component, attribute_of
+from vivace.machinery.technique import Component, attribute_of
 
 _NUM_NAMED = 3
 _PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or convert it as one of them"

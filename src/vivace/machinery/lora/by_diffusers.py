@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.peft_settings import settings_of_header
 from vivace.machinery.lora.traced import TensorTrace
-from vivace.technique import COMPONENTS, Component, attribute_of, component_of
-from vivace.untrusted.reading import reading
+from vivace.machinery.technique import COMPONENTS, Component, attribute_of, component_of
 
 _TOLERANCE = 1e-3
 

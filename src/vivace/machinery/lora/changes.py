@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vivace.technique import Component
+from vivace.machinery.technique import Component
 
 if TYPE_CHECKING:
     import torch

@@ -8,11 +8,11 @@ from typing import Any
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.merge import merge
 from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.technique import Distillation
+from vivace.machinery.technique.script import literal
 from vivace.models.entry import Entry, FewSteps, StoredPart
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part
-from vivace.technique import Distillation
-from vivace.technique.script import literal
 
 
 def distillations(entry: Entry | None) -> tuple[Distillation, ...]:

@@ -24,7 +24,7 @@ from vivace.machinery.lora.lora_files import digest, locate_lora, short_name
 from vivace.machinery.lora.packed import PackedLayers
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.lora.slots import named_layers, owners_of
-from vivace.technique import Component, component_of
+from vivace.machinery.technique import Component, component_of
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.lora.changes import Rows
 from vivace.machinery.lora.slots import named_layers
+from vivace.machinery.technique import COMPONENTS, Component, component_of
+from vivace.machinery.technique.anatomy import TEXT_ENCODERS
 from vivace.models.checkpoints.original_names import original_names
-from vivace.technique import COMPONENTS, Component, component_of
-from vivace.technique.anatomy import TEXT_ENCODERS
 
 if TYPE_CHECKING:
     import torch

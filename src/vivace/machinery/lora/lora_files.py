@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from vivace.errors import Unsupported, UnusableModel
+from vivace.foundation.untrusted.files import open_plain, user_path
+from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.lora.peft_settings import CONFIG
 from vivace.models import hub
 from vivace.models.headers import read_header
-from vivace.untrusted.files import open_plain, user_path
-from vivace.untrusted.reading import reading
 
 SUFFIX = ".safetensors"
 USUAL = "pytorch_lora_weights.safetensors"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vivace.families import family_of
+from vivace.machinery.families import family_of
 from vivace.machinery.lora.forms import Group
-from vivace.technique import component_of
+from vivace.machinery.technique import component_of
 
 _HEADER = ("modelspec.architecture", "ss_base_model_version", "base_model")
 _BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import UnusableModel
 from vivace.machinery.lora.changes import LoraLayers, WeightChange
 from vivace.machinery.lora.read_lora import read_lora
-from vivace.technique import COMPONENTS, Component, component_of
+from vivace.machinery.technique import COMPONENTS, Component, component_of
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.untrusted.files import read_object
-from vivace.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object
+from vivace.foundation.untrusted.reading import reading
 
 CONFIG = "adapter_config.json"
 _KINDS = ("LORA", "LOHA", "LOKR")

@@ -369,7 +369,7 @@ def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
 def _peak_bytes(device: str) -> int:
     import torch
 
-    from vivace.processes.peak_memory import peak_resident_bytes
+    from vivace.foundation.processes.peak_memory import peak_resident_bytes
 
     if device == "cuda":
         torch.cuda.synchronize()

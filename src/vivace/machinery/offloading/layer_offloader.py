@@ -21,7 +21,7 @@ from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
 from vivace.machinery.offloading.prefetch import Prefetcher
 from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
-from vivace.technique.traits import is_compiled
+from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:
     import torch

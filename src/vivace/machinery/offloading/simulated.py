@@ -1,7 +1,7 @@
 """Offloading on the meta device, where memory is predicted and no tensor has data to move.
 
 An offloaded tensor is a single CPU number expanded to the whole shape; an onloaded one is a meta tensor again, which
-`vivace.memory` counts as memory of the GPU.
+`vivace.runtime.memory` counts as memory of the GPU.
 """
 
 from __future__ import annotations

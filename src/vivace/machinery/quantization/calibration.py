@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vivace.machinery.quantization.layers import LayerChoice
-from vivace.technique import COMPONENTS, Component, Target, without_clashes
-from vivace.technique.cache_folder import cache_folder
+from vivace.machinery.technique import COMPONENTS, Component, Target, without_clashes
+from vivace.machinery.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch

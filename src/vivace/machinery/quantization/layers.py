@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.quantization.scheme import Scheme, SchemeSettings
-from vivace.technique import Component, Target
+from vivace.machinery.technique import Component, Target
 
 if TYPE_CHECKING:
     import torch

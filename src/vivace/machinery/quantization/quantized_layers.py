@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vivace.machinery.quantization.layers import LayerChoice, kinds_of, summarise, summarise_reasons
-from vivace.technique import Component
+from vivace.machinery.technique import Component
 
 if TYPE_CHECKING:
     import torch

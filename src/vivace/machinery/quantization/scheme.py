@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from vivace.technique import Machine
+from vivace.machinery.technique import Machine
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from vivace.machinery.quantization.layers import NUMBER, LayerChoice
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_four_bits import is_packed
-from vivace.technique import COMPONENTS, Component, Stage, Target
-from vivace.technique.script import Script, literal, written_call
+from vivace.machinery.technique import COMPONENTS, Component, Stage, Target
+from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
     import torch

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from vivace.foundation.spec.base import Spec
 from vivace.machinery.quantization.calibration import generate, source_of
 from vivace.machinery.quantization.layers import replace_layer
-from vivace.spec.base import Spec
-from vivace.technique import Target
-from vivace.technique.cache_folder import cache_folder
+from vivace.machinery.technique import Target
+from vivace.machinery.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported, UsageError
-from vivace.families import family_of
+from vivace.machinery.families import family_of
 from vivace.machinery.resolution.frequencies import resized, stretched
 from vivace.machinery.resolution.noise_levels import (
     forget_history,
@@ -23,7 +23,7 @@ from vivace.machinery.resolution.noise_levels import (
     unsupported_sampler,
 )
 from vivace.machinery.samplers.overridden import Method, override
-from vivace.technique import component_of
+from vivace.machinery.technique import component_of
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vivace.technique.cache_folder import cache_folder
+from vivace.machinery.technique.cache_folder import cache_folder
 
 _VERSION = 1
 _FLUX_DEV = {

@@ -11,12 +11,26 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.errors import UsageError
-from vivace.families import family_of_pipeline
-from vivace.families.pipeline_code import guides_by_the_usual_scale, names_its_calls, number_of_denoiser_calls
+from vivace.machinery.families import family_of_pipeline
+from vivace.machinery.families.pipeline_code import (
+    guides_by_the_usual_scale,
+    names_its_calls,
+    number_of_denoiser_calls,
+)
 from vivace.machinery.step_caching.cache_state import IsHit
 from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.machinery.step_caching.hit_schedule import StepCounter, evenly_spaced, never
-from vivace.technique import CallContext, Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.machinery.technique import (
+    CallContext,
+    Component,
+    Effect,
+    Rule,
+    Stage,
+    Target,
+    Technique,
+    Trait,
+    knob,
+)
 
 Changed = dict[str, int | float | str]
 

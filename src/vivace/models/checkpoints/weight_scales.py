@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
+from vivace.foundation.untrusted.files import parse_json
 from vivace.models.checkpoints.codes import BLOCKS, Codes, Kind, block_length, scales_shape
 from vivace.models.checkpoints.signatures import DENOISER_PREFIXES
 from vivace.models.headers import read_header, read_tensor
-from vivace.untrusted.files import parse_json
 
 MARKER = "scaled_fp8"
 DESCRIPTION = "comfy_quant"

@@ -1,0 +1,73 @@
+"""The findings of `vivace lint`, and the rows that rules read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vivace.evidence.lint.values import Number
+
+Severity = Literal["impossible", "doubtful"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a table.
+
+    Attributes:
+        severity: "impossible": the figures contradict each other or the hardware; "doubtful": they can be true, but do
+            not show what they seem to.
+        row: the number of the line, or of the row in JSON; None if the whole table is meant.
+        numbers: the figures, as written.
+        why: why it cannot be, or shows little.
+        check: what to look at.
+    """
+
+    file: Path
+    row: int | None
+    label: str
+    rule: str
+    severity: Severity
+    numbers: str
+    why: str
+    check: str
+    unit: str = "line"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as plain data."""
+        return asdict(self) | {"file": str(self.file)}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The figures of one row, of one GPU if the headings name several.
+
+    Attributes:
+        line: the number of the row in its file.
+        of: the GPU of the headings; empty if they name none.
+        numbers: by role (see `columns.SYNONYMS`).
+        texts: label, model, gpu and precision.
+        section: the title above the row, if the table has such rows.
+        context: the headings or lines of text above the table.
+    """
+
+    line: int
+    of: str
+    numbers: Mapping[str, Number]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    section: str = ""
+    context: str = ""
+
+    @property
+    def label(self) -> str:
+        """The row's name: its model and its recipe, and the GPU of its columns."""
+        names = [self.section, self.texts.get("model", ""), self.texts.get("label", ""), self.of]
+        return ", ".join(dict.fromkeys(name for name in names if name))
+
+    def has(self, *roles: str) -> bool:
+        return all(role in self.numbers for role in roles)
+
+    def __getitem__(self, role: str) -> Number:
+        return self.numbers[role]

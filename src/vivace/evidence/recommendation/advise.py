@@ -1,0 +1,248 @@
+"""From records to a recommendation: `vivace.recommend`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from vivace.benchmark.store import DEFAULT_STORE
+from vivace.errors import UsageError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.community import community_tables
+from vivace.evidence.measured import DISTURBED, tables_of_store
+from vivace.evidence.recommendation.criteria import GOALS, Criteria, Goal, parse_size
+from vivace.evidence.recommendation.kin import Kin, kin_of
+from vivace.evidence.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
+from vivace.evidence.recommendation.own_steps import at_own_steps
+from vivace.evidence.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
+from vivace.evidence.recommendation.ranking import Ranked, pooled
+from vivace.evidence.recommendation.recipe_figures import basis_of, figures_of, limit_of
+from vivace.evidence.recommendation.recommendation import LeftOut, RecipeFigures, Recommendation
+from vivace.evidence.recommendation.row_filter import RowFilter
+from vivace.evidence.recommendation.sentences import assessed, next_commands, quality_of, why_lost
+from vivace.evidence.recommendation.speed_limit import chip_limit
+from vivace.evidence.recommendation.weighing import RankedTable, followed, over_published, weigh
+from vivace.evidence.studies.published_tables import published_tables
+from vivace.evidence.tables import EvidenceTable
+from vivace.foundation.hardware import Near, known_gpu, named_gpu, near, present_gpu, this_gpu
+from vivace.foundation.spec.input_errors import InputErrors
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.stats import Interval
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
+from vivace.models.tasks import own_task
+from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.footprints import footprints
+from vivace.runtime.memory.predict import Prediction
+
+_POOLED = ("throughput", "cost")
+
+
+def recommend(
+    model: str,
+    *,
+    gpu: str | None = None,
+    max_memory: float | str | None = None,
+    min_quality: Limits | None = None,
+    goal: Goal = "latency",
+    price_per_hour: float | None = None,
+    same_picture: bool = False,
+    task: Task | None = None,
+    store: str | Path | Sequence[str | Path] | None = None,
+) -> Recommendation:
+    """Return the best recipe by the existing records: the store's, those that ship with vivace, published numbers.
+
+    Recipes are compared within a source, against its baseline. The model's own records on this GPU come first; evidence
+    of other models of the family, or of other GPUs, is marked. Nothing is measured, loaded or downloaded.
+
+    Args:
+        model: a name of the catalogue, `synthetic:NAME`, or whatever the store's records call it.
+        gpu: e.g. "A100"; None for this machine's, or any if it has none.
+        max_memory: a hard limit on peak memory: bytes, or "12GB" (1e9 each), or "12GiB". The memory of the GPU is a
+            limit anyway, with a reserve.
+        min_quality: limits that a recipe's images must be proven to keep; None: those that fail the gate, and those
+            that change the image without proof of their quality, are left out.
+        goal: "latency", "memory", "throughput", "cost" (with `price_per_hour`) or "stability".
+        price_per_hour: of the GPU, in any currency.
+        same_picture: only recipes that keep the image.
+        task: what the images start from; None for what the model is published for. Records of other tasks do not count.
+        store: folder of records, or several, or () for none; None for .vivace if there is one.
+
+    Raises:
+        UsageError, UnknownModel, UnusableModel, StoreError: an argument is invalid.
+    """
+    if goal not in GOALS:
+        raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
+    if goal == "cost" and price_per_hour is None:
+        raise UsageError("the goal cost needs the GPU's price; add --price-per-hour 2.5, in any currency")
+    limit = parse_size(max_memory) if isinstance(max_memory, str) else max_memory
+    if limit is not None and not limit > 0:
+        raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
+    own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
+    if gpu is not None:
+        gpu = checked_gpu(gpu, {table.gpu for table in own})
+    with InputErrors():
+        criteria = Criteria(
+            model=model,
+            gpu=gpu,
+            max_bytes=limit,
+            limits=min_quality,
+            goal=goal,
+            price_per_hour=price_per_hour,
+            same_picture=same_picture,
+            task=task or _own_task(model),
+        )
+    return recommend_from(criteria, [*own, *committed_tables(), *community_tables(), *published_tables()])
+
+
+def checked_gpu(name: str, recorded: Iterable[str]) -> str:
+    """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if name.strip().lower() == "cpu":
+        return "cpu"
+    if any(near(name, other) is Near.SAME for other in recorded):
+        return name.strip()
+    return named_gpu(name).name
+
+
+def _own_task(model: str) -> Task:
+    """Return the task that a model of the catalogue is published for; unknown for other models, whose files are not
+    read."""
+    entry = CATALOGUE.get(model.strip().lower().removeprefix(SYNTHETIC))
+    return "text" if entry is None else own_task(entry.pipeline)
+
+
+def _folders(store: str | Path | Sequence[str | Path] | None) -> list[Path]:
+    if store is None:
+        return [Path(DEFAULT_STORE)] if Path(DEFAULT_STORE, "records.sqlite").is_file() else []
+    return [Path(store)] if isinstance(store, str | Path) else list(dict.fromkeys(map(Path, store)))
+
+
+def recommend_from(
+    criteria: Criteria,
+    tables: Iterable[EvidenceTable],
+    card: Card | None = None,
+    published: Prediction | None = None,
+    *,
+    with_predictions: bool = True,
+) -> Recommendation:
+    """Return the best recipe by the given tables alone; see `recommend`.
+
+    Args:
+        card: the GPU to fit; None for the requested one, or this machine's.
+        published: the model's needs without a recipe; None for the catalogue's figures.
+        with_predictions: also rank recipes without measurements.
+    """
+    candidates = list(tables)
+    kin = kin_of(criteria.model, frozenset(table.model for table in candidates))
+    candidates = [at_own_steps(table, kin) for table in candidates]
+    # Image-to-image runs a share of the steps, and encodes an image: its times say nothing about text-to-image.
+    candidates = [table for table in candidates if table.task == criteria.task]
+    gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
+    candidates = (
+        pooled(candidates)
+        if criteria.goal in _POOLED
+        else [table for table in candidates if table.batch == 1]
+    )
+    card = card or _card(criteria)
+    published = published or (None if kin.is_embedded else footprints().get(kin.name))
+    published = published if published is not None and published.task == criteria.task else None
+    is_small = (
+        card is not None
+        and published is not None
+        and not fits_published(published, _least(card.num_bytes, criteria.max_bytes))
+    )
+    is_predicted = with_predictions and criteria.goal in ("latency", "memory")
+    if is_predicted and card is not None and published is not None:
+        predicted = predicted_table(kin, card, candidates, published)
+        candidates += [] if predicted is None else [predicted]
+    judge = RowFilter(criteria, kin, gpu, None if card is None or card.is_typical else card, is_small)
+    weighed = [source for table in candidates if (source := weigh(table, kin, gpu, judge)) is not None]
+    weighed.sort(key=lambda source: source.order)
+    best = followed(weighed)
+    answer = Recommendation(
+        criteria=criteria,
+        model=kin.name,
+        gpu=gpu,
+        limit=chip_limit(kin.name, gpu)
+        if best is None
+        else limit_of(best, judge) or chip_limit(kin.name, gpu),
+        card_bytes=None if judge.card is None else round(judge.card.num_bytes),
+    )
+    if best is None:
+        left_out = [out for source in weighed if not source.is_transferred for out in source.left_out]
+        missing = missing_evidence(weighed, kin, gpu, None, criteria.task)
+        answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
+        return answer.model_copy(update={"next": next_commands(answer)})
+    return _answered(answer, best, weighed, kin, judge)
+
+
+def _card(criteria: Criteria) -> Card | None:
+    """Return the GPU to fit: the requested one, or this machine's, or a usual one with the requested memory."""
+    if criteria.gpu is not None:
+        gpu = known_gpu(criteria.gpu)
+        return None if gpu is None else Card(gpu, gpu.memory_bytes)
+    present = present_gpu()
+    if present is not None:
+        gpu = known_gpu(present.name)
+        return None if gpu is None else Card(gpu, present.memory_bytes)
+    if criteria.max_bytes is None:
+        return None
+    num_bytes = criteria.max_bytes + RESERVE_BYTES
+    return Card(typical_gpu(criteria.max_bytes), num_bytes, is_typical=True)
+
+
+def _least(card_bytes: float, max_bytes: float | None) -> float:
+    """Return the memory limit of a recipe, with the reserve."""
+    return card_bytes if max_bytes is None else min(card_bytes, max_bytes + RESERVE_BYTES)
+
+
+def _answered(
+    answer: Recommendation, best: RankedTable, weighed: Sequence[RankedTable], kin: Kin, judge: RowFilter
+) -> Recommendation:
+    """Return the answer of a table, with the notes of others."""
+    choice = best.choice
+    assert choice is not None
+
+    def figures(ranked: Ranked) -> RecipeFigures:
+        return figures_of(ranked, best, judge)
+
+    ranking = {(f.recipe, f.batch, f.label): f for f in map(figures, choice.ranking)}
+    is_timed = answer.criteria.goal in ("latency", "throughput", "cost")
+    answer = answer.model_copy(
+        update={
+            "recipe": choice.chosen.row.recipe,
+            "basis": basis_of(best, judge.gpu),
+            "chosen": figures(choice.chosen),
+            "baseline": figures(Ranked(best.table.rows[0], Interval(1.0, None, None))),
+            "over_published": over_published(best, weighed),
+            "runner_up": None if choice.runner_up is None else figures(choice.runner_up),
+            "is_tie": any(choice.runner_up is ranked for ranked in choice.tied),
+            "ties": tuple(figures(ranked).title for ranked in choice.tied),
+            "ranking": tuple(ranking.values()),
+            "safe": safe_choice(best, weighed, judge),
+            "left_out": _each_once(best.left_out),
+            "elsewhere": tuple(other_sources(best, weighed, judge)),
+            "other_model": fewer_steps(best, weighed) if is_timed else None,
+            "missing": missing_evidence(weighed, kin, judge.gpu, best, answer.criteria.task),
+        }
+    )
+    answer = answer.model_copy(update={"quality": quality_of(answer), "why": why_lost(answer)})
+    sure, doubts = assessed(answer)
+    answer = answer.model_copy(update={"sure": sure, "doubts": doubts})
+    mine = [
+        source
+        for source in weighed
+        if source.table.kind == "own" and source.near is Near.SAME and not source.is_transferred
+    ]
+    tried = frozenset(row.recipe for source in mine for row in source.table.rows)
+    is_disturbed = any(row.reason == DISTURBED for source in mine for row in source.table.rows)
+    return answer.model_copy(update={"next": next_commands(answer, tried, is_disturbed=is_disturbed)})
+
+
+def _each_once(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
+    return tuple({(candidate.recipe, candidate.kind): candidate for candidate in left_out}.values())

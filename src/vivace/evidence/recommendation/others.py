@@ -1,0 +1,149 @@
+"""Further notes: other sources, other models, and missing evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from vivace.evidence.recommendation.kin import Kin, kin_of
+from vivace.evidence.recommendation.ranking import NOISE
+from vivace.evidence.recommendation.recipe_figures import basis_of, figures_of
+from vivace.evidence.recommendation.recommendation import Elsewhere, OtherModel
+from vivace.evidence.recommendation.row_filter import RowFilter
+from vivace.evidence.recommendation.weighing import RankedTable
+from vivace.foundation.hardware import Near
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.stats import Gate
+
+_MOST_ELSEWHERE = 3
+_MOST_NEARER = 2
+
+
+def safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Elsewhere | None:
+    """Return the best recipe that keeps the image, if the chosen one changes it without proof of its quality."""
+    assert best.choice is not None
+    chosen = figures_of(best.choice.chosen, best, judge)
+    if chosen.same_picture or (chosen.judged is not None and chosen.judged.gate is Gate.PASSED):
+        return None
+    safe = [
+        (ranked.score.point, source, ranked)
+        for source in weighed
+        if source.order == best.order and source.choice is not None and source.is_comparison
+        for ranked in source.choice.ranking
+        if judge.keeps(ranked.row, source.table)
+    ]
+    if not safe:
+        return None
+    _, source, ranked = max(safe, key=lambda each: each[0])
+    return Elsewhere(basis=basis_of(source, judge.gpu), best=figures_of(ranked, source, judge))
+
+
+def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Iterator[Elsewhere]:
+    """Yield the advice of other tables, the best evidence first, once per source, model and GPU.
+
+    The recipe with the largest recorded gain on a GPU of the same generation is among them if it gains more than the
+    chosen one.
+    """
+    best_by_place: dict[tuple[str, str, str], RankedTable] = {}
+    for source in weighed:
+        key = (source.table.place, source.table.model, source.table.gpu)
+        is_best = key == (best.table.place, best.table.model, best.table.gpu)
+        if (
+            is_best
+            or source.table.kind == "predicted"
+            or not source.is_comparison
+            or source.choice is None
+            or source.choice.chosen.row is source.table.rows[0]
+            or source.choice.chosen.row.num_techniques == 0
+        ):
+            continue
+        if key not in best_by_place or source.score > best_by_place[key].score:
+            best_by_place[key] = source
+    direct = [source for source in best_by_place.values() if not source.is_transferred]
+    transferred = [source for source in best_by_place.values() if source.is_transferred]
+    listed = direct[:_MOST_ELSEWHERE]
+    faster = [
+        source
+        for source in direct
+        if source.near is Near.GENERATION
+        and source.table.kind != "published"
+        and source.gain_over(best) > 1 + NOISE
+    ]
+    most = max(faster, key=lambda source: source.gain_over(best), default=None)
+    if most is not None and most not in listed:
+        listed = [*listed[:-1], most]
+    for source in [*listed, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
+        assert source.choice is not None
+        figures = figures_of(source.choice.chosen, source, judge)
+        if source.table.gpu != best.table.gpu:
+            figures = figures.model_copy(update={"cost_per_1000": None})  # the price is of one GPU
+        yield Elsewhere(basis=basis_of(source, judge.gpu), best=figures, gains_more=source is most)
+
+
+def fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherModel | None:
+    """Return the fastest model of the family with at most half the steps, of the same source and on the same GPU."""
+    times = {}
+    for source in weighed:
+        if (
+            source.choice is not None
+            and source.table.kind != "predicted"
+            and source.choice.chosen.row.latency is not None
+            and source.table.gpu == best.table.gpu
+        ):
+            times[source.table.place, source.table.model] = (source, source.choice.chosen.row)
+    models = []
+    for (place, model), (source, row) in times.items():
+        beside = times.get((place, best.table.model))
+        mine, theirs = best.kin.steps, kin_of(model, frozenset((model,))).steps
+        if beside is None or mine is None or theirs is None or 2 * theirs > mine:
+            continue
+        latency, instead_of = row.latency, beside[1].latency
+        assert latency is not None
+        assert instead_of is not None
+        if latency.point * (1 + NOISE) < instead_of.point:
+            other = OtherModel(
+                model=model,
+                recipe=row.recipe,
+                latency_s=latency.point,
+                instead_of_s=instead_of.point,
+                ratio=instead_of.point / latency.point,
+                steps=source.table.steps or theirs,
+                place=place,
+                gpu=source.table.gpu,
+            )
+            models.append(other)
+    return max(models, key=lambda other: other.ratio, default=None)
+
+
+def missing_evidence(
+    weighed: Sequence[RankedTable], kin: Kin, gpu: str | None, best: RankedTable | None, task: Task = "text"
+) -> tuple[str, ...]:
+    """Describe the missing evidence, from the model's own on this GPU downwards."""
+    weighed = [source for source in weighed if source.table.kind != "predicted"]
+    own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
+    sentences = []
+    if not own:
+        family = list(dict.fromkeys(source.table.model for source in weighed if source.is_transferred))
+        family_note = (
+            f"; of its family: {', '.join(family)}" if family else ", nor on another model of its family"
+        )
+        what = kin.name if task == "text" else f"the task '{task}' of {kin.name}"
+        sentences.append(f"no record compares recipes on {what}{family_note}")
+    if gpu is None:
+        sentences.append(
+            "no GPU was named, and this machine has none: the answer is for the GPU of its records"
+        )
+    elif own and not any(source.near is Near.SAME for source in own):
+        names = list(dict.fromkeys(source.table.gpu for source in own if source.near is Near.GENERATION))
+        of_generation = f"; of its generation: {', '.join(names)}" if names else ", nor on its generation"
+        sentences.append(f"no record of {kin.name} on {gpu}{of_generation}")
+    if not any(source.table.kind == "own" and not source.is_transferred for source in weighed):
+        sentences.append("you have no records of it")
+    nearer = [
+        source
+        for source in weighed
+        if best is not None and source.order < best.order and not source.is_comparison
+    ]
+    for source in nearer[:_MOST_NEARER]:
+        why = f" ({source.left_out[0].title}: {source.left_out[0].why})" if source.left_out else ""
+        sentences.append(f"{source.table.place} is nearer, but compares nothing that is allowed{why}")
+    return tuple(sentences)

@@ -1,0 +1,222 @@
+"""The allowed recipes of a table: those that fit, keep the quality, and run on the hardware."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
+from vivace.evidence.measured import decides_on_values
+from vivace.evidence.parsed import resolve
+from vivace.evidence.recommendation.criteria import Criteria
+from vivace.evidence.recommendation.kin import Kin, kin_of
+from vivace.evidence.recommendation.predicted_tables import Card
+from vivace.evidence.recommendation.recommendation import LeftOut, Reason
+from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
+from vivace.foundation.hardware import Near, capability_of
+from vivace.foundation.spec.limits import ONE_VIEW, Limits
+from vivace.foundation.stats import Gate, gate
+from vivace.machinery.technique import Machine, Target
+from vivace.recipes.recipe import Recipe
+from vivace.report.summary import size
+from vivace.runtime.memory.fit import RESERVE_BYTES
+
+_NO_IMAGES = "random weights, so its images were not judged"
+
+
+def _out(row: EvidenceRow, kind: Reason, why: str) -> LeftOut:
+    return LeftOut(recipe=row.recipe, label=row.label, kind=kind, why=why)
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A filter of tables' rows.
+
+    Attributes:
+        kin: the requested model.
+        gpu: the requested GPU; None for any.
+        card: its memory, which is a limit as well; None if it is not known.
+        is_small: whether the published model is known not to fit it.
+    """
+
+    criteria: Criteria
+    kin: Kin
+    gpu: str | None
+    card: Card | None = None
+    is_small: bool = False
+
+    def left_out(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> LeftOut | None:
+        """Return the reason why a row is not ranked; None if it is."""
+        if not row.is_known:
+            why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
+            return _out(row, "not measured", why)
+        if why := self._hardware(row, table, near):
+            return _out(row, "hardware", why)
+        return self._memory(row) or self._quality(row, table)
+
+    def _memory(self, row: EvidenceRow) -> LeftOut | None:
+        """Return the reason why a row does not fit, or may not; None if it fits."""
+        limit = self.criteria.max_bytes
+        if row.peak_bytes is None:
+            if limit is not None or self.is_small:
+                return _out(row, "memory unknown", "its peak memory is not known")
+            return None
+        if limit is not None and row.peak_bytes > limit:
+            return _out(row, "memory", f"needs {size(row.peak_bytes)}, more than {size(limit)}")
+        if self.card is not None and row.peak_bytes + RESERVE_BYTES > self.card.num_bytes:
+            name = f"{self.card.gpu.chip.name} of {size(self.card.num_bytes)}"
+            why = f"needs {size(row.peak_bytes)}, and {size(RESERVE_BYTES)} stay free of the {name}"
+            return _out(row, "memory", why)
+        return None
+
+    def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
+        """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
+
+        Two recipes count as equal if the techniques that change the image are the same.
+        """
+        keeps = self.keeps(row, table)
+        judged = row.judged
+        if not keeps and (table.random_weights or (table.kind == "published" and not _has_failed(judged))):
+            # A published score has no interval, and a threshold skips other steps with other weights.
+            judged = self._of_kind(row, table) or judged
+        if judged is None or self.criteria.limits is None or table.kind == "own":
+            return judged  # a store's rows were judged by the requested limits
+        return held_to(judged, self.criteria.limits, keeps)
+
+    def _of_kind(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
+        """Return an embedded model's judgement of a recipe whose weights were random."""
+        changing = changing_part(row.recipe)
+        if table.kind == "published" and (changing is None or compares_values(changing)):
+            return None  # with other weights the same threshold skips other steps
+        return next(
+            (
+                judged
+                for small, steps, text, judged in _of_embedded()
+                if text == changing
+                and self.kin.is_kind_of(small)
+                # Fewer steps are another share of another number.
+                and ("steps" not in text or steps == table.steps)
+            ),
+            None,
+        )
+
+    def keeps(self, row: EvidenceRow, table: EvidenceTable) -> bool:
+        """Whether a recipe keeps the image of the table's baseline: it adds nothing that changes it."""
+        if row.same_picture:
+            return True
+        mine = changing_part(row.recipe)
+        return mine is not None and mine == changing_part(table.baseline)
+
+    def _quality(self, row: EvidenceRow, table: EvidenceTable) -> LeftOut | None:
+        """Return the reason why a row's images rule it out; None if they do not."""
+        if row.recipe == table.baseline:
+            return None
+        judged, keeps = self.judgement_of(row, table), self.keeps(row, table)
+        if judged is not None and judged.gate is Gate.FAILED:
+            return _out(row, "quality", f"its images fail: {judged.reason}")
+        if self.criteria.same_picture and not keeps:
+            return _out(row, "quality", "it changes the image")
+        is_proven = judged is not None and judged.gate is Gate.PASSED
+        needs_no_proof = self.criteria.limits is None and keeps
+        if is_proven or needs_no_proof:
+            return None
+        if judged is not None:
+            return _out(row, "unproven", f"its quality is not proven: {judged.reason}")
+        changes = "" if keeps else "it changes the image; "
+        return _out(
+            row, "unproven", changes + (_NO_IMAGES if table.random_weights else "its images were not judged")
+        )
+
+    def _hardware(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> str:
+        """Return why a recipe measured elsewhere cannot run on the requested GPU; "" if it can, or is unknown."""
+        try:
+            recipe = resolve(row.recipe)
+        except RecipeError as error:
+            return f"this version of vivace cannot read it: {error.problem}"
+        if table.kind != "own" and (number := max((t.num_gpus for t in recipe), default=1)) > 1:
+            return f"it needs {number} GPUs"
+        gpu = table.gpu if table.kind == "predicted" else self.gpu
+        is_measured_here = near is Near.SAME and table.kind != "predicted"
+        if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
+            return ""
+        return refused(recipe, gpu, capability) or unknown_speed(recipe, gpu, capability)
+
+
+@lru_cache(maxsize=4096)
+def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
+    """Return why a GPU of a compute capability cannot run a recipe; "" if it can."""
+    machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
+    target = Target.of_machine(machine)
+    return next((why for technique in recipe if (why := technique.unsupported(target))), "")
+
+
+def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
+    """Return why a time of another GPU does not apply to a recipe on this one; "" if it does."""
+    names = [t.text for t in recipe if t.made_for not in (None, capability)]
+    if not names:
+        return ""
+    return f"kernels of {', '.join(names)} are made for another generation, and were never measured on {gpu}"
+
+
+def _has_failed(judged: JudgedQuality | None) -> bool:
+    return judged is not None and judged.gate is Gate.FAILED
+
+
+def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> JudgedQuality:
+    """Return the judgement by other limits than those of the quality pass."""
+    if judged.is_lost:
+        return judged
+    clip = limits.for_scorer(ONE_VIEW).clip
+    figures = [("CLIP margin kept", 100.0, " %", judged.clip, clip if isinstance(clip, float) else None)]
+    if judged.witness is not None:
+        figures.append(("second witness's margin kept", 100.0, " %", judged.witness, limits.witness))
+    if same_picture:
+        figures += [
+            ("match", 100.0, " %", judged.match, limits.match),
+            ("SSIM", 1.0, "", judged.ssim, limits.ssim),
+            ("PSNR", 1.0, " dB", judged.psnr_db, limits.psnr_db),
+        ]
+    gates, reasons = [], []
+    for name, factor, unit, value, minimum in figures:
+        if minimum is None:
+            continue
+        if value is None or value.low is None or value.high is None:
+            gates.append(Gate.UNCLEAR)
+            reasons.append(f"{name} is not known, {factor * minimum:g}{unit} asked")
+        else:
+            gates.append(gate(value, minimum))
+            low, high = factor * value.low, factor * value.high
+            reasons.append(f"{name} [{low:.4g}, {high:.4g}]{unit}, {factor * minimum:g}{unit} asked")
+    worst = next((gate for gate in (Gate.FAILED, Gate.UNCLEAR, Gate.PASSED) if gate in gates), Gate.UNCLEAR)
+    return judged.model_copy(update={"gate": worst, "reason": "; ".join(reasons) or "no limit is set"})
+
+
+@cache
+def compares_values(text: str) -> bool:
+    """Whether a recipe has a step cache that decides by comparing values."""
+    return decides_on_values(resolve(text).spec)
+
+
+@cache
+def changing_part(text: str) -> str | None:
+    """Return the techniques of a recipe that change the image, as a recipe; None if it cannot be read."""
+    try:
+        return Recipe(tuple(t for t in resolve(text) if not t.same_picture)).text
+    except RecipeError:
+        return None
+
+
+@cache
+def _of_embedded() -> tuple[tuple[Kin, int | None, str, JudgedQuality], ...]:
+    """Return the judged recipes of the embedded models: model, its steps, the techniques that change the image, and the
+    judgement."""
+    entries = []
+    for table in committed_tables():
+        kin = kin_of(table.model)
+        for row in table.rows if kin.is_embedded else ():
+            changing = None if row.judged is None else changing_part(row.recipe)
+            if row.judged is not None and changing is not None:
+                judged = row.judged.model_copy(update={"of": table.model})
+                entries.append((kin, table.steps, changing, judged))
+    return tuple(entries)

@@ -1,0 +1,1 @@
+"""What everything else stands on, without torch: the nouns as data, statistics, GPUs, processes, untrusted input."""

@@ -1,0 +1,249 @@
+"""Start worker processes, send them requests, and return how each request ended."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import WorkerError
+from vivace.foundation.processes.end import ended_by, kill_group, wait_or_kill
+from vivace.foundation.processes.process_limits import LimitWatch
+from vivace.foundation.processes.protocol import TIMEOUT, Event, EventReader, LoggedRequest
+from vivace.foundation.processes.start import start
+
+OnEvent = Callable[[Event], None]
+_START_TIMEOUT_S = 300.0
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a request ended.
+
+    Attributes:
+        value: the answer; None if the process died or was killed.
+        timed_out: the process was killed because the time limit passed.
+        excess: what the process used too much of while it had limits, for which it was killed; see `ProcessLimits`.
+        signal: the signal that ended the process, if one did.
+        status: the exit status, if the process exited.
+        log: the end of its standard output and error.
+    """
+
+    value: dict[str, Any] | None
+    timed_out: bool = False
+    signal: int | None = None
+    status: int | None = None
+    log: str = ""
+    excess: str | None = None
+
+    @property
+    def ended_by(self) -> str | None:
+        """What ended the process, as `end.ended_by` names it; None if it exited by itself."""
+        return ended_by(-self.signal if self.signal is not None else self.status or 0)
+
+
+class Launcher:
+    """Runs requests one at a time, each in a separate process.
+
+    One worker process forks a child for each request. If forking is not safe, each request gets a fresh process.
+
+    Args:
+        command: the worker's command line; the worker calls `resident.serve_requests`.
+        tries_gpu: whether requests may use a GPU.
+        variables: environment variables of the worker, besides this process's own.
+
+    Attributes:
+        forks: whether requests run in forked children; certain after the first request.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        tries_gpu: bool = True,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.forks = True
+        self._command = list(command)
+        self._variables = dict(variables or {})
+        self._fork_flags = ["--fork", *["--try-gpu"] * tries_gpu]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._events = EventReader()
+        self._folder = tempfile.TemporaryDirectory(prefix="vivace-")
+
+    def kill(self) -> None:
+        """Kill the worker, from any thread: a request that runs in another thread then ends."""
+        process = self._process
+        if process is not None:
+            kill_group(process.pid)
+
+    def close(self) -> None:
+        """Kill the worker and remove its files."""
+        if self._process is not None:
+            kill_group(self._process.pid)
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process = None
+        self._folder.cleanup()
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, request: LoggedRequest, timeout_s: float, on_event: OnEvent = lambda _: None) -> Ending:
+        """Send a request, wait until it ends, and return how it ended. Kills it after `timeout_s` seconds.
+
+        An event that has "limits" holds the process to them (`ProcessLimits`) until its next event.
+
+        Args:
+            on_event: called with each event other than the result.
+
+        Raises:
+            WorkerError: the worker process could not be started.
+        """
+        log = Path(self._folder.name) / "log"
+        log.write_bytes(b"")
+        process = self._ensure_started(log)
+        assert process.stdin is not None
+        running = _Running(log, time.monotonic() + timeout_s)
+        try:
+            process.stdin.write(
+                request.model_copy(update={"log": str(log)}).model_dump_json().encode() + b"\n"
+            )
+            process.stdin.flush()
+        except OSError:  # a closed pipe: BrokenPipeError, but on Windows EINVAL
+            return self._worker_died(running)
+        try:
+            while (event := self._events.next(running.next_look())) is not None:
+                match event.get("event"):
+                    case "timeout":
+                        running.kill_if_over(process.pid)
+                    case "result":
+                        running.value = event["value"]
+                    case "ended":
+                        if not self.forks:
+                            self._stop()
+                        return running.ending(event["status"])
+                    case kind:
+                        running.follow(event, is_start=kind == "started")
+                        on_event(event)
+            return self._worker_died(running)
+        except BaseException:
+            # On Ctrl-C the child must not keep computing, and the next request must not take its end for its own.
+            if running.pid is not None:
+                kill_group(running.pid)
+            self._await_end()
+            raise
+
+    def _await_end(self) -> None:
+        """Read the events of an abandoned request until it has ended; stop the worker if it does not."""
+        assert self._process is not None
+        deadline = time.monotonic() + _GRACE_S
+        while (event := self._events.next(deadline)) is not None and event.get("event") != TIMEOUT:
+            if event.get("event") == "ended":
+                if not self.forks:
+                    self._stop()
+                return
+        kill_group(self._process.pid)
+        self._stop()
+
+    def _worker_died(self, running: _Running) -> Ending:
+        """Return the ending of a request whose worker process died: it closed its pipe."""
+        assert self._process is not None
+        status = self._process.wait()
+        self._stop()
+        return running.ending(status)
+
+    def _stop(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        wait_or_kill(self._process, _GRACE_S)
+        self._process.stdout.close()
+        self._process = None
+
+    def _ensure_started(self, log: Path) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        if self._process is not None:
+            self._stop()
+        with log.open("ab") as errors:
+            command = [*self._command, *(self._fork_flags if self.forks else [])]
+            self._process = process = start(command, self._variables, errors)
+        assert process.stdout is not None
+        self._events.watch(process.stdout.fileno())
+        event = self._events.next(time.monotonic() + _START_TIMEOUT_S)
+        if event is None or event.get("event") != "ready":
+            kill_group(process.pid)
+            self._stop()
+            raise WorkerError(f"the worker process did not start: {last_line(_tail(log)) or 'no message'}")
+        self.forks = event["forks"]
+        return process
+
+
+class _Running:
+    """A request in progress."""
+
+    def __init__(self, log: Path, deadline: float) -> None:
+        self.log = log
+        self.value: dict[str, Any] | None = None
+        self.pid: int | None = None
+        self._deadline = deadline
+        self._timed_out = False
+        self._limits = LimitWatch()
+
+    def next_look(self) -> float:
+        return self._limits.next_look(self._deadline)
+
+    def follow(self, event: Event, *, is_start: bool) -> None:
+        if is_start:
+            self.pid = self._limits.pid = event["pid"]
+        else:
+            self._limits.follow(event)
+
+    def kill_if_over(self, worker: int) -> None:
+        """Kill the process if its time is over or it exceeded its limits."""
+        if time.monotonic() < self._deadline:
+            if self._limits.is_excessive():
+                kill_group(self._limits.pid)
+            return
+        if self._timed_out:
+            kill_group(worker)  # the child survived its kill
+        self._timed_out = True
+        self._deadline = time.monotonic() + _GRACE_S
+        kill_group(worker if self.pid is None else self.pid)
+
+    def ending(self, status: int) -> Ending:
+        return Ending(
+            value=None if self._timed_out else self.value,
+            timed_out=self._timed_out,
+            signal=-status if status < 0 else None,
+            status=status if status >= 0 else None,
+            log=_tail(self.log),
+            excess=self._limits.excess,
+        )
+
+
+def _tail(log: Path, limit: int = 64_000) -> str:
+    try:
+        return log.read_bytes()[-limit:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not blank, at most 300 characters of it; empty if there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,68 @@
+"""The limits of the quality gate: how much of the baseline's image quality a recipe must keep."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vivace.foundation.spec.base import Spec
+
+ONE_VIEW = "tiny-clip@cc74678cc4261383"
+"""Revision of tiny-clip that looked at each image at one zoom; it scored the committed records of embedded models."""
+CLIP_LIMITS = {"tiny-clip": 0.985, ONE_VIEW: 0.99}
+"""Limits by scorer, by name or by name and revision, calibrated against images whose content is known."""
+CLIP_LIMIT = 0.95
+"""Limit of all other scorers: a lenient guess, since there is no ground truth for photographs."""
+
+
+WITNESS_LIMIT = 0.9
+"""Limit of a second witness: a lenient guess as well."""
+VARIETY_LIMIT = 0.75
+"""A different set of images that vary as much as the baseline's keeps 0.7 to 1.3 by any one distance."""
+
+
+class Limits(Spec):
+    """Minimum means over the images of a recipe; None switches a limit off.
+
+    The defaults are justified in docs/quality.md.
+
+    Attributes:
+        clip: share of the baseline's CLIP margin that is kept. Applies to all recipes. The margin is how much better
+            the baseline's images fit their own prompts than other prompts. So 1 is as good as the baseline and 0 as bad
+            as images of something else, whatever the scorer. "auto" is the scorer's own limit.
+        match: share of the contrast of the baseline's image that the image of the same prompt and seed reproduces.
+            Applies to recipes in which every technique is `same_picture`.
+        ssim: structural similarity to the baseline's image, for the same recipes.
+        psnr_db: likewise, in dB.
+        witness: as `clip`, by the second model, if there is one.
+        outside: share of the contrast of the image to inpaint that the image reproduces outside of the mask. Never
+            more is required than the baseline reaches.
+        source: as `clip`, for likeness to the image to edit instead of the prompt.
+        variety: share of the baseline's differences between seeds, and between prompts, that is kept (see
+            `report.variety`). Applies to recipes that may give another image.
+    """
+
+    clip: Annotated[float, Field(gt=0, le=2)] | Literal["auto"] | None = "auto"
+    match: float | None = Field(default=0.9, gt=0, le=1)
+    ssim: float | None = Field(default=None, gt=-1, le=1)
+    psnr_db: float | None = Field(default=None, ge=0, le=100)
+    witness: float | None = Field(default=WITNESS_LIMIT, gt=0, le=2)
+    outside: float | None = Field(default=0.9, gt=0, le=1)
+    source: float | None = Field(default=0.9, gt=0, le=2)
+    variety: float | None = Field(default=VARIETY_LIMIT, gt=0, le=1)
+
+    def for_scorer(self, scorer: str | None) -> Limits:
+        """Return the limits with "auto" replaced by the scorer's number.
+
+        Args:
+            scorer: NAME@REVISION; None without one.
+        """
+        if self.clip != "auto":
+            return self
+        name = (scorer or "").partition("@")[0]
+        limit = CLIP_LIMITS.get(scorer or "", CLIP_LIMITS.get(name, CLIP_LIMIT))
+        return self.model_copy(update={"clip": limit})
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,51 @@
+"""A trial: model x recipe x workload."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.model import Model
+from vivace.foundation.spec.recipe_syntax import RecipeSpec
+from vivace.foundation.spec.workload import Workload
+
+
+class Trial(Spec):
+    """A recipe on a model with a workload, on "cpu" or "cuda": the unit of isolated measurement.
+
+    Attributes:
+        repetition: 1 for the second trial of the same recipe in a comparison, and so on.
+    """
+
+    model: Model
+    recipe: RecipeSpec
+    workload: Workload
+    device: str
+    repetition: int = 0
+
+    @model_serializer(mode="wrap")
+    def _without_zero(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a repetition of 0, so that keys of earlier versions stay valid."""
+        fields: dict[str, Any] = dump(self)
+        if not self.repetition:
+            del fields["repetition"]
+        return fields
+
+    @property
+    def title(self) -> str:
+        """The recipe, numbered if it is compared with itself."""
+        return f"{self.recipe.text} #{self.repetition + 1}" if self.repetition else self.recipe.text
+
+    def key(self, environment: Environment) -> str:
+        """Return the digest of the trial and its environment, which includes vivace's version."""
+        return Keyed(trial=self, environment=environment).digest()
+
+
+class Keyed(Spec):
+    """The content whose digest is a trial's key."""
+
+    trial: Trial
+    environment: Environment

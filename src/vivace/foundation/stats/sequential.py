@@ -1,0 +1,120 @@
+"""Compare two recipes pair by pair, and stop when the verdict is sure: the rule of `vivace compare`.
+
+Looking at the data again and again makes an interval that is right once wrong too often. So the looks are few and
+fixed, and the allowed error is divided among them (Bonferroni): all looks together call a recipe slower than it is in
+at most FALSE_DIFFERENCE of comparisons. `benchmarks/coverage.py` simulates how often that holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.foundation.stats.intervals import Interval, Spread, mean_over_rounds
+from vivace.foundation.stats.ratios import pair_logs
+from vivace.foundation.stats.verdicts import SAME_WITHIN, Verdict
+
+FIRST_LOOK = 3
+DEFAULT_MAX_PAIRS = 32
+FALSE_DIFFERENCE = 0.02
+"""One-sided error rate over all looks: a recipe is called slower (or faster) without a difference beyond the margin."""
+FALSE_SAME = 0.05
+"""Error rate over all looks: recipes that differ by the margin are called the same."""
+PRIOR = Spread(0.02, 1)
+"""Prior with the weight of one observation: the pairs themselves soon show how much processes differ."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The state of the comparison by the pairs so far.
+
+    Attributes:
+        verdict: on the second recipe against the first; same means within 1 %.
+        regressed: whether it is slower by more than `fail_if`; None if that is not sure yet.
+        ratio: time of the second over that of the first, with the interval that differences are judged by.
+        fail_if: the slowdown that is allowed: 0.03 is 3 %; None if none was given.
+        sameness: the same ratio with the interval that sameness, or the lack of a regression, is judged by.
+    """
+
+    verdict: Verdict
+    regressed: bool | None
+    ratio: Interval
+    num_pairs: int
+    fail_if: float | None = None
+    sameness: Interval | None = None
+
+    @property
+    def shown(self) -> Interval:
+        """The ratio with the interval that the answer rests on."""
+        is_same = self.verdict is Verdict.SAME if self.fail_if is None else self.regressed is False
+        return self.sameness if is_same and self.sameness is not None else self.ratio
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no more pairs are needed: with `fail_if` that question decides, else the verdict."""
+        if self.fail_if is not None:
+            return self.regressed is not None
+        return self.verdict is not Verdict.UNCLEAR
+
+
+def looks(max_pairs: int = DEFAULT_MAX_PAIRS) -> list[int]:
+    """Return the numbers of pairs at which the data is examined: 3, 4, 6, 8, 12, 16, 24, ..., `max_pairs`."""
+    numbers = []
+    number = 2
+    while number < max_pairs:
+        numbers += [n for n in (number, number + number // 2) if FIRST_LOOK <= n < max_pairs]
+        number *= 2
+    return [*dict.fromkeys(numbers), max_pairs]
+
+
+def decide(
+    first: Sequence[Sequence[float]],
+    second: Sequence[Sequence[float]],
+    num_looks: int,
+    fail_if: float | None = None,
+) -> Decision:
+    """Return the decision at one of `num_looks` looks.
+
+    Args:
+        first, second: seconds by round, in the same order.
+        fail_if: the allowed slowdown of the second.
+    """
+    return decide_logs(*pair_logs(first, second), num_looks, fail_if)
+
+
+def decide_logs(
+    logs: Sequence[float], errors: Sequence[float] | None, num_looks: int, fail_if: float | None = None
+) -> Decision:
+    """Return the decision from the pairs' logarithms of first over second, and their standard errors."""
+    mean = mean_over_rounds([-log for log in logs], errors, 2 * PRIOR.sd**2, PRIOR.dof)
+    sure, usual = (mean.interval(1 - 2 * error / num_looks) for error in (FALSE_DIFFERENCE, FALSE_SAME))
+    number = len(logs)
+    if number < 2 or sure.low is None or sure.high is None or usual.low is None or usual.high is None:
+        return Decision(Verdict.UNCLEAR, None, Interval(sure.point, None, None), number, fail_if)
+    regressed = _regressed(sure, usual, fail_if)
+    return Decision(_verdict(sure, usual), regressed, sure, number, fail_if, sameness=usual)
+
+
+def _verdict(sure: Interval, usual: Interval) -> Verdict:
+    least, most = _ends(sure)
+    margin = math.log1p(SAME_WITHIN)
+    if least > margin:
+        return Verdict.SLOWER
+    if most < -margin:
+        return Verdict.FASTER
+    least, most = _ends(usual)
+    return Verdict.SAME if -margin <= least and most <= margin else Verdict.UNCLEAR
+
+
+def _regressed(sure: Interval, usual: Interval, fail_if: float | None) -> bool | None:
+    limit = math.log1p(SAME_WITHIN if fail_if is None else fail_if)
+    if _ends(sure)[0] > limit:
+        return True
+    return False if _ends(usual)[1] <= limit else None
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    assert interval.low is not None
+    assert interval.high is not None
+    return math.log(interval.low), math.log(interval.high)

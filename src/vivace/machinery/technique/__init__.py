@@ -1,0 +1,56 @@
+"""What a technique is: its stage, knobs, targets, effect, and the traits by which techniques meet."""
+
+from vivace.machinery.technique.anatomy import (
+    COMPONENTS,
+    DENOISERS,
+    TEXT_ENCODERS,
+    Component,
+    attribute_of,
+    call_parameters,
+    component_of,
+    ignores_guidance_scale,
+    is_cast_in_call,
+    weights_dtype,
+    without_clashes,
+    working_part,
+)
+from vivace.machinery.technique.effect import CallContext, Effect, Facts
+from vivace.machinery.technique.machine_facts import Backend, Machine
+from vivace.machinery.technique.script import Script
+from vivace.machinery.technique.stage import Stage
+from vivace.machinery.technique.target import Distillation, ModelFacts, Placement, Request, Target
+from vivace.machinery.technique.technique import Arithmetic, MemoryAdvice, Technique, knob
+from vivace.machinery.technique.traits import Rule, Trait
+
+__all__ = [
+    "COMPONENTS",
+    "DENOISERS",
+    "TEXT_ENCODERS",
+    "Arithmetic",
+    "Backend",
+    "CallContext",
+    "Component",
+    "Distillation",
+    "Effect",
+    "Facts",
+    "Machine",
+    "MemoryAdvice",
+    "ModelFacts",
+    "Placement",
+    "Request",
+    "Rule",
+    "Script",
+    "Stage",
+    "Target",
+    "Technique",
+    "Trait",
+    "attribute_of",
+    "call_parameters",
+    "component_of",
+    "ignores_guidance_scale",
+    "is_cast_in_call",
+    "knob",
+    "weights_dtype",
+    "without_clashes",
+    "working_part",
+]

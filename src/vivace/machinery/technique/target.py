@@ -1,0 +1,150 @@
+"""The target of a technique: a pipeline, its place, the facts about its model, and the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from vivace.machinery.technique.anatomy import Component, attribute_of, component_of
+from vivace.machinery.technique.effect import Effect
+from vivace.machinery.technique.machine_facts import Machine
+
+if TYPE_CHECKING:
+    from vivace.machinery.technique.technique import Technique
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A LoRA that makes a model draw in few steps, and its intended use.
+
+    Attributes:
+        steps: the numbers of steps that it was made for, the usual one first.
+        scheduler: a class of diffusers.
+        scheduler_config: how it differs from the pipeline's own configuration.
+        scale: the weight of the LoRA.
+        where: the file, for the Record.
+        arguments: what `pipe.load_lora_weights` takes to load it in a script.
+        merge: downloads it if needed and merges it into a pipeline; returns the number of changed layers.
+        adds_the_same: whether diffusers, loading it in a script, adds to a pipeline what `merge` adds.
+    """
+
+    kind: str
+    steps: tuple[int, ...]
+    guidance_scale: float
+    scheduler: str
+    scheduler_config: Mapping[str, Any]
+    scale: float
+    where: str
+    arguments: tuple[str, ...]
+    merge: Callable[[Any], int]
+    adds_the_same: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the pipeline runs and where its weights are.
+
+    Attributes:
+        on_host: the weights are still in host memory, to be copied to the device.
+        home: the device on which a technique leaves the weights that it converts: "cpu" if a later technique moves them
+            when they are needed. None: where they are.
+    """
+
+    machine: Machine
+    on_host: bool = False
+    home: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about the model.
+
+    Attributes:
+        name: NAME@REVISION of its weights, "" if unknown.
+        defaults: of the pipeline's call (steps, guidance, size), as far as known.
+        load_tiny_vae: loads the tiny VAE of this model; None if there is none.
+        tiny_vae_arguments: what `AutoencoderTiny.from_pretrained` takes to load it in a script.
+        distillations: the known LoRAs for few steps, the usual one of each kind first.
+        has_random_weights: untrained, so techniques have no content to adapt to.
+        has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
+        stored: what techniques did to the weights before these were saved, by the techniques' text.
+        hits: the share of steps after the first in which a step cache is to hit, to count the work of a recipe on the
+            meta device; None: it never hits there.
+    """
+
+    name: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    load_tiny_vae: Callable[[], Any] | None = None
+    tiny_vae_arguments: tuple[str, ...] = ()
+    distillations: tuple[Distillation, ...] = ()
+    has_random_weights: bool = False
+    has_weights: bool = True
+    stored: Mapping[str, Effect] = field(default_factory=dict)
+    hits: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """The images that the pipeline is going to draw.
+
+    Attributes:
+        prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
+        batch: images per call; None if unknown.
+        earlier, later: the recipe's techniques before and after this one.
+        inputs: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
+            calls to adapt to.
+    """
+
+    prompts: tuple[str, ...] = ()
+    batch: int | None = None
+    earlier: tuple[Technique, ...] = ()
+    later: tuple[Technique, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of a technique. `pipe` is None where only the machine is checked (`vivace techniques`)."""
+
+    where: Placement
+    pipe: Any = None
+    model: ModelFacts = field(default_factory=ModelFacts)
+    request: Request = field(default_factory=Request)
+
+    @classmethod
+    def of_machine(cls, machine: Machine) -> Target:
+        """Return a target without a pipeline, to query what this machine supports."""
+        return cls(Placement(machine))
+
+    @property
+    def machine(self) -> Machine:
+        return self.where.machine
+
+    @property
+    def identity(self) -> str:
+        """The identity of the present weights: the model and the techniques applied so far; "" if unknown."""
+        if not self.model.name:
+            return ""
+        return "+".join((self.model.name, *(technique.text for technique in self.request.earlier)))
+
+    def module(self, component: Component) -> Any:
+        """Return the component's module, or None if this pipeline has none."""
+        return component_of(self.pipe, component)
+
+    def modules(self, components: tuple[Component, ...]) -> dict[Component, Any]:
+        """Return the modules of the components that this pipeline has."""
+        modules = {c: self.module(c) for c in components}
+        return {c: m for c, m in modules.items() if m is not None}
+
+    def path(self, component: Component) -> str:
+        """Return a script's name for the component: "pipe.unet"."""
+        return f"pipe.{attribute_of(self.pipe, component)}"
+
+    def working_path(self, component: Component) -> str:
+        """Return a script's name for the part that the pipeline calls (see `working_part`)."""
+        return self.path(component) + (".decoder" if component == "vae" else "")
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Target:
+        """Return the same target with other defaults of the call."""
+        return replace(self, model=replace(self.model, defaults=dict(defaults)))

@@ -1,0 +1,357 @@
+"""Write a model with a recipe as a plain Python script that generates the same image as vivace.
+
+The recipe is applied to the loaded model, so that only techniques that work here and have an effect are written. Each
+technique writes itself in public calls (`Technique.script`). Techniques without public calls are applied by one
+`vivace.apply` in the script, which then generates the image through that session.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from vivace.foundation.spec.workload import Workload
+from vivace.machinery.technique import Stage, Technique, without_clashes
+from vivace.machinery.technique.script import WIDTH, Script, literal, written_call
+from vivace.models.find import LocatedModel
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import takes_prompts_first
+from vivace.runtime.export.loading import check_loadable, loading
+from vivace.runtime.export.script_layout import docstring, imports_of, spaced
+from vivace.runtime.export.source_images import SourceFile, conversion, opening
+from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
+from vivace.runtime.session import Session
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+
+@dataclass(frozen=True)
+class Step:
+    """One technique of the recipe.
+
+    Attributes:
+        script: its public calls; None if it has none, so that vivace must apply it.
+        left_out: comment it is not applied; None if it is.
+    """
+
+    technique: Technique
+    script: Script | None
+    left_out: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The technique as written in a recipe."""
+        return self.technique.text
+
+    @property
+    def is_swap(self) -> bool:
+        """Whether the technique replaces a component."""
+        return self.technique.stage is Stage.SWAP
+
+
+@dataclass(frozen=True)
+class Written:
+    """A script.
+
+    Attributes:
+        own: the techniques for which it needs vivace; without any it needs only diffusers, torch and torchao.
+        warnings: techniques that were left out because they would change nothing.
+    """
+
+    text: str
+    own: list[str]
+    warnings: list[str] = field(default_factory=list)
+
+
+def write_script(
+    located: LocatedModel,
+    recipe: Recipe,
+    device: str,
+    *,
+    prompt: str,
+    seed: int = 0,
+    call: dict[str, Any] | None = None,
+    threads: int | None = None,
+    about: Iterable[str] = (),
+    workload: Workload | None = None,
+    sources: Sequence[SourceFile] = (),
+) -> Written:
+    """Load the model, apply the recipe and return a script that does the same.
+
+    Args:
+        located: a model whose weights are on this machine.
+        device: torch's type of device, where the script is to run.
+        prompt, seed: of the image that it generates.
+        call: size, steps and guidance that differ from the model's own; the recipe's take precedence.
+        threads: CPU threads that the script sets; None for torch's default.
+        about: further lines of the script's docstring.
+        workload: whose task it does; None for text.
+        sources: the images that it opens.
+
+    Raises:
+        UsageError: a model with random weights.
+        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
+    """
+    check_loadable(located)
+    steps: list[Step] = []
+    session = session_of(
+        pipeline_for(
+            located,
+            recipe,
+            device,
+            None if workload is None else workload.task,
+            None if workload is None else workload.controlnet,
+        ),
+        located,
+        recipe,
+        device,
+        call,
+        [prompt],
+        lambda step, script, left_out: steps.append(Step(step, script, left_out)),
+    )
+    stages = {step.technique.stage for step in steps if step.left_out is None}
+    steps = [_without_invalid_script(step, stages) for step in steps]
+    inside = _applied_by_vivace(steps)
+    own = [step.text for step in inside if step.script is None]
+    plain = [step for step in steps if step.script is not None and step not in inside]
+    call_contexts = [call_context for step in plain if (call_context := _script(step).around)]
+    load = loading(located, device)
+    made = Script() if workload is None else conversion(located, workload)
+    opened = Script() if workload is None else opening(sources, workload.width, workload.height)
+    imports = {
+        "torch",
+        *load.imports,
+        *made.imports,
+        *opened.imports,
+        *(name for step in plain for name in _script(step).imports),
+    }
+    imports |= {"vivace"} if inside else set()
+    blocks = [[f"torch.set_num_threads({threads})  # the image's last bits depend on it"]] if threads else []
+    blocks += [list(load.lines), list(made.lines)]
+    blocks += _technique_blocks(steps, inside, device, prompt)
+    if _computes_below_fp32(session.pipe):
+        noise = _noise_in_fp32(session.pipe, encodes=bool(sources))
+        imports |= set(noise.imports)
+        blocks.append(list(noise.lines))
+    blocks.append(list(opened.lines))
+    source_names = [each.name for each in sources]
+    blocks.append(
+        _call_block(session, "draw" if inside else "pipe", prompt, seed, call_contexts, source_names)
+    )
+    needs = [f"Needs vivace: there are no public calls for {', '.join(own)}."] if own else []
+    session.close()
+    header = docstring(
+        [f"Generate an image with {located.model.name}.", "", f"Recipe: {recipe.text}", *needs, *about]
+    )
+    body = spaced(block for block in blocks if block)
+    return Written(f"{header}\n\n{imports_of(imports)}\n\n{body}\n", own, session.warnings)
+
+
+def _script(step: Step) -> Script:
+    assert step.script is not None
+    return step.script
+
+
+def _without_invalid_script(step: Step, stages: set[Stage]) -> Step:
+    """Return the step without its script if that is not valid beside the other techniques' stages."""
+    is_invalid = step.script is not None and step.script.unless_stage in stages
+    return replace(step, script=None) if is_invalid else step
+
+
+def _applied_by_vivace(steps: list[Step]) -> list[Step]:
+    """Return the techniques that vivace applies: those without a script, and all techniques between them, to keep the
+    order."""
+    applied = [step for step in steps if step.left_out is None]
+    own = [index for index, step in enumerate(applied) if step.script is None]
+    if not own:
+        return []
+    return [
+        step for step in applied[own[0] : own[-1] + 1] if step.script is None or not step.script.is_call_only
+    ]
+
+
+def _technique_blocks(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
+    """Return every technique's lines in order, and the move to the GPU.
+
+    Components are replaced before the move, and weights are quantised on their way to the GPU. Weights that a technique
+    keeps in host memory are not moved, unless vivace applies a technique: it checks techniques against the device that
+    the pipeline is on.
+    """
+    stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
+    on_host = len(list(takewhile(lambda step: step.is_swap and step not in inside, steps)))
+    shrinking = [k for k, step in enumerate(steps) if step.script is not None and step.script.from_host]
+    shrinks = bool(shrinking) and not any(step in inside for step in steps[: shrinking[-1] + 1])
+    if shrinks:
+        on_host = shrinking[-1] + 1
+    blocks = [_block(step, inside) for step in steps[:on_host]]
+    if device != "cpu" and not stays:
+        rest = [line.replace("cuda", device) for line in _REST_TO_GPU]
+        blocks.append(rest if shrinks else [f'pipe.to("{device}")'])
+    for step in steps[on_host:]:
+        block = _block(step, inside)
+        if block and step.script is not None and step.script.places_weights and not stays:
+            block.insert(1, 'pipe.to("cpu", silence_dtype_warnings=True)')
+        blocks.append(block)
+        if inside and step is inside[-1]:
+            blocks.append(_apply_own(inside, prompt))
+    return blocks
+
+
+# `pipe.to` would also call `to` on quantised weights, which dequantises some of them even on the same device.
+_REST_TO_GPU = (
+    "# Move the other weights; the quantised ones are on the GPU already.",
+    "for part in pipe.components.values():",
+    "    if isinstance(part, torch.nn.Module):",
+    "        for tensor in (*part.parameters(), *part.buffers()):",
+    '            if tensor.device.type == "cpu":',
+    '                tensor.data = tensor.data.to("cuda")',
+)
+
+
+def _block(step: Step, inside: list[Step]) -> list[str]:
+    """Return a technique's lines below a comment with its name."""
+    if step in inside or (step.script is not None and step.script.is_call_only):
+        return []
+    if step.left_out is not None:
+        return [f"# {step.text}: {step.left_out}"]
+    summary = step.technique.summary
+    title = textwrap.wrap(
+        f"# {step.text}: {summary}",
+        WIDTH,
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*title, *_script(step).lines] if _script(step).lines else []
+
+
+def _apply_own(inside: list[Step], prompt: str) -> list[str]:
+    """Return the lines that apply the techniques without public calls."""
+    lines = ["# Techniques without public calls; the image is generated through this session."]
+    if any(step.script is not None for step in inside):
+        lines = [
+            "# Techniques without public calls, and those to be applied between them; the image",
+            "# is generated through this session.",
+        ]
+    recipe = literal("+".join(step.text for step in inside))
+    arguments = {}
+    if any(step.technique.needs_prompts for step in inside):
+        lines.append("# Images of the prompts are generated first, for calibration: give prompts like yours.")
+        arguments["prompts"] = literal([prompt])
+    return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **arguments).splitlines()]
+
+
+def _computes_below_fp32(pipe: DiffusionPipeline) -> bool:
+    """Whether a parameter is fp16 or bf16."""
+    import torch
+
+    parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+    return any(
+        str(p.dtype) in ("torch.float16", "torch.bfloat16") for part in parts for p in part.parameters()
+    )
+
+
+# Like `vivace.runtime.noise`.
+_PREPARE = """
+prepare_latents = pipe.prepare_latents
+
+
+def prepare_in_fp32(*args, **kwargs):
+    given = inspect.signature(prepare_latents).bind(*args, **kwargs)
+    dtype, given.arguments["dtype"] = given.arguments["dtype"], torch.float32
+    made = prepare_latents(*given.args, **given.kwargs)
+    if not isinstance(made, tuple):
+        return made.to(dtype)
+    return tuple(part.to(dtype) if part.is_floating_point() else part for part in made)
+
+
+pipe.prepare_latents = prepare_in_fp32
+"""
+_STEP = """
+scheduler_step = pipe.scheduler.step
+
+
+@functools.wraps(scheduler_step)  # pipelines inspect its signature
+def step_in_fp32(model_output, timestep, sample, *args, **kwargs):
+    made = scheduler_step(model_output.float(), timestep, sample, *args, **kwargs)
+    return tuple(part.to(sample.dtype) for part in made)
+
+
+pipe.scheduler.step = step_in_fp32
+"""
+
+
+_ENCODE = """
+encode = pipe.vae.encode
+
+
+@functools.wraps(encode)
+def encode_in_fp32(x, *args, **kwargs):
+    output = encode(x.to(next(pipe.vae.encoder.parameters()).dtype), *args, **kwargs)
+    found = getattr(output, "latent_dist", None)
+    if found is not None:  # a distribution, which is sampled
+        output.latent_dist = type(found)(found.parameters.float())
+    return output
+
+
+pipe.vae.encode = encode_in_fp32
+"""
+
+
+_CAST_BACK = """    if pipe.vae.dtype != own:
+        pipe.vae.to(own)  # SDXL's pipeline casts it to the dtype that it was given
+"""
+
+
+def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
+    """Return the lines that make the pipeline draw noise in fp32.
+
+    Args:
+        encodes: whether it also encodes images, whose latents are sampled.
+    """
+    prepare = getattr(type(pipe), "prepare_latents", None)
+    takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
+    comment = (
+        "# In half precision a seed may give other noise than in fp32. So noise is drawn in fp32",
+        "# and rounded. The scheduler may draw more noise, so it computes in fp32 too.",
+    )
+    step = _STEP.strip().splitlines()
+    prepare = _PREPARE
+    if encodes:
+        made = "    made = prepare_latents(*given.args, **given.kwargs)\n"
+        prepare = prepare.replace(made, f"    own = pipe.vae.dtype\n{made}{_CAST_BACK}")
+        step = [*_ENCODE.strip().splitlines(), "", *step]
+    if not takes_dtype:
+        return Script(imports=("functools",), lines=(*comment, *step))
+    return Script(
+        imports=("functools", "inspect"), lines=(*comment, *prepare.strip().splitlines(), "", *step)
+    )
+
+
+def _call_block(
+    session: Session, function: str, prompt: str, seed: int, call_contexts: list[str], source_names: list[str]
+) -> list[str]:
+    plain = without_clashes(session.pipe, session.arguments)
+    arguments = {name: literal(value) for name, value in plain.items()}
+    if "max_area" in inspect.signature(type(session.pipe).__call__).parameters:
+        height, width = session.arguments["height"], session.arguments["width"]
+        arguments |= {"max_area": literal(height * width), "_auto_resize": "False"}
+    arguments |= {name: name for name in source_names}
+    # On the CPU, so that a seed gives the same noise on every device.
+    arguments["generator"] = f'torch.Generator("cpu").manual_seed({seed})'
+    result = "drawn" if source_names else "image"
+    if source_names or not takes_prompts_first(session.pipe):
+        arguments = {"prompt": literal(prompt)} | arguments
+        call = written_call(f"{result} = {function}", end=").images[0]", **arguments)
+    else:
+        call = written_call(f"{result} = {function}", literal(prompt), end=").images[0]", **arguments)
+    lines = call.splitlines()
+    if call_contexts:
+        lines = [f"with {', '.join(call_contexts)}:", *(f"    {line}" for line in lines)]
+    return [*lines, f'{"drawn" if source_names else "image"}.save("picture.png")']

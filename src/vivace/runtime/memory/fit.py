@@ -1,0 +1,245 @@
+"""Find the GPUs that a prediction fits, and the changes that make it fit a smaller one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+from vivace.machinery.technique import DENOISERS, Stage
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.estimate import largest_encoder
+from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.weightless import Weightless
+from vivace.techniques import TECHNIQUES
+
+CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
+RESERVE_BYTES = 1_200_000_000
+"""Bytes kept free on every GPU, for the CUDA context, which the allocator does not count, and fragmentation.
+
+A context has 0.65 GB (results/memory-caps.jsonl). With 0.39 GB beside it and the predicted peak, Z-Image-Turbo ran out
+of memory.
+"""
+_WORTH_IT = 0.99
+"""Share of the memory that a change must save to count."""
+_SMALLEST = 256
+"""Smallest proposed side, pixels."""
+_FREE, _UNKNOWN = 1.0, 0.9
+"""Assumed speed-up of a change of precision or of the VAE only, and of other changes without a record."""
+LARGEST_ENCODER = "text_encoder_2"
+"""The name of the largest text encoder in the recipes that techniques propose, as in FLUX and SDXL."""
+SpeedOf = Callable[[str], float | None]
+
+
+@dataclass(frozen=True)
+class RecipeChange:
+    """One change of a series, applied after those before it.
+
+    Attributes:
+        what: a recipe, a batch or a size, for users.
+        prediction: with this change and those before it.
+        fills: the change does not lower the memory; it uses what is still free to be faster.
+    """
+
+    what: str
+    prediction: Prediction
+    fills: bool = False
+
+
+def fits(prediction: Prediction, card_bytes: float) -> bool:
+    """Whether loading and calling fit, with the reserve. A GPU of N GB counts as N * 10**9 bytes, which every such GPU
+    has."""
+    return prediction.needed_bytes + RESERVE_BYTES <= card_bytes
+
+
+def changes(
+    model: Weightless,
+    recipe: Recipe,
+    now: Prediction,
+    card_bytes: float,
+    on_attempt: Callable[[str], None],
+    speed_of: SpeedOf = lambda recipe: None,
+) -> list[RecipeChange]:
+    """Return changes that lower the memory until it fits: first techniques, then the batch, then the image size.
+
+    Each change is applied after those before it. Techniques that keep the image come first, and of those the ones that
+    cost the least time. Changes that do not lower the memory are left out. The result may still not fit. If it fits and
+    a technique can use the free memory to be faster, that is the last change.
+
+    Args:
+        now: the prediction of `recipe`.
+        card_bytes: memory of the GPU.
+        on_attempt: called with the name of each change before it is tried, which takes seconds.
+        speed_of: returns how many times as fast a recipe is as the baseline, None if that is not known.
+    """
+    saving = _saving_changes(model, recipe, now, card_bytes, on_attempt, speed_of)
+    if not saving or not fits(saving[-1].prediction, card_bytes):
+        return saving
+    faster = use_free_memory(model, saving[-1].prediction, card_bytes, on_attempt)
+    return saving if faster is None else [*saving, faster]
+
+
+def use_free_memory(
+    model: Weightless, now: Prediction, card_bytes: float, on_attempt: Callable[[str], None]
+) -> RecipeChange | None:
+    """Return a change that uses free memory of the GPU to be faster; None if no technique of the recipe can."""
+    recipe = resolve(now.recipe)
+    denoiser = next((c for c in now.components if c.name in DENOISERS), None)
+    if denoiser is None:
+        return None
+    free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)
+    free = min(free, denoiser.num_parameters * (4 if "fp32" in denoiser.dtype else 2))
+    for technique in recipe:
+        variant = technique.using_memory(free)
+        if variant is None:
+            continue
+        on_attempt(variant.text)
+        changed = recipe.without(technique).with_(variant)
+        after = predicted(
+            model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
+        )
+        if fits(after, card_bytes):
+            return RecipeChange(variant.text, after, fills=True)
+    return None
+
+
+def _saving_changes(
+    model: Weightless,
+    recipe: Recipe,
+    now: Prediction,
+    card_bytes: float,
+    on_attempt: Callable[[str], None],
+    speed_of: SpeedOf,
+) -> list[RecipeChange]:
+    """Return the changes that lower the memory, until it fits (see `changes`)."""
+    changes: list[RecipeChange] = []
+
+    def attempt(
+        what: str,
+        changed: Recipe,
+        height: int | None = None,
+        width: int | None = None,
+        batch: int | None = None,
+    ) -> Prediction | None:
+        on_attempt(what)
+        try:
+            after = predicted(
+                model,
+                changed,
+                height=height or now.height,
+                width=width or now.width,
+                batch=batch or now.batch,
+                text=now.text,
+                task=now.task,
+            )
+        except Unsupported:
+            other = _fallback(changed)
+            return None if other is None else attempt(what, other, height, width, batch)
+        except (NoEffect, WorkloadError):
+            return None
+        if (
+            after.needed_bytes > _WORTH_IT * now.needed_bytes
+            and after.peak_bytes > _WORTH_IT * now.peak_bytes
+        ):
+            return None
+        added = [technique.text for technique in changed if technique not in recipe.techniques]
+        changes.append(RecipeChange("+".join(added) if len(added) > 1 else what, after))
+        return after
+
+    for extra in _saving_recipes(speed_of, largest_encoder(now)):
+        if fits(now, card_bytes):
+            return changes
+        if _touches_vae_only(extra) and now.peak_stage != "vae":
+            continue
+        changed = _replacing(recipe, extra)
+        if changed is None or changed == recipe:
+            continue
+        after = attempt(extra, changed)
+        if after is not None:
+            now, recipe = after, resolve(after.recipe)
+    if now.loading_bytes + RESERVE_BYTES > card_bytes:
+        return changes  # a smaller image needs the same weights
+    while not fits(now, card_bytes) and now.batch > 1:
+        after = attempt(f"batch {now.batch // 2}", recipe, batch=now.batch // 2)
+        if after is None:
+            break
+        now = after
+    for height, width in _smaller_sizes(now.height, now.width):
+        if fits(now, card_bytes):
+            break
+        now = attempt(f"{width}x{height} pixels", recipe, height=height, width=width) or now
+    return changes
+
+
+def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
+    """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
+
+    Where a recipe is known to be faster together with `compile`, it is proposed so.
+
+    Args:
+        encoder: the text encoder that recipes for the largest one are aimed at.
+    """
+    recipes = []
+    ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
+    for technique in ordered:
+        for declared in technique.memory_advice.saving:
+            recipe = _aimed(declared, encoder)
+            speed = speed_of(recipe)
+            together = f"{recipe}+compile"
+            compiled = speed_of(together) if speed is not None else None
+            if speed is not None and compiled is not None and compiled > speed:
+                recipe, speed = together, compiled
+            elif speed is None:
+                speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
+            recipes.append((not technique.same_picture, -speed, recipe))
+    return [recipe for *_, recipe in sorted(recipes, key=lambda entry: entry[:2])]
+
+
+def _aimed(recipe: str, encoder: str | None) -> str:
+    """Return a declared recipe for the model's largest text encoder; without one, for its other targets."""
+    if encoder is None:
+        return recipe.replace(f",{LARGEST_ENCODER}", "")
+    return recipe.replace(LARGEST_ENCODER, encoder)
+
+
+def _costs_no_time(recipe: str) -> bool:
+    """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
+    return _touches_vae_only(recipe) or all(t.stage is Stage.PRECISION for t in resolve(recipe))
+
+
+def _touches_vae_only(recipe: str) -> bool:
+    return all(technique.targets == ("vae",) for technique in resolve(recipe))
+
+
+def _replacing(recipe: Recipe, added: str) -> Recipe | None:
+    """Return the recipe with `added` in place of the techniques that own the same slots.
+
+    If that is invalid, a technique of the recipe is replaced by its fallback. None if that is invalid too.
+    """
+    for base in (recipe, _fallback(recipe)):
+        try:
+            if base is not None:
+                return base.replacing(*resolve(added))
+        except RecipeError:
+            continue
+    return None
+
+
+def _fallback(recipe: Recipe) -> Recipe | None:
+    """Return the recipe with one technique replaced by its fallback; None if no technique has one."""
+    for technique in recipe:
+        for instead in technique.memory_advice.fallback:
+            changed = recipe.replacing(*resolve(instead))
+            if changed != recipe:
+                return changed
+    return None
+
+
+def _smaller_sizes(height: int, width: int) -> Iterator[tuple[int, int]]:
+    """Yield three quarters and half of the size (height, width), in multiples of 64 pixels."""
+    for share in (0.75, 0.5):
+        smaller = tuple(max(64, int(share * side) // 64 * 64) for side in (height, width))
+        if min(smaller) >= _SMALLEST:
+            yield smaller[0], smaller[1]

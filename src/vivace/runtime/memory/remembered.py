@@ -1,0 +1,162 @@
+"""Earlier predictions, kept on disk: importing diffusers and building a pipeline takes seconds.
+
+A prediction depends on nothing but what its key holds: the model's configuration and tokenizers, the recipe with the
+content of its files, the size of the call, vivace's source, and the libraries. So does the answer that there is none:
+no effect, unsupported, or an impossible size.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from vivace.errors import NoEffect, Unpredictable, Unsupported, WorkloadError
+from vivace.foundation.untrusted.files import open_plain
+from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.models.find import LocatedModel
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.shipped_answers import shipped_answer
+from vivace.runtime.memory.weightless import Weightless
+
+_REFUSALS = (NoEffect, Unpredictable, Unsupported, WorkloadError)
+_READ = {".json", ".txt", ".jinja", ".model"}
+MOST_KEPT = 2000
+"""Number of files, of about 3 KB each; beyond it the oldest half is deleted."""
+Answer = list[Any]
+"""Model, recipe, and the prediction or refusal as JSON holds it."""
+_collected: ContextVar[list[Answer] | None] = ContextVar("_collected", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[Answer]]:
+    """Collect the answers that are made inside the context, for `vivace.runtime.memory.shipped_answers`."""
+    answers: list[Answer] = []
+    token = _collected.set(answers)
+    try:
+        yield answers
+    finally:
+        _collected.reset(token)
+
+
+def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
+    """Return the result of `predict`, from disk if it was computed before.
+
+    Args:
+        request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
+
+    Raises:
+        VivaceError: see `predict`.
+    """
+    if any(
+        technique.needs_prompts for technique in recipe
+    ):  # what it found out on the real model may have changed
+        return predict(model, recipe, **request)
+    if model.located is None and _collected.get() is None:
+        shipped = shipped_answer(model.name, model.defaults, recipe.text, request)
+        if shipped is not None:
+            return _answer_of(shipped)
+    path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
+    content = _read(path)
+    if content is not None:
+        return _answer_of(content)
+    try:
+        prediction = predict(model, recipe, **request)
+    except _REFUSALS as error:
+        if type(error) in _REFUSALS:
+            _keep(path, model, recipe, [type(error).__name__, str(error), getattr(error, "already_so", None)])
+        raise
+    _keep(path, model, recipe, prediction.model_dump(mode="json"))
+    return prediction
+
+
+def _key(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> str:
+    parts = {
+        "model": [model.name, model.dtype, repr(sorted(model.defaults.items()))],
+        "files": None if model.located is None else _files(model.located),
+        "recipe": recipe.pinned().spec.model_dump(mode="json"),
+        "asked": request,
+        "installed": _installed(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode(errors="surrogateescape")).hexdigest()
+
+
+def _files(located: LocatedModel) -> str:
+    """Return the digest of all files: of their contents, or of weights of the size and the time of the last change."""
+    total = hashlib.sha256()
+    tiny = {} if not isinstance(located.tiny_vae, Path) else {"tiny": located.tiny_vae / "config.json"}
+    for name, path in (located.files | tiny).items():
+        stat = path.stat()
+        changed = 0 if path.suffix in _READ else stat.st_mtime_ns
+        total.update(f"{name}\0{stat.st_size}\0{changed}\0".encode(errors="surrogateescape"))
+        if path.suffix in _READ:
+            with open_plain(path) as file:
+                total.update(file.read())
+    return total.hexdigest()
+
+
+@functools.cache
+def _installed() -> str:
+    """Return the digest of vivace's source, and of the folders of packages, which change with what is installed."""
+    own = Path(__file__).parents[2]
+    stats = [(path.relative_to(own).as_posix(), path.stat()) for path in sorted(own.rglob("*.py"))]
+    parts: list[Any] = [sys.version, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]]
+    for library in ("torch", "diffusers", "transformers", "torchao"):
+        spec = importlib.util.find_spec(library)
+        if spec is not None and spec.origin is not None:
+            folder = Path(spec.origin).parents[2]
+            parts.append((str(folder), folder.stat().st_mtime_ns))
+    return hashlib.sha256(json.dumps(parts).encode(errors="surrogateescape")).hexdigest()
+
+
+def _read(path: Path) -> Any | None:
+    """Return the stored answer; None if there is none, or it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+        if isinstance(content, dict):
+            Prediction.model_validate(content)
+            return content
+        name, _, _ = content
+        return content if name in {refusal.__name__ for refusal in _REFUSALS} else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _answer_of(content: Any) -> Prediction:
+    """Return a stored prediction.
+
+    Raises:
+        NoEffect, Unsupported, WorkloadError: that was the answer.
+    """
+    if isinstance(content, dict):
+        return Prediction.model_validate(content)
+    name, reason, already_so = content
+    kind = {refusal.__name__: refusal for refusal in _REFUSALS}[name]
+    raise NoEffect(reason, already_so=already_so) if kind is NoEffect else kind(reason)
+
+
+def _keep(path: Path, model: Weightless, recipe: Recipe, content: Any) -> None:
+    """Write an answer as a whole. Where the cache cannot be written, the next call predicts again."""
+    answers = _collected.get()
+    if answers is not None:
+        answers.append([model.name, recipe.text, content])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(json.dumps(content).encode(errors="surrogateescape"))
+        os.replace(file.name, path)
+        kept = sorted(path.parent.glob("*.json"), key=lambda kept_path: kept_path.stat().st_mtime_ns)
+        for old in kept[: len(kept) // 2] if len(kept) > MOST_KEPT else ():
+            old.unlink(missing_ok=True)
+    except OSError:
+        return

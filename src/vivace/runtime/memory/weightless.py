@@ -1,0 +1,218 @@
+"""Pipelines without weights: every component as published, with its tensors on the meta device.
+
+They take no memory. Called under `vivace.runtime.memory.footprint`, such a pipeline tells how much memory the real one
+would take. Only configuration files and tokenizers are downloaded or read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.foundation.untrusted.files import read_object, user_path
+from vivace.foundation.untrusted.reading import reading
+from vivace.models.architecture import Architecture, Component, Library
+from vivace.models.architectures import ARCHITECTURES
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model
+from vivace.models.gguf_file import SUFFIX
+from vivace.models.hashed_processor import with_processor
+from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.single_file import contents_of
+from vivace.models.synthetic import on_meta
+from vivace.runtime.pipelines import weightless_pipeline
+
+
+@dataclass(frozen=True)
+class Weightless:
+    """A model without weights that is built anew for each recipe.
+
+    Attributes:
+        name: the name that was asked for.
+        dtype: dtype of its baseline on a GPU, "fp16", "bf16" or "fp32".
+        defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
+        build: builds its diffusers pipeline in the baseline's dtype.
+        build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
+        located: the model in a folder; None for an architecture.
+    """
+
+    name: str
+    dtype: str
+    defaults: dict[str, Any]
+    build: Callable[[], Any]
+    build_tiny_vae: Callable[[], Any] | None
+    located: LocatedModel | None = None
+
+
+def find_weightless(name: str) -> Weightless:
+    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or .safetensors file.
+
+    A folder in diffusers' format needs only its configuration files and tokenizers.
+
+    Raises:
+        UnknownModel: it is none of these, or the folder has classes unknown to diffusers and transformers.
+        UnusableModel: the file is damaged, or not a supported model.
+        Unsupported: it is a GGUF file.
+    """
+    plain = name.strip().lower()
+    plain_name = plain.removeprefix(SYNTHETIC)
+    if plain_name in ARCHITECTURES:
+        return _of_architecture(plain, ARCHITECTURES[plain_name])
+    if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
+        return _of_file(name)
+    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
+        names = {*ARCHITECTURES, *CATALOGUE}
+        raise UnknownModel(
+            f"no model '{name[:200]}'{nearest(plain_name[:200], names)} (known models: {', '.join(sorted(names))}; or "
+            "give a folder with a model_index.json or a .safetensors file)"
+        )
+    return _of_folder(name, find_model(name))
+
+
+def _of_architecture(name: str, architecture: Architecture) -> Weightless:
+    entry = CATALOGUE.get(architecture.name)
+    dtype = "fp16" if architecture.denoiser == "unet" else "bf16"
+    defaults: dict[str, Any] = {"height": architecture.height, "width": architecture.width}
+    if entry is not None:
+        dtype = entry.cuda_dtype
+        defaults |= {"num_inference_steps": entry.num_inference_steps, "guidance_scale": entry.guidance_scale}
+        defaults |= entry.call
+
+    def build() -> Any:
+        import diffusers
+
+        parts: dict[str, Any] = {}
+        for part, component in architecture.components.items():
+            parts[part] = _in_dtype(on_meta(component, with_buffers=False), dtype)
+            if part in architecture.text_lengths:
+                length = architecture.text_lengths[part]
+                parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
+        scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
+        kind = getattr(diffusers, architecture.pipeline)
+        parts = with_processor(kind, parts)
+        return _without_bars(kind(scheduler=scheduler, **parts, **architecture.arguments))
+
+    # The family's tiny VAE does not support latents with a mean and standard deviation.
+    small = architecture.tiny_vae if "latents_mean" not in architecture.components["vae"].config else None
+    tiny = (lambda: _in_dtype(on_meta(small), "fp32")) if small is not None else None
+    return Weightless(name, dtype, defaults, build, tiny)
+
+
+def _of_file(name: str) -> Weightless:
+    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture."""
+    entry = contents_of(Path(name)).entry
+    if Path(name).suffix == SUFFIX:
+        raise Unsupported(
+            f"{name}: `vivace plan` does not support GGUF files with mixed quantisation; plan {entry} with the recipe "
+            "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits"
+        )
+    return _of_architecture(name, ARCHITECTURES[entry])
+
+
+def _of_folder(name: str, located: LocatedModel) -> Weightless:
+    files = located.files
+    dtype = located.entry.cuda_dtype if located.entry is not None else "fp16"
+    tiny = located.tiny_vae
+
+    def build() -> Any:
+        import diffusers
+
+        if located.saved is not None:
+            return weightless_pipeline(located)
+        index = _json(files["model_index.json"])
+        parts: dict[str, Any] = {}
+        for part, value in index.items():
+            if part.startswith("_"):
+                continue
+            if not isinstance(value, list):
+                parts[part] = value
+            elif None not in value and value[0] is not None:
+                parts[part] = _part(part, value, files, dtype)
+            else:
+                parts[part] = None
+        kind = getattr(diffusers, str(index["_class_name"]), None)
+        if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
+            raise UnknownModel(f"{located.folder}: {index['_class_name']} is not a pipeline of diffusers")
+        with reading(located.folder, problem=f"cannot be built as a {kind.__name__}"):
+            return _without_bars(kind(**parts))
+
+    def build_tiny() -> Any:
+        assert isinstance(tiny, Path)  # of a folder or an embedded model
+        return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
+
+    return Weightless(
+        name, dtype, located.defaults | located.call, build, build_tiny if tiny is not None else None, located
+    )
+
+
+def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) -> Any:
+    """Build one component of a model_index.json: networks without weights, tokenizers and schedulers as they are."""
+    library, class_name = str(value[0]), str(value[1])
+    import diffusers
+    import torch
+    import transformers
+
+    libraries = {"diffusers": diffusers, "transformers": transformers}
+    if library not in libraries or not hasattr(libraries[library], class_name):
+        raise UnknownModel(
+            f"{part} is a {class_name} of {library}, which is not a class of diffusers or transformers; vivace runs no "
+            f"code from models"
+        )
+    kind = getattr(libraries[library], class_name)
+    with reading(f"{part} ({class_name})", UnknownModel, problem="cannot be built"):
+        if issubclass(kind, torch.nn.Module):
+            config = _json(files[f"{part}/config.json"])
+            # A replacement folder may hold another class.
+            named = str(config.get("_class_name", class_name))
+            built = _in_dtype(_component(config, cast("Library", library), named), dtype)
+        elif issubclass(kind, diffusers.SchedulerMixin):
+            built = _scheduler(kind, _json(files[f"{part}/{kind.config_name}"]))
+        else:
+            folder = next(path.parent for name, path in files.items() if name.split("/")[0] == part)
+            trusted = {"trust_remote_code": False} if library == "transformers" else {}
+            built = kind.from_pretrained(str(folder), local_files_only=True, **trusted)
+    return built
+
+
+def _scheduler(kind: type[Any], config: Mapping[str, Any]) -> Any:
+    """Build a scheduler as its `from_config` does, which first imports all schedulers like it and scipy: a second."""
+    expected = inspect.signature(kind.__init__).parameters.keys() - config.get("_use_default_values", ())
+    return kind(**{name: value for name, value in config.items() if name in expected})
+
+
+def _component(config: dict[str, Any], library: Library, class_name: str) -> Any:
+    if library == "diffusers":
+        import diffusers
+
+        config = getattr(diffusers, class_name).extract_init_dict(config)[0]
+    return on_meta(Component(library=library, class_name=class_name, config=config))
+
+
+def _in_dtype(module: Any, dtype: str) -> Any:
+    import torch
+
+    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+    # Not diffusers' own `to`, which warns about modules that it keeps in fp32.
+    return torch.nn.Module.to(module, "meta", kinds[dtype])
+
+
+def _without_bars(pipe: Any) -> Any:
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return user_path(name).is_dir()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        return False
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with reading(path):
+        return read_object(path)
