@@ -1,5 +1,6 @@
 """`vivace serve` as a user starts and ends it."""
 
+import os
 import re
 import signal
 import socket
@@ -17,10 +18,28 @@ from tests.served import PATH, Answer, Served
 SERVE = (sys.executable, "-m", "vivace", "serve")
 
 
-@pytest.fixture
-def command() -> Iterator[tuple[subprocess.Popen[str], Served, list[str]]]:
+HIDES_POSIX = """
+import os
+
+for name in ("fork", "killpg", "setpgid", "getpgid", "pread", "pwrite", "posix_fadvise", "pidfd_open", "fchmod",
+             "O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "sched_getaffinity"):
+    if hasattr(os, name):
+        delattr(os, name)
+"""
+"""Read by each Python process as it starts: what only POSIX has, as far as libraries work without it."""
+
+
+@pytest.fixture(params=["", pytest.param("without POSIX", marks=pytest.mark.long)])
+def command(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], Served, list[str]]]:
+    environment = dict(os.environ)
+    if request.param:
+        (tmp_path / "sitecustomize.py").write_text(HIDES_POSIX)
+        path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment |= {"VIVACE_NO_FORK": "1", "PYTHONPATH": os.pathsep.join(path)}
     arguments = ("tiny-sd", "--recipe", "tiny_vae", "--device", "cpu", "--threads", "1", "--port", "0")
-    process = subprocess.Popen([*SERVE, *arguments], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*SERVE, *arguments], stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     first = process.stderr.readline()
     assert first == "tiny-sd with tiny_vae (as given)\n"
