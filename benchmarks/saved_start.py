@@ -5,13 +5,14 @@
 A synthetic model is written as a folder of diffusers first, with the tokenizers of tiny-flux, whose ids every
 vocabulary has. Then each start is a process of its own, in turns: `afresh` reads that folder and applies the recipe,
 `saved` reads what `vivace save` made of it. Both are measured from the process's first line to a session on the device
-and to its first image, with the files in the page cache. Host memory is what the process had at most of its own,
-without the pages of mapped files.
+and to its first image, with the files in the page cache or, with `--cold`, on the disk. Host memory is what the process
+had at most of its own, without the pages of mapped files.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -36,10 +37,21 @@ _START = "--start"
 @click.option("--turns", type=click.IntRange(1, 20), default=2, show_default=True)
 @click.option("--size", type=click.IntRange(64, 2048), default=512, show_default=True, help="Of the image.")
 @click.option("--device", default="cuda", show_default=True)
+@click.option(
+    "--cold", is_flag=True, help="Drop the files from the system's cache before each start (Linux)."
+)
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RECORD, show_default=True)
 @click.option(_START, "start", hidden=True, help="Start one side in this process, and print its row.")
 def saved_start(
-    model: str, recipe: str, folder: Path, turns: int, size: int, device: str, record: Path, start: str | None
+    model: str,
+    recipe: str,
+    folder: Path,
+    turns: int,
+    size: int,
+    device: str,
+    cold: bool,
+    record: Path,
+    start: str | None,
 ) -> int:
     """Compare the start of a saved recipe with the recipe applied to the model's own files."""
     if start is not None:
@@ -55,9 +67,12 @@ def saved_start(
     rows: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for turn in range(turns):
         for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
+            if cold:
+                drop_from_cache(sides[side])
             rows[side].append(row := start_of(side, model, recipe, folder, size, device))
             click.echo(
-                f"{side}: ready in {row['ready_s']:.1f} s, first image after {row['first_image_s']:.1f} s, "
+                f"{side}: ready in {row['ready_s']:.1f} s ({row['imports_s']:.1f} of imports), "
+                f"first image after {row['first_image_s']:.1f} s, "
                 f"{row['host_bytes'] / 1e9:.1f} GB of host memory"
             )
     ratio = best(rows["saved"], "ready_s") / best(rows["afresh"], "ready_s")
@@ -65,6 +80,7 @@ def saved_start(
     answer = {
         "model": model,
         "recipe": recipe,
+        "is_cold": cold,
         "files_bytes": {side: size_of(path) for side, path in sides.items()},
         "save_s": round(save_s, 2),
         "starts": rows,
@@ -87,6 +103,15 @@ def timed(work: Any) -> float:
 
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def drop_from_cache(folder: Path) -> None:
+    """Have the system forget the contents of files, so that they are read from the disk again."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_model(model: str, folder: Path, device: str) -> None:
@@ -133,6 +158,10 @@ def started(folder: Path, recipe: str, size: int, device: str) -> dict[str, Any]
     """Open a session and draw one image of two steps; return seconds and bytes of host memory."""
     begun = time.monotonic()
     with HostMemory() as memory:
+        import diffusers.pipelines.pipeline_utils  # noqa: F401
+        import transformers.modeling_utils  # noqa: F401
+
+        imports_s = time.monotonic() - begun
         from vivace.models.find import find_model
         from vivace.recipes.resolve import resolve
         from vivace.runtime.opening import open_session
@@ -145,7 +174,7 @@ def started(folder: Path, recipe: str, size: int, device: str) -> dict[str, Any]
 
             torch.cuda.synchronize()
     seconds = {"ready_s": round(ready_s, 3), "first_image_s": round(time.monotonic() - begun, 3)}
-    return seconds | {"host_bytes": memory.most_bytes}
+    return seconds | {"imports_s": round(imports_s, 3), "host_bytes": memory.most_bytes}
 
 
 class HostMemory:

@@ -45,6 +45,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for marker in case.iter_markers("exhaustive"):
                 if any(fnmatchcase(case.callspec.id, pattern) for pattern in marker.args):
                     case.add_marker(pytest.mark.soak)
+        _leave_to_soak(cases)
+
+
+NUM_LONG_CASES = 3
+"""Of a test's long cases, so many are run by `make test-long`, spread over them; `make soak` runs all."""
+
+
+def _leave_to_soak(cases: Sequence[pytest.Function]) -> None:
+    long = [case for case in cases if case.get_closest_marker("long") and not case.get_closest_marker("soak")]
+    last = len(long) - 1
+    kept = {round(last * number / (NUM_LONG_CASES - 1)) for number in range(NUM_LONG_CASES)}
+    for number, case in enumerate(long):
+        if number not in kept:
+            case.add_marker(pytest.mark.soak)
 
 
 def pytest_collection_finish() -> None:
