@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -227,3 +228,15 @@ def test_no_package_is_too_large() -> None:
         lines[package(path)] += len(path.read_text().splitlines())
     largest, number = lines.most_common(1)[0]
     assert number <= 0.25 * lines.total(), f"{largest} has {number} of {lines.total()} lines"
+
+
+def test_the_documented_layers_are_these() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
+    documented = {}
+    for line in page.partition("```\n12")[2].partition("```")[0].join(["12", ""]).splitlines():
+        layer, _, names = line.strip().partition(" ")
+        for group in re.split(r"\s{3,}", names.strip()):
+            folder, _, rooms = group.rpartition(": ")
+            prefix = f"{folder}." if folder else ""
+            documented |= {prefix + room: int(layer) for room in rooms.split(", ")}
+    assert documented == {name: layer for name, layer in LAYERS.items() if name != "__main__"}
