@@ -61,3 +61,17 @@ def test_the_readme_leads_to_every_page() -> None:
     near = {PAGES[0], *links[PAGES[0]]}
     near |= {further for page in near for further in links.get(page, set())}
     assert [name_of(page) for page in PAGES if page not in near] == []
+
+
+def test_files_of_the_source_that_pages_name_exist() -> None:
+    example = "src/vivace/techniques/text_length.py"  # of CONTRIBUTING.md, which its reader writes
+    named = {
+        path
+        for page in BY_HAND
+        for path in re.findall(
+            r"(?:src/|tests/|docs/|benchmarks/)[\w/]+\.py\b|\bvivace/[\w/]+\.py\b", page.read_text()
+        )
+    }
+    assert len(named) > 10
+    missing = {path for path in named if not ((ROOT / path).exists() or (ROOT / "src" / path).exists())}
+    assert {path for path in missing if "NAME" not in path} == {example}
