@@ -198,7 +198,9 @@ def _forked() -> Iterator[None]:
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
 @pytest.mark.diagonal
-@pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
+@pytest.mark.slow(
+    "dtype(fp16)*", "parallel*", "compile*tiny-sd", "prune(0.2)*", "quantize(nf4)*", "quantize(nvfp4)*"
+)
 @pytest.mark.exhaustive("dtype(fp16)-*", "parallel(cfg)-tiny-sd", "parallel(ulysses)-tiny-flux")
 def test_a_technique_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:

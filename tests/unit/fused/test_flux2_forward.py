@@ -177,6 +177,7 @@ def test_what_works_on_blocks_is_refused(other: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     model = find_weightless("synthetic:flux2-klein-4b")
     plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))

@@ -232,6 +232,7 @@ def predicted(recipe: str) -> Prediction:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)", "fused(fp8, att*")
 def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
     plain, result = predicted("baseline"), predicted(recipe)
     share = result.model_bytes / plain.model_bytes

@@ -261,6 +261,7 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     """Of two blocks."""
     two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})

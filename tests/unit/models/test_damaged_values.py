@@ -230,6 +230,7 @@ def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+@pytest.mark.quick("unet")
 def test_weights_of_a_folder_that_nothing_uses_are_named(folder: Path, part: str) -> None:
     (path,) = (folder / part).glob("*.safetensors")
     state = load_file(path)

@@ -38,6 +38,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "deepcache(2)+cfg_cutoff(0.5)"])
+@pytest.mark.quick("deepcache*")
 def test_four_threads_on_one_session_draw_what_one_does(recipe: str) -> None:
     made = session("sd", recipe)
     alone = [draw(made, seed=seed) for seed in range(4)]

@@ -32,6 +32,7 @@ def _fresh_compiler() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd*", "flux*")
 def test_repeated_blocks_share_their_graphs(family: str) -> None:
     made = session(family, "compile(backend=eager, blocks=repeated)")
     assert np.array_equal(draw(made), drawn(family))

@@ -86,7 +86,7 @@ def test_a_list_keeps_one_block() -> None:
 @pytest.mark.parametrize(
     "recipe", ["fuse_qkv", "channels_last", "int8", "compile(backend=eager)", "token_merging"]
 )
-@pytest.mark.slow("compile*")
+@pytest.mark.quick("int8", "fuse_qkv")
 def test_it_goes_with_others(recipe: str) -> None:
     alone, both = draw(pruned("sd", "prune(0.2)")), draw(pruned("sd", f"prune(0.2)+{recipe}"))
     assert psnr(both, alone) > (12 if recipe == "token_merging" else 25)

@@ -147,6 +147,7 @@ def test_a_prompt_of_zeros(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "bf16+fuse_qkv+"])
+@pytest.mark.quick("bf16*")
 def test_on_flux_and_with_others(cache: Path, before: str) -> None:
     recipe = f"{before}quantize(fp8_static, pictures=1)"
     made, reference = opened(recipe, model="tiny-flux"), opened("baseline", model="tiny-flux")
