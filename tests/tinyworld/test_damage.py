@@ -97,6 +97,7 @@ def judge() -> Judge:
 
 @pytest.mark.parametrize("name", RUINED)
 @pytest.mark.quick("gray", "the smaller object gone", "one prompt of thirteen")
+@pytest.mark.exhaustive("hue*", "left*", "red and blue*", "half*", "shift*")
 def test_what_is_ruined_fails_as_the_same_picture(judge: Judge, name: str) -> None:
     gate, reason = judge.verdict(name, same_picture=True)
     assert gate is Gate.FAILED, reason
@@ -104,6 +105,7 @@ def test_what_is_ruined_fails_as_the_same_picture(judge: Judge, name: str) -> No
 
 @pytest.mark.parametrize("name", GOOD)
 @pytest.mark.quick("JPEG 90")
+@pytest.mark.exhaustive("blur*", "noise*", "shift by 1 pixel up*")
 def test_what_loses_nothing_does_not_fail(judge: Judge, name: str) -> None:
     gate, reason = judge.verdict(name, same_picture=True)
     assert gate is (Gate.UNCLEAR if name == "JPEG 90" else Gate.PASSED), reason

@@ -151,7 +151,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("model", EDITING)
 @pytest.mark.long
-@pytest.mark.exhaustive("flux-kontext", "qwen-image-edit")
+@pytest.mark.exhaustive("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
 def test_it_is_planned_benched_and_generates(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,6 +211,7 @@ def test_flux_hits_more_at_a_higher_threshold(flux: Any) -> None:
     "recipe", ["compile(backend=eager)", "bf16", "int8", "bf16+int4+compile(backend=eager)"]
 )
 @pytest.mark.slow("*compile*")
+@pytest.mark.exhaustive("bf16+int4*")
 def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
     session = vivace.apply(flux, f"first_block_cache(hits=0.5)+{recipe}")
     assert np.isfinite(draw_flux(session)).all()

@@ -50,6 +50,9 @@ def test_inference_mode_keeps_every_bit(family: str) -> None:
     ],
 )
 @pytest.mark.quick("tiny_vae", "cfg_cutoff*")
+@pytest.mark.exhaustive(
+    "compile(backend=aot_eager*", "bf16", "int8", "channels_last", "fuse_qkv", "attention*"
+)
 def test_inference_mode_composes(recipe: str) -> None:
     alone, both = (vivace.load("tiny-sd", text) for text in (recipe, f"inference_mode+{recipe}"))
     reference = draw(alone)

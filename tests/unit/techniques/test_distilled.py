@@ -102,6 +102,7 @@ def test_what_stands_beside_it_wins(distilled_tiny_sd: Path) -> None:
 
 @pytest.mark.parametrize("other", ["int8", "fuse_qkv", "bf16", "compile(backend=eager)"])
 @pytest.mark.quick("int8")
+@pytest.mark.exhaustive("compile*", "bf16", "fuse*")
 def test_it_is_merged_before_what_changes_weights(distilled_tiny_sd: Path, other: str) -> None:
     alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"))
     both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"))

@@ -35,6 +35,7 @@ def _forked() -> Iterator[None]:
     ],
 )
 @pytest.mark.quick("sd-parallel*")
+@pytest.mark.exhaustive("sd-quantize*", "sd-fused*")
 def test_an_exchange_reaches_every_process(family: str, recipe: str, tmp_path: Path) -> None:
     pipe = build(family)
     first, second = (

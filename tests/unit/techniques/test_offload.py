@@ -103,7 +103,9 @@ COMPOSING = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
 @pytest.mark.diagonal
-@pytest.mark.exhaustive("sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*")
+@pytest.mark.exhaustive(
+    "sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*", "flux-layerwise*"
+)
 @pytest.mark.quick("sd-deepcache*stream=True", "sd-attention(math)*", "sdxl-fuse_qkv-seq*", "sd-int8*")
 def test_offload_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]

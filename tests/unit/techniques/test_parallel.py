@@ -110,7 +110,7 @@ class TestBoth:
         ("sd", "int8_dynamic+parallel(cfg)", 35),
     ],
 )
-@pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*")
+@pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*", "flux-quantize*")
 @pytest.mark.quick("sd-int8_dynamic*", "*teacache(hits=0.5)*")
 def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, least_db: float) -> None:
     """Precision and structure travel with the weights; later techniques are applied in each process."""

@@ -73,7 +73,7 @@ def test_a_hit_computes_no_attention(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.long
-@pytest.mark.exhaustive("sd")
+@pytest.mark.exhaustive("sd", "sdxl")
 def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
     alone = drawn(family, recipe, **CALL)

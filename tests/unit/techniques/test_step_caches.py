@@ -352,9 +352,18 @@ COMPILED_WHOLE = [
 @pytest.mark.parametrize(("cache", "extra", "graphs"), COMPILED_WHOLE, ids=_id)
 @pytest.mark.long
 @pytest.mark.exhaustive(
-    "sdxl-*", "sd-faster*", "sd-taylor*", "sd-pyramid*", "*bf16*", "*cutoff*", "*mask*", "flux-sea*", "flux-taylor*",
+    "sdxl-*",
+    "sd-faster*",
+    "sd-taylor*",
+    "sd-pyramid*",
+    "*bf16*",
+    "*cutoff*",
+    "*mask*",
+    "flux-sea*",
+    "flux-taylor*",
     "flux-teacache(0.3)*",
-)  # fmt: skip
+    "flux-dual*",
+)
 def test_compiled_it_has_no_break(cache: Cache, extra: str, graphs: int) -> None:
     alone = cache.latents(cache.session(extra))
     made = cache.session(f"{extra}+compile(backend=eager)")
