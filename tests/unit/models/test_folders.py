@@ -179,11 +179,11 @@ def test_tune_refuses_too_few_minutes_after_the_first_image(
     from vivace.benchmark.store import Store
     from vivace.tuning import ImageRequest
 
-    with pytest.raises(UsageError, match=r"--minutes 0\.05 cannot be met: .* give --minutes"):
+    with pytest.raises(UsageError, match=r"--minutes 0\.1 cannot be met: .* give --minutes"):
         vivace.tune(
             "tiny-sd",
-            minutes=0.05,
-            request=ImageRequest(num_inference_steps=200),
+            minutes=0.1,
+            request=ImageRequest(num_inference_steps=400),
             store=tmp_path,
             device="cpu",
         )

@@ -26,6 +26,8 @@ from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
 from vivace.machinery.technique import Machine
 from vivace.techniques import offload
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
 RECIPES = ("offload(group)", "offload(group, stream=True)")

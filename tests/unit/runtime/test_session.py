@@ -19,6 +19,8 @@ from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 
 

@@ -14,6 +14,8 @@ import vivace
 from tests.families import draw, session
 from vivace.machinery.technique import Effect
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 
 def together(*work: Callable[[], Any]) -> list[Any]:
     """Run functions in threads that start at once, and return what they return."""

@@ -121,6 +121,7 @@ def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Tas
 
 @pytest.mark.parametrize("recipe", ["bf16", "bf16@vae", "vae_slicing+quantize(int8)"])
 @pytest.mark.parametrize(("model", "task"), CASES)
+@pytest.mark.diagonal
 def test_techniques_that_keep_the_picture(model: str, task: Task, recipe: str) -> None:
     session = open_session(model, task, recipe)
     batch = 2 if "vae_slicing" in recipe else 1
@@ -392,6 +393,7 @@ def test_a_script_needs_a_file() -> None:
         source_files(prepared.located, prepared.workload, WorkloadRequest(task="image"))
 
 
+@pytest.mark.long
 def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
     run = vivace.bench(
         "tiny-flux",

@@ -19,6 +19,8 @@ from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
 MODES = ("model", "sequential", "group", "group, stream=True")

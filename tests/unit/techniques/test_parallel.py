@@ -28,6 +28,8 @@ from vivace.runtime.export.plain_script import write_script
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
 RECIPES = {"sd": "parallel(cfg)", "flux": "parallel(ulysses)"}

@@ -19,6 +19,8 @@ from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.session import Session
 from vivace.techniques.prune import _blocks
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle", "a large green triangle"]
 
 

@@ -13,6 +13,8 @@ from vivace.machinery.technique import component_of
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 CALL = {"num_inference_steps": 12}
 SIZE = {"height": 128, "width": 128, "text_length": 32}
 

@@ -25,6 +25,8 @@ from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.quantize import Quantize
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 # Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.
 SCHEMES = {
     "int8": (42, 1.05),

@@ -18,6 +18,8 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle above a blue square", "a large green triangle"]
 RECIPE = "quantize(fp8_static, pictures=2)"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 3}

@@ -19,6 +19,8 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.machinery.step_caching import magcache_ratios, teacache_fit
 from vivace.measure.timer import PipelineTimer
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 LINE = teacache_fit.Fit((1.0, 0.0), model="a line", high=10.0)
 RATIOS = magcache_ratios.Ratios(tuple(float(ratio) for ratio in FLUX_MAG_RATIOS), model="FLUX's")
 

@@ -12,6 +12,8 @@ from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
 from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 CALL = {"num_inference_steps": 12}
 
 
