@@ -267,6 +267,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
+@pytest.mark.quick("baseline*", "cfg_cutoff*", "compile(max*")
 def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

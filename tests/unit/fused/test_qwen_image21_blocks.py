@@ -114,6 +114,7 @@ def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("arguments", CASES)
 @torch.no_grad()
+@pytest.mark.quick("arguments[03]")
 def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     expected = steps(transformer(), arguments)
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):

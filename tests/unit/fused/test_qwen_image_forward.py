@@ -74,6 +74,7 @@ CASES = [
 
 @pytest.mark.parametrize("arguments", CASES)
 @torch.no_grad()
+@pytest.mark.quick("arguments[03]")
 def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     expected = transformer()(**arguments)[0]
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):

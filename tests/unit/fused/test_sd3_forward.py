@@ -78,6 +78,7 @@ CASES = [inputs(1, 128, 8, 8), inputs(2, 9, 5, 9), inputs(3, 16, 4, 2), inputs(1
 @pytest.mark.parametrize("arguments", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
+@pytest.mark.quick("*arguments[03]")
 def test_same_output_as_diffusers(kind: str, arguments: dict[str, Any]) -> None:
     expected = transformer(kind)(**arguments)[0]
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):

@@ -383,6 +383,7 @@ def test_what_is_offloaded_or_moved_is_searched_for() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
+@pytest.mark.quick("scheduler(heun)", "cfg_cutoff*")
 def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = draw(vivace.apply(build("sd"), recipe), num_inference_steps=4)
     pipe = build("sd")

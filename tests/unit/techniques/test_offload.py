@@ -137,6 +137,7 @@ def test_what_it_does_not_go_with_is_refused_with_a_reason() -> None:
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.quick("model", "group")
 def test_an_offloaded_vae_is_cast(mode: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     moved = vivace.apply(upcasting(), f"offload({mode})")
