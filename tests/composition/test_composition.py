@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_LONG = 16
+NUM_LONG = 5
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_sample_has_every_technique_and_both_models() -> None:
     assert {case.model for case in cases} == set(MODELS)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
     recipes = random_recipes()
     assert recipes == random_recipes()

@@ -198,7 +198,38 @@ def _forked() -> Iterator[None]:
 @pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize(("name", "recipe"), RECIPES, ids=[r for _, r in RECIPES])
 @pytest.mark.diagonal
-@pytest.mark.slow("dtype(fp16)*", "parallel(cfg)*", "parallel(ring)*", "compile*tiny-sd")
+@pytest.mark.slow(
+    "dtype(fp16)*",
+    "parallel*",
+    "compile*tiny-sd",
+    "prune(0.2)*",
+    "quantize(nf4)*",
+    "quantize(nvfp4)*",
+    "scheduler(ddpm)*",
+    "scheduler(lms)*",
+    "scheduler(tcd)*",
+    "scheduler(deis)*",
+    "scheduler(sa_solver)*",
+    "scheduler(dpm2)*",
+    "scheduler(dpmpp_2s)*",
+    "scheduler(unipc)*",
+    "quantize(fp8_weight)*",
+    "quantize(mxfp8)*",
+    "quantize(int4)-*",
+    "steps(8)*",
+    "steps(20)*",
+    "pyramid_attention(3)*",
+    "first_block_cache(0.2)*",
+    "progressive_resolution(0.75)*",
+    "cfg_cutoff(0.4)*",
+    "cfg_cutoff(0.8)*",
+    "guidance(5.0)*",
+    "taylorseer(3)*",
+    "taylorseer(4)*",
+    "faster_cache(5)*",
+    "dual_block_cache(0.3)*",
+    "deepcache(5)*",
+)
 @pytest.mark.exhaustive("dtype(fp16)-*", "parallel(cfg)-tiny-sd", "parallel(ulysses)-tiny-flux")
 def test_a_technique_works_or_has_a_reason(name: str, recipe: str, model: str) -> None:
     try:

@@ -101,7 +101,7 @@ def test_everything_that_is_named_was_tried(record: dict[str, Any]) -> None:
         assert expected <= tried
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_drawing_looking_and_judging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ def toy():
     return model, train_clip.ClipLoss(model, args, 8)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_it_learns_to_tell_eight_scenes_apart(toy, tmp_path):
     model, loss = toy
     start = loss()[0].item()
@@ -75,7 +75,7 @@ def test_it_learns_to_tell_eight_scenes_apart(toy, tmp_path):
     assert loss()[0].item() < 0.8 * start
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_its_loss_is_one_graph(toy):
     torch._dynamo.reset()
     _, loss = toy

@@ -208,6 +208,7 @@ def losses(small_batch=8):
 
 
 @pytest.mark.parametrize("stage", ["teacher", "student", "schnell"])
+@pytest.mark.soak
 def test_the_losses_of_flux_fall_on_a_small_problem(small, tmp_path, stage):
     made, models = losses()
     start = sum(made[stage]()[0].item() for _ in range(4)) / 4
@@ -226,6 +227,7 @@ def test_the_losses_of_flux_fall_on_a_small_problem(small, tmp_path, stage):
     assert end < 0.8 * start
 
 
+@pytest.mark.soak
 def test_the_largest_loss_is_one_graph(small):
     """A break in the graph, or a wait for the device, would end the capture on a GPU: seen here, on a CPU."""
     made, _ = losses(4)
@@ -304,6 +306,7 @@ def test_a_cache_reuses_more_steps_at_higher_thresholds(folder):
     assert rows[1]["psnr_db"] < 60
 
 
+@pytest.mark.soak
 def test_the_evaluation_writes_a_record_that_fills_the_page(folder, tmp_path, monkeypatch):
     networks.save_tiny_vae(folder / evaluate_flux.TINY_VAE_FOLDER, networks.build_tiny_vae(flux.CHANNELS))
     clip.save(folder / clip.FOLDER, clip.build())

@@ -136,6 +136,7 @@ def test_no_gradient_comes_through_the_target(pipe):
         assert torch.allclose(layer.up.grad, expected, atol=1e-7)
 
 
+@pytest.mark.soak
 def test_the_consistency_loss_falls_on_a_small_problem(pipe, tmp_path):
     loss, layers = loss_of(pipe, batch=4, skip=200)
     moved(layers)
@@ -177,6 +178,7 @@ def test_the_file_is_merged_into_what_was_trained(pipe, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.soak
 def test_training_stops_resumes_and_says_how_it_was_done(tmp_path, monkeypatch):
     def train(*more):
         toy = ["--out", str(tmp_path), "--scenes", "4", "--batch", "2", "--device", "cpu", "--rank", "2"]
@@ -212,6 +214,7 @@ def test_the_loss_is_one_graph(pipe):
     assert torch.allclose(value, loss._compute(*inputs)[0], rtol=1e-3)
 
 
+@pytest.mark.soak
 def test_the_evaluation_writes_a_record_that_fills_its_tables(pipe, tmp_path, monkeypatch):
     _, layers = loss_of(pipe)
     moved(layers, 0.001)

@@ -62,7 +62,7 @@ def test_linear_widths_suit_every_quantiser(pipe):
                 assert layer.out_features % 32 == 0, name
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_accuracy_has_not_fallen(pipe):
     """12 held-out captions; on one thread in fp32 the shipped weights get all of them right."""
     prompts = evaluate.held_out_captions(12)
@@ -83,7 +83,7 @@ def test_too_few_steps_are_seen(pipe):
 
 @pytest.mark.long
 def test_tiny_vae_takes_the_vaes_place(pipe, tiny_vae):
-    prompts = evaluate.held_out_captions(4)
+    prompts = evaluate.held_out_captions(2)
     setting = evaluate.Setting(dtype="fp32", steps=20)
     usual = evaluate.draw(pipe, prompts, setting)
     before, pipe.vae = pipe.vae, tiny_vae

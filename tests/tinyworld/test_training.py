@@ -129,6 +129,7 @@ def train(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.soak
 def test_the_stages_fit_together(tmp_path, train):
     from diffusers import AutoencoderTiny, StableDiffusionPipeline
 

@@ -39,6 +39,7 @@ def ruined(kind, pictures):
 
 @pytest.mark.parametrize("kind", ["noise", "black", "gray", "red", "clouds"])
 @pytest.mark.long
+@pytest.mark.exhaustive("noise", "black", "red")
 def test_ruined_pictures_score_nothing(true_scenes, kind):
     pictures, texts, _ = true_scenes
     result = accuracy(ruined(kind, pictures[:60]), texts[:60])
@@ -52,7 +53,7 @@ def test_ruined_pictures_score_nothing(true_scenes, kind):
 @pytest.mark.long
 def test_pictures_of_other_captions_score_as_chance(true_scenes):
     pictures, texts, _ = true_scenes
-    result = accuracy(pictures[:300], texts[300:600])
+    result = accuracy(pictures[:200], texts[200:400])
     assert result["colour"] < 0.3
     assert result["shape"] < 0.35
     assert result["binding"] < 0.08
@@ -93,7 +94,7 @@ def test_an_object_is_painted_over(true_scenes):
 def test_each_kind_of_mistake_is_seen(true_scenes):
     pictures, _, described = true_scenes
     num_mistakes = 0
-    for picture, full in zip(pictures[:200], described[:200], strict=True):
+    for picture, full in zip(pictures[:100], described[:100], strict=True):
         if len(full.things) != 2 or full.things[0].colour == full.things[1].colour:
             continue
         a, b = (f"{thing.colour} {thing.shape}" for thing in full.things)
@@ -112,7 +113,7 @@ def test_each_kind_of_mistake_is_seen(true_scenes):
         mirrored = verifier.verify(np.ascontiguousarray(picture[:, ::-1]), f"a {a} {full.relation} a {b}")
         assert mirrored.right == (full.relation in ("above", "below"))
         num_mistakes += 1
-    assert num_mistakes > 50
+    assert num_mistakes > 25
 
 
 def test_touching_objects_come_apart():

@@ -28,6 +28,7 @@ def with_graphs(pipe: Any) -> Any:
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "fused(bf16)", "fused(fp8)"])
+@pytest.mark.quick("fused(fp8)*", "baseline*")
 def test_images_have_the_same_bits(recipe: str) -> None:
     """Captions of 9 to 68 tokens, which the transformer makes 32, 64 and 96."""
     plain, session = (flow_models.session(MODEL, recipe) for _ in range(2))

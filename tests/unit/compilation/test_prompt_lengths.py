@@ -57,6 +57,7 @@ def test_embeddings_are_those_of_prompts_at_their_own_length(
 
 
 @pytest.mark.parametrize("model", ["z-image-turbo", "flux2-klein-4b", "krea-2-turbo", "sana-1600m"])
+@pytest.mark.quick("z-image-turbo", "sana-1600m")
 def test_prompts_that_a_pipeline_pads_are_captured_as_they_are(model: str) -> None:
     pipe = flow_models.pipeline(model)
     prompts = PROMPTS[:3]

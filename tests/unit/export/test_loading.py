@@ -16,6 +16,7 @@ def parameters(pipe: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("model", ["tiny-sd", "tiny-flux", "tiny-flux-schnell"])
+@pytest.mark.quick("tiny-sd-fp16", "tiny-flux-bf16", "tiny-flux-schnell-fp32")
 def test_every_parameter_is_the_same(model: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (load, loading):
         monkeypatch.setattr(module, "precision", lambda _, device: dtype)

@@ -72,7 +72,17 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(TECHNIQUES))
 @pytest.mark.diagonal
-@pytest.mark.slow("parallel*", "prune*", "compile-tiny-flux")
+@pytest.mark.slow(
+    "parallel*",
+    "prune*",
+    "compile-tiny-flux",
+    "channels_last*",
+    "layerwise*",
+    "tiny_vae*",
+    "prompt_cache*",
+    "pyramid*",
+    "vae_tiling*",
+)
 @pytest.mark.exhaustive(
     "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
 )
@@ -94,10 +104,12 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
-@pytest.mark.slow("tiny-sd-bf16*", "tiny-flux-bf16*", "*scheduler(lms*", "*flow_lcm*", "*bitsandbytes*")
 @pytest.mark.exhaustive("tiny-flux-bf16+quantize*", "*flow_lcm*")
-@pytest.mark.slow(
-    "tiny-sd-fp8", "tiny-sd-layerwise*", "tiny-sd-int8_dynamic*", "tiny-sd-quantize(fp8_weight*"
+@pytest.mark.quick(
+    "tiny-sd-tiny_vae+cfg_cutoff*",
+    "tiny-sd-fuse_qkv+int4*",
+    "tiny-flux-fuse_qkv*",
+    "tiny-flux-schnell-tiny_vae*",
 )
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
@@ -255,6 +267,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
+@pytest.mark.quick("baseline*", "cfg_cutoff*", "compile(max*")
 def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

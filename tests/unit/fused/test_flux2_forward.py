@@ -67,6 +67,7 @@ def inputs(batch: int, text: int, height: int, width: int, guidance: bool = True
     ("batch", "text", "height", "width"), [(1, 128, 8, 8), (2, 7, 5, 9), (1, 1, 1, 1), (3, 16, 4, 2)]
 )
 @torch.no_grad()
+@pytest.mark.quick("1-1-1-1", "2-7-5-9")
 def test_same_output_as_diffusers(batch: int, text: int, height: int, width: int) -> None:
     arguments = inputs(batch, text, height, width)
     expected = transformer()(**arguments)[0]
@@ -177,6 +178,7 @@ def test_what_works_on_blocks_is_refused(other: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     model = find_weightless("synthetic:flux2-klein-4b")
     plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))

@@ -75,6 +75,7 @@ def target(made: Any) -> Target:
     ("batch", "text", "height", "width"), [(1, 128, 8, 8), (2, 7, 5, 9), (1, 1, 1, 1), (3, 16, 4, 2)]
 )
 @torch.no_grad()
+@pytest.mark.quick("1-1-1-1", "2-7-5-9")
 def test_same_output_as_diffusers(batch: int, text: int, height: int, width: int) -> None:
     given = inputs(batch, text, height, width)
     wanted = transformer()(**given)[0]
@@ -232,6 +233,7 @@ def predicted(recipe: str) -> Prediction:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)", "fused(fp8, att*")
 def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
     plain, result = predicted("baseline"), predicted(recipe)
     share = result.model_bytes / plain.model_bytes

@@ -44,6 +44,7 @@ def offloaded(model: str, recipe: str) -> tuple[Any, ComponentOffloader]:
 @pytest.mark.parametrize(
     "recipe", ["fused(bf16)", "fused(fp8)@denoiser,vae", "fused(bf16)+teacache(hits=0.5)"]
 )
+@pytest.mark.quick("fused(fp8)@*", "fused(bf16)")
 def test_flux_draws_the_same_and_hoists_in_every_call(recipe: str) -> None:
     plain, (made, offloader) = families.session("flux", recipe), offloaded("tiny-flux", recipe)
     table = made.pipe.transformer.vivace_fused.modulations
@@ -87,6 +88,7 @@ def test_what_is_not_hoisted_is_counted_over_all_calls() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)@denoiser,vae", "fused(fp8)"])
+@pytest.mark.quick("fused(bf16)@*")
 def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
     plain, (made, offloader) = families.session("sd", recipe), offloaded("tiny-sd", recipe)
     for prompt in PROMPTS[:2]:

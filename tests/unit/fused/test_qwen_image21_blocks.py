@@ -114,6 +114,7 @@ def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("arguments", CASES)
 @torch.no_grad()
+@pytest.mark.quick("arguments[03]")
 def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     expected = steps(transformer(), arguments)
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
@@ -237,6 +238,7 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     """Of two blocks."""
     two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})

@@ -74,6 +74,7 @@ CASES = [
 
 @pytest.mark.parametrize("arguments", CASES)
 @torch.no_grad()
+@pytest.mark.quick("arguments[03]")
 def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
     expected = transformer()(**arguments)[0]
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
@@ -261,6 +262,7 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     """Of two blocks."""
     two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})

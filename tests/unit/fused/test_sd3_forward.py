@@ -78,6 +78,7 @@ CASES = [inputs(1, 128, 8, 8), inputs(2, 9, 5, 9), inputs(3, 16, 4, 2), inputs(1
 @pytest.mark.parametrize("arguments", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
+@pytest.mark.quick("*arguments[03]")
 def test_same_output_as_diffusers(kind: str, arguments: dict[str, Any]) -> None:
     expected = transformer(kind)(**arguments)[0]
     for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
@@ -125,6 +126,7 @@ def test_after_fuse_qkv() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
+@pytest.mark.quick("medium")
 def test_attention_in_fp8(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of heads of 128 channels, for which the kernel is."""
     num_calls: list[int] = []
@@ -253,6 +255,7 @@ def draw(model: str, recipe: str, **call: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.quick("sd35-medium")
 def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
     """With guidance, as a part of the batch."""
     expected = flow_models.reference(model)
@@ -307,6 +310,7 @@ def test_what_works_on_whole_steps_goes_with_it(recipe: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)"])
+@pytest.mark.quick("fused(bf16)-sd35-medium", "fused(fp8)-sd35-large")
 def test_its_memory_and_work_are_predicted(model: str, recipe: str) -> None:
     """Of two blocks."""
     two = ARCHITECTURES[model].changed(transformer={"num_layers": 2, "dual_attention_layers": [0]})

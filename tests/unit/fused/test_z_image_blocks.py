@@ -60,6 +60,7 @@ def stacked(output: Any) -> torch.Tensor:
     ("words", "height", "width"), [((40,), 16, 16), ((7, 90), 10, 18), ((3, 3, 3), 2, 2), ((64, 1), 16, 2)]
 )
 @torch.no_grad()
+@pytest.mark.quick("words[12]*")
 def test_same_output_as_diffusers(words: tuple[int, ...], height: int, width: int) -> None:
     """Of several images with texts of other lengths, whose keys are masked, too."""
     arguments = inputs(words, height, width)
@@ -146,6 +147,7 @@ def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
 def test_its_memory_and_work_are_predicted(recipe: str) -> None:
     model = find_weightless("synthetic:z-image-turbo")
     plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))

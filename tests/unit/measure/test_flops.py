@@ -104,6 +104,7 @@ def test_decoding(
     [(CLIP_L, 77, 0.0133), (OPEN_CLIP_BIGG, 77, 0.0979), (T5_XXL, 512, 4.845), (T5_XXL, 256, 2.397)],
     ids=["clip-l", "open-clip-bigg", "t5-512", "t5-256"],
 )
+@pytest.mark.quick("clip-l", "t5-256")
 def test_text_encoders(component: Component, length: int, total: float) -> None:
     config = component.config
     heads = config.get("num_attention_heads") or config["num_heads"]

@@ -252,8 +252,7 @@ def test_a_gated_entry(served: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("sd15*", "flux-dev*", "sdxl*")
-@pytest.mark.slow("sdxl-*")
+@pytest.mark.quick("sd15*", "flux-dev*")
 def test_a_script_of_a_catalogue_model_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

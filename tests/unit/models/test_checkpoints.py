@@ -102,7 +102,7 @@ ZERO = ("v_prediction", True, "trailing")
         (("ztsnr",), {"modelspec.prediction_type": "v"}, ZERO),
     ],
 )
-@pytest.mark.slow("markers[4578]*")
+@pytest.mark.quick("markers[036]*")
 def test_what_an_sdxl_file_predicts(
     sdxl_file: Path,
     tmp_path: Path,
@@ -177,6 +177,7 @@ def scaled(state: State, key: str, scale: torch.Tensor, name: str) -> None:
 @pytest.mark.parametrize("name", ["weight_scale", "scale_weight"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (8,), (8, 1), (1, 8), (2, 4)])
 @pytest.mark.diagonal
+@pytest.mark.quick("shape5*")
 def test_fp8_weights_are_multiplied_by_their_scales(
     file: Path, pipe: Any, name: str, shape: tuple[int, ...]
 ) -> None:
@@ -509,6 +510,7 @@ def test_nothing_is_fetched_for_a_file_that_is_refused(client: Hub, tmp_path: Pa
 
 
 @pytest.mark.parametrize("predicts", ["v_prediction", "epsilon"])
+@pytest.mark.quick("v_prediction")
 def test_sd_2_predicts_what_the_configuration_beside_it_says(
     pipe: Any, tmp_path: Path, predicts: str
 ) -> None:

@@ -157,6 +157,7 @@ VAE, CLIP = "first_stage_model.", "cond_stage_model.transformer.text_model."
         ("cond_stage_model.another", torch.ones(1), "VAE and text encoders, such as {name}"),
     ],
 )  # fmt: skip
+@pytest.mark.quick("*-None-*", "cond_stage_model.another*", "*conv_in.weight-value2*")
 def test_a_single_file_with_another_vae_or_text_encoder(
     file: Path, name: str, value: torch.Tensor | None, says: str
 ) -> None:
@@ -230,6 +231,7 @@ def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+@pytest.mark.quick("unet")
 def test_weights_of_a_folder_that_nothing_uses_are_named(folder: Path, part: str) -> None:
     (path,) = (folder / part).glob("*.safetensors")
     state = load_file(path)

@@ -70,7 +70,7 @@ def test_the_text_encoder_sees_as_many_tokens_as_when_published(model: str) -> N
 
 
 @pytest.mark.parametrize("model", QWEN)
-@pytest.mark.slow("qwen-image-edit")
+@pytest.mark.quick("*2511")
 def test_prompts_are_kept_with_the_picture_that_they_go_with(model: str) -> None:
     call: dict[str, Any] = {"num_inference_steps": 2, "output_type": "latent"}
     opened = session(model, "prompt_cache")
@@ -151,7 +151,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_small")
 @pytest.mark.parametrize("model", EDITING)
 @pytest.mark.long
-@pytest.mark.exhaustive("flux-kontext", "qwen-image-edit")
+@pytest.mark.exhaustive("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509")
 def test_it_is_planned_benched_and_generates(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_tiny_sd_draws_the_same_without_vivace(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick("tiny-flux")
 def test_a_model_of_two_folders_becomes_one(
     flux_family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

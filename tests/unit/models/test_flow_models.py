@@ -128,7 +128,7 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
         ("krea-2-turbo", 34.83, 38.53),
     ],
 )
-@pytest.mark.slow("qwen*", "sana-1600m*", "flux2-klein*")
+@pytest.mark.quick("sd35*", "flux2-dev*", "z-image*")
 def test_memory_of_a_flow_model_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
     """At full size. The model's bytes follow from the number of parameters; the peak was not measured yet."""
     predicted = predict(find_weightless(model), resolve("baseline"))

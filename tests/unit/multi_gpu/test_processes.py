@@ -177,7 +177,8 @@ def test_nothing_outlives_the_primary_process(started: Any) -> None:
 
 @pytest.mark.parametrize("started", ["generate"], indirect=True)
 @pytest.mark.parametrize("to_all", [True, False], ids=["as a terminal does", "to the first process alone"])
-@pytest.mark.quick("*as a terminal does*")
+@pytest.mark.long
+@pytest.mark.exhaustive("*to the first process alone*")
 def test_generate_interrupted_leaves_no_process_and_no_traceback(started: Any, to_all: bool) -> None:
     _with_peer(started)
     (os.killpg if to_all else os.kill)(started.pid, signal.SIGINT)

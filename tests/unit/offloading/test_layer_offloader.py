@@ -26,6 +26,8 @@ from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
 from vivace.machinery.technique import Machine
 from vivace.techniques import offload
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
 RECIPES = ("offload(group)", "offload(group, stream=True)")
@@ -63,6 +65,7 @@ def onloaded(on_host: dict[Any, int]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd*", "flux*")
 def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     pipe = build(family)
     offloaded = vivace.apply(pipe, "offload(group)")
@@ -131,6 +134,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
 @pytest.mark.diagonal
+@pytest.mark.quick("callback*", "vae*")
 def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
@@ -155,6 +159,7 @@ def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) 
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.quick("*stream=True)")
 def test_layers_of_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     pipe = upcasting()
@@ -185,6 +190,7 @@ def whole(module: Any) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
+@pytest.mark.quick("flux*")
 def test_some_layers_stay_while_the_denoiser_works(
     family: str, stream: bool, made: list[LayerOffloader]
 ) -> None:
@@ -288,6 +294,7 @@ EVERYWHERE = {
 @pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
 @pytest.mark.diagonal
+@pytest.mark.quick("sd-int8-*", "flux-int8@*", "sdxl-fuse_qkv+*", "flux-fbcache*", "sd-token_merging*")
 def test_nothing_computes_with_offloaded_tensors(
     family: str, recipe: str, how: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +359,7 @@ def test_pipelines_with_offloaded_layers_know_the_device() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.quick("*stream=True)")
 def test_an_adapter_added_between_calls_is_onloaded_too(recipe: str) -> None:
     pipe, same = build("sd"), build("sd")
     offloaded, reference = vivace.apply(pipe, recipe), vivace.apply(same, "baseline")
@@ -381,6 +389,7 @@ class _Both(torch.nn.Module):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.quick("*stream=True)")
 def test_hooks_of_layers_can_be_removed(recipe: str) -> None:
     pipe = build("sd")
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
@@ -487,6 +496,7 @@ class _Late:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd", "flux")
 def test_no_layer_reads_a_copy_before_it_is_complete(
     family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def embedded(session: Any, prompt: str = "a red star on a blue field") -> torch.
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.quick("flux2-dev")
 def test_embeddings_in_fp8_are_near_those_in_bf16(model: str) -> None:
     """Qwen2.5-VL, Qwen3-VL, Qwen3, Mistral, Gemma, GLM and T5, all layers: those of 36 layers are 4 % off."""
     plain, rounded = (

@@ -118,7 +118,7 @@ def draw_flux(session: Any, **call: Any) -> np.ndarray:
         "compile(backend=eager)@denoiser,vae",
     ],
 )
-@pytest.mark.slow("compile*")
+@pytest.mark.quick("bf16", "int8", "channels_last")
 def test_same_picture_recipes_on_sdxl(sdxl: Any, recipe: str) -> None:
     reference = draw_sdxl(sdxl)
     picture = draw_sdxl(vivace.apply(sdxl, recipe))
@@ -146,6 +146,7 @@ def test_cfg_cutoff_on_sdxl_at_any_batch_size(sdxl: Any, batch: int) -> None:
         "bf16+int8+attention(math)",
     ],
 )
+@pytest.mark.quick("bf16", "bf16+int8*", "compile*")
 def test_same_picture_recipes_on_flux(flux: Any, recipe: str) -> None:
     reference = draw_flux(flux)
     picture = draw_flux(vivace.apply(flux, recipe))
@@ -211,6 +212,7 @@ def test_flux_hits_more_at_a_higher_threshold(flux: Any) -> None:
     "recipe", ["compile(backend=eager)", "bf16", "int8", "bf16+int4+compile(backend=eager)"]
 )
 @pytest.mark.slow("*compile*")
+@pytest.mark.exhaustive("bf16+int4*")
 def test_first_block_cache_composes(flux: Any, recipe: str) -> None:
     session = vivace.apply(flux, f"first_block_cache(hits=0.5)+{recipe}")
     assert np.isfinite(draw_flux(session)).all()

@@ -19,6 +19,8 @@ from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.session import Session
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle", "a blue square", "a green triangle"]
 
 
@@ -134,7 +136,7 @@ def test_a_second_call_is_guided_again() -> None:
 @pytest.mark.parametrize(
     "recipe", ["bf16@denoiser", "bf16@vae", "bf16@text_encoder", "bf16@denoiser,vae", "bf16"]
 )
-@pytest.mark.quick("bf16@vae", "bf16")
+@pytest.mark.quick("bf16@vae")
 def test_components_of_different_dtypes_fit_together(recipe: str) -> None:
     reference = draw(vivace.load("tiny-sd", "steps(4)"), PROMPTS[0], 0)
     session = vivace.load("tiny-sd", f"{recipe}+steps(4)")
@@ -197,6 +199,7 @@ def test_positional_arguments_reach_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["euler_a", "dpmpp_2m_sde", "ddim"])
+@pytest.mark.quick("euler_a", "dpmpp_2m_sde")
 def test_noise_is_drawn_in_fp32_whatever_the_dtype(scheduler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a seed gives other numbers in another dtype, the comparison would be of two seeds."""
     change = "" if scheduler == "euler_a" else f"+scheduler({scheduler})"
@@ -218,6 +221,7 @@ def test_noise_is_drawn_in_fp32_whatever_the_dtype(scheduler: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("recipe", ["int8", "fuse_qkv+int8@denoiser,text_encoder+channels_last"])
+@pytest.mark.quick("fuse_qkv*")
 def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -> None:
     call = {"num_inference_steps": 2}
     reference = draw(vivace.apply(pipeline(), recipe), "a red circle", 0, **call)

@@ -14,6 +14,8 @@ import vivace
 from tests.families import draw, session
 from vivace.machinery.technique import Effect
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 
 def together(*work: Callable[[], Any]) -> list[Any]:
     """Run functions in threads that start at once, and return what they return."""
@@ -38,6 +40,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "deepcache(2)+cfg_cutoff(0.5)"])
+@pytest.mark.quick("deepcache*")
 def test_four_threads_on_one_session_draw_what_one_does(recipe: str) -> None:
     made = session("sd", recipe)
     alone = [draw(made, seed=seed) for seed in range(4)]

@@ -184,6 +184,7 @@ def test_calls_of_a_step() -> None:
 @pytest.mark.parametrize("how", ["deepcopy", "copy", "from_config"])
 @pytest.mark.parametrize("recipe", ["baseline", "scheduler(dpmpp_2m)", "bf16"])
 @pytest.mark.diagonal
+@pytest.mark.quick("*copy")
 def test_a_copy_on_another_pipeline_draws_what_it_should(how: str, recipe: str) -> None:
     made = vivace.load("tiny-sd", recipe)
     kind = type(made.pipe)

@@ -77,6 +77,7 @@ def copy(int8: Path, tmp_path: Path) -> Path:
         ("tiny-sd", "mxfp8", ()),
     ],
 )
+@pytest.mark.quick("tiny-sd-bf16*", "tiny-flux-bf16+quantize(nvfp4*", "tiny-sd-distilled*")
 def test_images_are_those_of_the_recipe_applied_afresh(
     model: str, recipe: str, later: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_as_many_steps_as_diffusers_runs(model: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "task"), CASES)
+@pytest.mark.quick("tiny-sd-image", "tiny-flux-inpaint")
 def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Task) -> None:
     cache = open_session(model, task, "taylorseer(hits=0.5)")
     assert psnr(draw(cache), reference(model, task)) > 15
@@ -120,6 +121,7 @@ def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Tas
 
 @pytest.mark.parametrize("recipe", ["bf16", "bf16@vae", "vae_slicing+quantize(int8)"])
 @pytest.mark.parametrize(("model", "task"), CASES)
+@pytest.mark.diagonal
 def test_techniques_that_keep_the_picture(model: str, task: Task, recipe: str) -> None:
     session = open_session(model, task, recipe)
     batch = 2 if "vae_slicing" in recipe else 1
@@ -207,6 +209,7 @@ def test_no_step_left_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize("model", RUN)
+@pytest.mark.quick("tiny-sd")
 def test_a_controlnet_of_random_weights_disturbs_the_picture(model: str) -> None:
     session = open_session(model, "control", "taylorseer(hits=0.5)")
     drawn = draw(session)
@@ -335,6 +338,7 @@ def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
 
 
 @pytest.mark.parametrize("task", ["image", "inpaint", "control"])
+@pytest.mark.quick("control")
 def test_plan_counts_the_encoder_of_pictures(task: Task) -> None:
     def peaks(task_of_call: Task) -> dict[str, int]:
         return predict(find_weightless("tiny-flux"), resolve("baseline"), task=task_of_call).stages
@@ -361,6 +365,7 @@ def test_sdxl_casts_its_vae_back_after_encoding() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "own"), [("baseline", []), ("bf16+cfg_cutoff(0.5)", ["cfg_cutoff(0.5)"])])
+@pytest.mark.quick("baseline*")
 def test_a_script_draws_the_same_from_a_source_image(recipe: str, own: list[str], tmp_path: Path) -> None:
     request = WorkloadRequest(images=(IMAGE,), masks=(MASK,), prompts=(PROMPT,), num_inference_steps=STEPS)
     prepared = checked_request("tiny-sd", recipe, **request.model_dump(exclude_unset=True))
@@ -388,6 +393,7 @@ def test_a_script_needs_a_file() -> None:
         source_files(prepared.located, prepared.workload, WorkloadRequest(task="image"))
 
 
+@pytest.mark.long
 def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
     run = vivace.bench(
         "tiny-flux",

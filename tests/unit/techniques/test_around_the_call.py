@@ -49,8 +49,10 @@ def test_inference_mode_keeps_every_bit(family: str) -> None:
         "compile(backend=eager)@vae,text_encoder",
     ],
 )
-@pytest.mark.slow("compile*")
-@pytest.mark.slow("bf16", "int8", "channels_last", "fuse_qkv")
+@pytest.mark.quick("tiny_vae", "cfg_cutoff*")
+@pytest.mark.exhaustive(
+    "compile(backend=aot_eager*", "bf16", "int8", "channels_last", "fuse_qkv", "attention*"
+)
 def test_inference_mode_composes(recipe: str) -> None:
     alone, both = (vivace.load("tiny-sd", text) for text in (recipe, f"inference_mode+{recipe}"))
     reference = draw(alone)

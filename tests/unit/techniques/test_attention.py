@@ -195,7 +195,7 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
     assert reason not in (flash.refuted(evidence) or "")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_flex_composes_on_a_cpu() -> None:
     recipe = "bf16+fuse_qkv"
     alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
@@ -206,7 +206,7 @@ def test_flex_composes_on_a_cpu() -> None:
 @pytest.mark.long
 def test_sessions_do_not_see_each_other() -> None:
     redirected, plain = (
-        session("sd", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
+        session("flux", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
     )
     first = draw(plain, num_inference_steps=1)
     draw(redirected, num_inference_steps=1)
@@ -396,6 +396,7 @@ def test_cudnn_in_fp8_leaves_what_it_does_not_know_to_pytorch(in_fp8: str) -> No
 
 @pytest.mark.parametrize("compiled", ["", "+compile(backend=eager, blocks=repeated)"])
 @pytest.mark.slow("*compile*")
+@pytest.mark.exhaustive("flash3_fp8-*compile*")
 def test_the_first_and_last_blocks_stay_as_they_are(
     in_fp8: str, compiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

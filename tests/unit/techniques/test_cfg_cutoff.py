@@ -85,6 +85,7 @@ def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("guided", [1, 3, 5])
+@pytest.mark.quick("3")
 def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
     made = session("flux", f"cfg_cutoff({guided / 6:.3f})")
     call = TRUE_CFG | {"guidance_scale": 3.5, "output_type": "np"}
@@ -153,6 +154,7 @@ def test_a_call_that_failed_leaves_the_next_one_guided() -> None:
     "cache",
     ["first_block_cache(hits=0.5)", "teacache(hits=0.5)", "taylorseer(hits=0.5)", "seacache(hits=0.5)"],
 )
+@pytest.mark.quick("first_block*", "taylorseer*")
 def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
     made = session("flux", f"{cache}+cfg_cutoff(0.5)")
     first = draw(made, **TRUE_CFG)
@@ -249,6 +251,7 @@ def test_a_recipe_turns_true_cfg_on() -> None:
 
 
 @pytest.mark.parametrize("per_prompt", [1, 2])
+@pytest.mark.quick("2")
 def test_every_prompt_of_a_batch_has_its_own_row_of_the_empty_one(per_prompt: int) -> None:
     made = session("flux", "guidance(3.5, true_cfg=3)+cfg_cutoff(0.5)")
     prompts = ["a red circle", "a green triangle"]

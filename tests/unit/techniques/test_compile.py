@@ -32,6 +32,7 @@ def _fresh_compiler() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd*", "flux*")
 def test_repeated_blocks_share_their_graphs(family: str) -> None:
     made = session(family, "compile(backend=eager, blocks=repeated)")
     assert np.array_equal(draw(made), drawn(family))
@@ -101,7 +102,7 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
 @pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
 @pytest.mark.quick("fbcache*")
 @pytest.mark.long
-@pytest.mark.exhaustive("layerwise*")
+@pytest.mark.exhaustive("layerwise*", "int8")
 def test_repeated_blocks_compose(recipe: str) -> None:
     alone, both = (
         session("flux", recipe),

@@ -222,6 +222,7 @@ def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux")
 def test_images_of_captured_steps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = build(family)
     reference = latents(vivace.apply(pipe)), latents(vivace.apply(pipe), height=128)
@@ -235,6 +236,7 @@ def test_images_of_captured_steps(family: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
+@pytest.mark.quick("sd")
 def test_text_encoders_and_the_decoder_are_captured_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = build(family)
     reference = draw(vivace.apply(pipe)), draw(vivace.apply(pipe), prompt="another")
@@ -320,6 +322,7 @@ def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m", "dpmpp_2m_sde"])
+@pytest.mark.quick("euler", "dpmpp_2m_sde")
 def test_schedulers_that_search_for_the_first_timestep(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +383,7 @@ def test_what_is_offloaded_or_moved_is_searched_for() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
+@pytest.mark.quick("scheduler(heun)", "cfg_cutoff*")
 def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = draw(vivace.apply(build("sd"), recipe), num_inference_steps=4)
     pipe = build("sd")

@@ -65,6 +65,7 @@ def test_a_hit_on_the_same_input_is_the_same_unet_output(family: str, branch: in
 
 
 @pytest.mark.parametrize("family", UNETS)
+@pytest.mark.quick("sd")
 def test_a_hit_computes_the_outer_layers_alone(family: str) -> None:
     counted, size = [], {"height": 64, "width": 64, "text_length": 7}
     alone = count_denoiser(build(family).unet, **size).total

@@ -101,7 +101,8 @@ def test_what_stands_beside_it_wins(distilled_tiny_sd: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["int8", "fuse_qkv", "bf16", "compile(backend=eager)"])
-@pytest.mark.slow("compile*")
+@pytest.mark.quick("int8")
+@pytest.mark.exhaustive("compile*", "bf16", "fuse*")
 def test_it_is_merged_before_what_changes_weights(distilled_tiny_sd: Path, other: str) -> None:
     alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"))
     both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"))
@@ -194,7 +195,7 @@ def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
 
 
 @pytest.mark.parametrize("other", ["int8", "bf16", "compile(backend=eager)", "tiny_vae", "fuse_qkv+int8"])
-@pytest.mark.slow("compile*")
+@pytest.mark.quick("int8", "tiny_vae")
 def test_tiny_sds_composes(other: str) -> None:
     alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"), height=128, width=128)
     both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"), height=128, width=128)

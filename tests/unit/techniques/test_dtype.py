@@ -39,6 +39,7 @@ def test_a_step_does_not_ask_the_denoiser_for_its_dtype(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "model", ["qwen-image-2.1", "qwen-image", "flux2-klein-4b", "flux2-dev", "sana-1600m", "krea-2-turbo"]
 )
+@pytest.mark.quick("qwen-image", "flux2-klein-4b", "sana-1600m")
 def test_a_converted_model_is_as_one_loaded_in_bf16(model: str, tmp_path: Path) -> None:
     """Frequencies stay in fp32, as do the layers that the model's authors name."""
     session = flow_models.session(model, "bf16")

@@ -131,6 +131,7 @@ def test_a_hit_is_half_of_the_operations() -> None:
         ("faster_cache(hits=0.3)", [0, 1, 2, 3, 5, 6, 8, 9, 11]),
     ],
 )
+@pytest.mark.quick("*whole0", "*whole4")
 def test_which_steps_faster_cache_skips(recipe: str, whole: list[int]) -> None:
     pipe = build("sd")
     rows = rows_of(pipe)

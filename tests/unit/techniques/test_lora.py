@@ -63,6 +63,7 @@ def session(family: str, recipe: str = "baseline") -> Any:
 
 
 @pytest.mark.parametrize("family", ["sd", "flux"])
+@pytest.mark.quick("flux*")
 def test_hot_and_merged_are_one_sum(family: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", family, 4, 0)
     plain, merged = draw(session(family)), draw(session(family, f"lora('{path}', 0.5)"))
@@ -167,6 +168,7 @@ def test_a_captured_step_sees_the_exchange(loras: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8_weight", "nf4"])
+@pytest.mark.quick("nf4", "int8")
 def test_it_is_beside_what_a_scheme_stores(scheme: str, loras: dict[str, str]) -> None:
     """W is quantised without the LoRA, and B A is not quantised: at scale 0 the quantised model is as it was."""
     hot = session("sd", f"{scheme}+lora('{loras['a']}', 0, hot=True)")

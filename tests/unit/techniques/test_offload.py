@@ -19,6 +19,8 @@ from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 CPU = torch.device("cpu")
 MODES = ("model", "sequential", "group", "group, stream=True")
@@ -103,10 +105,10 @@ COMPOSING = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
 @pytest.mark.diagonal
-@pytest.mark.slow(
-    "sd-compile*", "flux-compile*", "sd-token*", "sd-vae_tiling*", "sd-channels_last*", "flux-bf16*"
+@pytest.mark.exhaustive(
+    "sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*", "flux-layerwise*"
 )
-@pytest.mark.exhaustive("sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*")
+@pytest.mark.quick("sd-deepcache*stream=True", "sd-attention(math)*", "sdxl-fuse_qkv-seq*", "sd-int8*")
 def test_offload_composes(family: str, recipe: str, mode: str) -> None:
     compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
     refused = {"sequential": ("int8", *compiled)}
@@ -135,6 +137,7 @@ def test_what_it_does_not_go_with_is_refused_with_a_reason() -> None:
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.quick("model", "group")
 def test_an_offloaded_vae_is_cast(mode: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     moved = vivace.apply(upcasting(), f"offload({mode})")
@@ -202,6 +205,7 @@ def test_it_is_predicted_with_others(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])
+@pytest.mark.quick("tiny-flux")
 def test_weights_with_a_single_number_are_predicted(name: str) -> None:
     """nf4's weights hold tensors without dimensions."""
     alone, both = of("quantize(nf4)", name), of("quantize(nf4)+offload(model)", name)

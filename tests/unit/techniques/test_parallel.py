@@ -28,6 +28,8 @@ from vivace.runtime.export.plain_script import write_script
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 SAME_DB = 40.0
 VERY_SAME_DB = 100.0
 RECIPES = {"sd": "parallel(cfg)", "flux": "parallel(ulysses)"}
@@ -62,7 +64,7 @@ class TestBoth:
         ],
         ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
     )
-    @pytest.mark.slow("*-odd batch", "*-prompt")
+    @pytest.mark.quick("sd-plain", "sd-guidance", "flux-batch", "flux-size")
     def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
         _, sharded, alone = both
         before = sharded.evidence()["forwards_shared"]
@@ -110,8 +112,8 @@ class TestBoth:
         ("sd", "int8_dynamic+parallel(cfg)", 35),
     ],
 )
-@pytest.mark.quick("sd-recipe1*", "*teacache(hits=0.5)*")
-@pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*")
+@pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*", "flux-quantize*")
+@pytest.mark.quick("sd-int8_dynamic*", "*teacache(hits=0.5)*")
 def test_the_rest_of_a_recipe_holds_in_each_process(family: str, recipe: str, least_db: float) -> None:
     """Precision and structure travel with the weights; later techniques are applied in each process."""
     left_out = ("parallel", "compile")  # eager code computes the same
@@ -167,8 +169,8 @@ def test_even_heads_compile_and_uneven_tokens_are_refused() -> None:
         ("quantize(int8)+parallel(all_gather)+compile(backend=aot_eager)", {}),
     ],
 )
-@pytest.mark.slow("*gpus=4*", "fuse_qkv*", "quantize*")
 @pytest.mark.exhaustive("quantize(fp8_weight)*", "quantize(int8)*compile*")
+@pytest.mark.quick("parallel(ulysses)-call0", "*gpus=3*")
 def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> None:
     alone = "+".join(part for part in recipe.split("+") if part.startswith(("quantize", "fuse")))
     expected = of_even_flux(alone or "baseline", **call)
@@ -240,6 +242,7 @@ def test_a_hit_of_a_step_cache_is_computed_alone_and_of_all_tokens() -> None:
         ("+teacache(hits=0.5)", ({},), 4),
     ],
 )
+@pytest.mark.quick("+teacache*")
 def test_fused_blocks_gather_keys_and_values(
     cache: str, calls: tuple[dict[str, Any], ...], shared: int
 ) -> None:
@@ -254,6 +257,7 @@ def test_fused_blocks_gather_keys_and_values(
 
 
 @pytest.mark.parametrize("by_one_recipe", [True, False])
+@pytest.mark.quick("True")
 def test_a_fused_unets_rows_are_shared_out(by_one_recipe: bool) -> None:
     """Its text is sent, and where it was fused before, the keys and values of it, which are eight times as large."""
     alone = families.session("sd", "fused(bf16)")

@@ -19,6 +19,8 @@ from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.session import Session
 from vivace.techniques.prune import _blocks
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle", "a large green triangle"]
 
 
@@ -86,7 +88,7 @@ def test_a_list_keeps_one_block() -> None:
 @pytest.mark.parametrize(
     "recipe", ["fuse_qkv", "channels_last", "int8", "compile(backend=eager)", "token_merging"]
 )
-@pytest.mark.slow("compile*")
+@pytest.mark.quick("int8", "fuse_qkv")
 def test_it_goes_with_others(recipe: str) -> None:
     alone, both = draw(pruned("sd", "prune(0.2)")), draw(pruned("sd", f"prune(0.2)+{recipe}"))
     assert psnr(both, alone) > (12 if recipe == "token_merging" else 25)

@@ -13,6 +13,8 @@ from vivace.machinery.technique import component_of
 from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 CALL = {"num_inference_steps": 12}
 SIZE = {"height": 128, "width": 128, "text_length": 32}
 
@@ -26,6 +28,7 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
+@pytest.mark.quick("sd-2-800-100", "flux*")
 def test_pyramid_attention_draws_what_diffusers_draws(
     family: str, interval: int, start: int, until: int
 ) -> None:
@@ -72,7 +75,7 @@ def test_a_hit_computes_no_attention(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.long
-@pytest.mark.exhaustive("sd")
+@pytest.mark.exhaustive("sd", "sdxl")
 def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
     recipe = "pyramid_attention(hits=0.5)"
     alone = drawn(family, recipe, **CALL)

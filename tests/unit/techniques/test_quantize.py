@@ -25,6 +25,8 @@ from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.quantize import Quantize
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 # Least PSNR on a small UNet with trained weights, and how much smaller (bytes a weight, of four) its layers are.
 SCHEMES = {
     "int8": (42, 1.05),
@@ -59,6 +61,7 @@ def is_quantised(layer: Any) -> bool:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.quick("fp8", "int8_dynamic", "nf4", "nvfp4, rank=8")
 def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
     least_db, bytes_a_weight = SCHEMES[scheme]
     reference = session("sd")
@@ -77,6 +80,7 @@ def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.diagonal
+@pytest.mark.quick("bf16-int8", "bf16-fp8")
 def test_whatever_the_precision(dtype: str, scheme: str) -> None:
     if dtype == "fp16":
         # fp16 on a CPU is slow, so one matmul stands for the image.
@@ -234,10 +238,7 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
         ),  # seconds of tracing each; the others are drawn with the compositions
     ],
 )
-@pytest.mark.slow("fp8-compile*")
-@pytest.mark.slow(
-    "int8_dynamic-channels*", "int8_dynamic-fuse*", "fp8-inference*", "nf4-channels*", "nf4-inference*"
-)
+@pytest.mark.quick("int8_dynamic-inference*", "fp8-fuse*")
 def test_quantize_composes(scheme: str, recipe: str) -> None:
     alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
     # Fused rows have their own scales; one of the whole input is shared.

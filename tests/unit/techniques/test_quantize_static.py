@@ -18,6 +18,8 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 PROMPTS = ["a red circle above a blue square", "a large green triangle"]
 RECIPE = "quantize(fp8_static, pictures=2)"
 CALL = {"height": 64, "width": 64, "num_inference_steps": 3}
@@ -147,6 +149,7 @@ def test_a_prompt_of_zeros(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "bf16+fuse_qkv+"])
+@pytest.mark.quick("bf16*")
 def test_on_flux_and_with_others(cache: Path, before: str) -> None:
     recipe = f"{before}quantize(fp8_static, pictures=1)"
     made, reference = opened(recipe, model="tiny-flux"), opened("baseline", model="tiny-flux")

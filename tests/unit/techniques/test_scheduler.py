@@ -146,6 +146,7 @@ def test_edms_noise_has_its_own_samplers() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(flow_lcm)", "scheduler(dpmpp_2m_sde)"])
+@pytest.mark.quick("*flow_lcm*")
 def test_fluxs_noise_is_the_same_in_every_precision(recipe: str) -> None:
     def drawn(extra: str) -> np.ndarray:
         made = vivace.load("tiny-flux", f"{extra}{recipe}+steps(8)")

@@ -12,6 +12,8 @@ from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
 from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 CALL = {"num_inference_steps": 12}
 
 
@@ -39,6 +41,7 @@ def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize(("interval", "warmup"), [(3, 3), (2, 1), (4, 2)])
 @pytest.mark.diagonal
+@pytest.mark.quick("4-2-2", "2-1-1")
 def test_taylorseer_draws_what_diffusers_draws(order: int, interval: int, warmup: int) -> None:
     pipe = build("flux")
     config = TaylorSeerCacheConfig(
@@ -56,6 +59,7 @@ def test_taylorseer_draws_what_diffusers_draws(order: int, interval: int, warmup
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd")
 def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     made = session(family, "taylorseer")
     calls: list[int] = []

@@ -26,6 +26,8 @@ from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 CALL = {"num_inference_steps": 12}
 LINE = Fit((1.0, 0.0), model="a line", high=10.0)
 """Every change is its own rescaled one."""

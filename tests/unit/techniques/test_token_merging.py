@@ -11,6 +11,8 @@ from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.token_merging import match
 
+pytestmark = pytest.mark.usefixtures("small_images")
+
 
 @pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 3), (1, 6), (8, 2)])
 @pytest.mark.parametrize("ratio", [0.01, 0.25, 0.5, 0.75])

@@ -57,6 +57,7 @@ def test_a_picture_that_fits_into_one_tile_refutes_it(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(128, 128), (128, 64)])
+@pytest.mark.quick("128-64")
 def test_a_tiny_vae_in_tiles(height: int, width: int) -> None:
     reference = draw(vivace.load("tiny-sd", "tiny_vae"), height=height, width=width)
     tiled = vivace.load("tiny-sd", "tiny_vae+vae_tiling(64, overlap=0.25)")
@@ -80,6 +81,7 @@ def test_tiles_that_would_not_meet_are_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd")
 def test_slices_are_what_the_pictures_are_alone(family: str) -> None:
     whole, sliced = session(family), session(family, "vae_slicing")
     assert psnr(draw(sliced, PROMPTS), draw(whole, PROMPTS)) > 80
