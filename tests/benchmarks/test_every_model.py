@@ -69,6 +69,7 @@ def test_the_record_holds_every_case_as_it_was_measured(measured: Path) -> None:
     assert records["synthetic:flux-schnell", "baseline"].trial.workload.guidance_scale == 0
 
 
+@pytest.mark.soak
 def test_what_is_in_the_record_is_not_measured_again(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = (folder / "record.json").read_bytes()
     shutil.rmtree(folder / "store")

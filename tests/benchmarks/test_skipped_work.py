@@ -124,6 +124,7 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
     assert skipping_of(cache, whole, {}) is None, "what was not counted has no ideal"
 
 
+@pytest.mark.soak
 def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
     whole, _, cache, _, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
 

@@ -84,6 +84,7 @@ def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
     assert rows["steps(2)"].speedup is not None
 
 
+@pytest.mark.soak
 def test_step_curves_go_on_where_they_stopped(
     measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
