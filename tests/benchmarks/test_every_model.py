@@ -110,6 +110,7 @@ def test_it_stops_between_models_when_the_time_is_over(
     assert len(read_records(folder / "record.json")) == 4
 
 
+@pytest.mark.soak
 def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "record.json"
     content = json.loads(path.read_text())
@@ -124,6 +125,7 @@ def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.Captur
     assert not (folder / "store").exists(), "refused before anything was measured"
 
 
+@pytest.mark.soak
 def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "record.json"
     assert run(command, [*_paths(folder), "--plan"]) == 0
