@@ -101,6 +101,7 @@ def test_what_crashed_is_tried_again_and_a_line_tells_of_it(
     assert after[:3] == content[:3]
 
 
+@pytest.mark.soak
 def test_it_stops_between_models_when_the_time_is_over(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
