@@ -69,6 +69,7 @@ def test_the_record_holds_every_case_as_it_was_measured(measured: Path) -> None:
     assert records["synthetic:flux-schnell", "baseline"].trial.workload.guidance_scale == 0
 
 
+@pytest.mark.soak
 def test_what_is_in_the_record_is_not_measured_again(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = (folder / "record.json").read_bytes()
     shutil.rmtree(folder / "store")
@@ -100,6 +101,7 @@ def test_what_crashed_is_tried_again_and_a_line_tells_of_it(
     assert after[:3] == content[:3]
 
 
+@pytest.mark.soak
 def test_it_stops_between_models_when_the_time_is_over(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +111,7 @@ def test_it_stops_between_models_when_the_time_is_over(
     assert len(read_records(folder / "record.json")) == 4
 
 
+@pytest.mark.soak
 def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "record.json"
     content = json.loads(path.read_text())
@@ -123,6 +126,7 @@ def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.Captur
     assert not (folder / "store").exists(), "refused before anything was measured"
 
 
+@pytest.mark.soak
 def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "record.json"
     assert run(command, [*_paths(folder), "--plan"]) == 0

@@ -149,6 +149,7 @@ def test_unets_are_compared_with_captured_ones() -> None:
     )
 
 
+@pytest.mark.soak
 def test_every_technique_goes_on_where_it_stopped(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
     assert skipping_of(cache, whole, {}) is None, "what was not counted has no ideal"
 
 
+@pytest.mark.soak
 def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
     whole, _, cache, _, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
 
@@ -136,6 +137,7 @@ def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> N
     assert overhead(0) - overhead(30) == pytest.approx(0.3)
 
 
+@pytest.mark.soak
 def test_the_page(measured: Path) -> None:
     text = page("note\n", measured)
     assert "## sd15" in text
@@ -152,6 +154,7 @@ def test_the_page(measured: Path) -> None:
     assert "\nStill to be measured: flux-dev, flux-schnell, sdxl." in text
 
 
+@pytest.mark.soak
 def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
     (line,) = choosing._on_full_size("sd15", measured)
     assert f"against `{BESIDE}`), half of the steps skipped, measured of ideal: " in line
@@ -161,6 +164,7 @@ def test_the_choosing_page_reads_it(measured: Path, tmp_path: Path) -> None:
     assert choosing._on_full_size("sd15", tmp_path) == [], "nothing measured, nothing told"
 
 
+@pytest.mark.soak
 def test_skipped_work_goes_on_where_it_stopped(measured: Path, capfd: pytest.CaptureFixture[str]) -> None:
     record = measured / "skipped-work-sd15.json"
     before = record.read_text()

@@ -84,6 +84,7 @@ def test_each_recipe_has_its_work_and_its_figures(measured: Path) -> None:
     assert rows["steps(2)"].speedup is not None
 
 
+@pytest.mark.soak
 def test_step_curves_go_on_where_they_stopped(
     measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_step_curves_go_on_where_they_stopped(
     assert (tmp_path / "record.json").read_bytes() == before
 
 
+@pytest.mark.soak
 def test_other_pictures_or_another_machine_want_another_file(
     measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,15 +65,27 @@ def run(source: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+_COMMANDS = """
+import json, tempfile
+from pathlib import Path
+from tests.typed import run_vivace
+folder = Path(tempfile.mkdtemp())
+commands = [
+    (0, "techniques", "text_length", "--json"),
+    (0, "techniques", "text_length"),
+    (2, "generate", "a star", "--recipe", "text_length(4)"),
+]
+done = [run_vivace(folder, *arguments, code=code) for code, *arguments in commands]
+print(json.dumps([(each.returncode, each.stdout, each.stderr) for each in done]))
+"""
+
+
 def test_the_technique_is_listed_and_explained(source: Path) -> None:
-    listed = json.loads(run(source, "-m", "vivace", "techniques", "text_length", "--json").stdout)
-    assert listed[0]["knobs"][0]["tune"] == [128, 256]
-    assert (
-        "FluxPipeline, max_sequence_length" in run(source, "-m", "vivace", "techniques", "text_length").stdout
-    )
-    wrong = run(source, "-m", "vivace", "generate", "a star", "--recipe", "text_length(4)")
-    assert wrong.returncode == 2
-    assert "tokens must be a whole number, at least 8" in wrong.stderr
+    listed, explained, wrong = json.loads(run(source, "-c", _COMMANDS).stdout)
+    assert json.loads(listed[1])[0]["knobs"][0]["tune"] == [128, 256]
+    assert "FluxPipeline, max_sequence_length" in explained[1]
+    assert wrong[0] == 2
+    assert "tokens must be a whole number, at least 8" in wrong[2]
 
 
 _DRAW = """

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+READING = ("read_text", "write_text", "fdopen", "open", "run", "Popen", "check_output")
 BINARY = ("'rb'", "'wb'", "'ab'", "'xb'", "'r+b'", "'rb+'")
 
 
@@ -16,7 +17,10 @@ def without_encoding(source: str) -> Iterator[str]:
         if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        text, is_binary = ast.unparse(call), any(mode in ast.unparse(call) for mode in BINARY)
+        if name not in READING:
+            continue
+        text = ast.unparse(call)
+        is_binary = any(mode in text for mode in BINARY)
         is_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
         is_method = isinstance(call.func, ast.Attribute)
         if (

@@ -81,7 +81,7 @@ def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.M
     assert (floor.recipe, floor.reason, len(floor.pictures)) == ("attention(math)", None, 6)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Path) -> None:
     records = vivace.bench(
         "tiny-sd", ["attention(math)"], num_inference_steps=1, timing=TIMING, store=tmp_path, device="cpu"

@@ -44,8 +44,9 @@ def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(launcher: Launcher, store: Path, *recipes: str, timing: Timing = TIMING) -> list[Record]:
     return vivace.bench(
-        "tiny-sd", recipes, num_inference_steps=1, timing=timing, store=store, launcher=launcher, device="cpu"
-    )
+        "tiny-sd", recipes, num_inference_steps=1, timing=timing, store=store, launcher=launcher, device="cpu",
+        quality=False, plan=False, rivals=False,
+    )  # fmt: skip
 
 
 def test_each_fault_has_an_outcome_and_affects_no_other_trial(launcher: Launcher, tmp_path: Path) -> None:

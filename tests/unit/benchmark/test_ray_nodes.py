@@ -99,7 +99,7 @@ def bench(cluster: Any, store: Path, progress: Silent) -> Run:
         return run_study(study, RunSettings(store=store, progress=progress, pool=pool))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_node_ends_and_its_trials_run_elsewhere(cluster: Any, tmp_path: Path) -> None:
     progress = Ending(cluster)

@@ -109,7 +109,7 @@ def test_generate_never_overwrites_another_image(tmp_path: Path) -> None:
 
 def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "tiny_vae", "--recipe", "attention(cudnn)"]
-    done = run_process(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
+    done = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "json", code=4)
     rows = json.loads(done.stdout)
     assert [row["recipe"] for row in rows] == ["baseline", "tiny_vae", "attention(cudnn)"]
     for row in rows[:2]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.served import PATH, Answer, Served
+from tests.typed import run_vivace
 
 SERVE = (sys.executable, "-m", "vivace", "serve")
 
@@ -99,17 +100,14 @@ def test_what_cannot_be_served_ends_the_command_with_a_reason(tmp_path: Path) ->
     assert "--host 0.0.0.0 lets other machines in; give --api-key-file FILE, too" in open_to_all.stderr
 
 
-def test_a_recipe_that_has_no_room_for_loras_is_refused_at_start() -> None:
-    done = subprocess.run(
-        [*SERVE, "tiny-sd", "--recipe", "fuse_qkv", "--loras", "tinyworld/loras", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    assert "does not go with fuse_qkv" in done.stderr
+@pytest.mark.timeout(60)
+def test_a_recipe_that_has_no_room_for_loras_is_refused_at_start(tmp_path: Path) -> None:
+    loras = str(Path("tinyworld/loras").absolute())
+    arguments = ("serve", "tiny-sd", "--recipe", "fuse_qkv", "--loras", loras, "--port", "0")
+    assert "does not go with fuse_qkv" in run_vivace(tmp_path, *arguments, code=3).stderr
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_ends_at_once_and_in_words(
     command: tuple[subprocess.Popen[str], Served, list[str]],
 ) -> None:

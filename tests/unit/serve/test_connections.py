@@ -133,7 +133,7 @@ def test_more_requests_at_work_than_there_may_be_are_refused(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Connection, "most", 3)
-    drawing = [connect(server, request("slow 3", seed=seed)) for seed in (7, 8, 9)]
+    drawing = [connect(server, request("slow 1.5", seed=seed)) for seed in (7, 8, 9)]
     until = time.monotonic() + 10
     while server.pool.ledger.states["waiting"] + server.pool.ledger.states["running"] < 3:
         assert time.monotonic() < until

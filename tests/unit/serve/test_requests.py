@@ -281,7 +281,7 @@ def test_a_request_ends_at_its_own_time(server: Served) -> None:
 
 def test_more_than_may_wait_is_refused_with_the_time_to_come_back(server: Served) -> None:
     with ThreadPoolExecutor(8) as clients:
-        slow = clients.submit(server.draw, "slow 4", num_inference_steps=10)
+        slow = clients.submit(server.draw, "slow 4", num_inference_steps=5)
         server.wait_for("running", 1)
         later = [clients.submit(server.draw, "x") for _ in range(3)]
         server.wait_for("waiting", 3)

@@ -22,6 +22,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
+@pytest.mark.quick("False-*breaks*", "True-*dies*", "False-slow*")
 @pytest.mark.parametrize(
     ("prompt", "fields", "status", "message"),
     [

@@ -17,7 +17,7 @@ from vivace.foundation.spec.sizes import Size
 from vivace.serve.settings import ServeSettings
 from vivace.serve.starting import PastStarts
 
-pytestmark = pytest.mark.long  # two servers and their workers for each test
+pytestmark = pytest.mark.long  # two servers and their workers
 
 OUTLINES = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 
@@ -32,19 +32,25 @@ def stronger(factor: float) -> bytes:
     )
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("loras")
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    loras = tmp_path / "loras"
-    loras.mkdir()
+def folder(shared: Path) -> Path:
+    """The folder of both servers, with its files as they were at first."""
     for name in ("a", "b"):
-        (loras / f"{name}.safetensors").write_bytes(stronger(1.0))
-    return loras
+        (shared / f"{name}.safetensors").write_bytes(stronger(1.0))
+    return shared
 
 
-@pytest.fixture
-def pair(folder: Path) -> Iterator[tuple[Served, Served]]:
+@pytest.fixture(scope="module")
+def pair(shared: Path) -> Iterator[tuple[Served, Served]]:
     """The servers, of one process, with a worker each."""
-    loras = {path.stem: path for path in folder.iterdir()}
+    loras = {name: shared / f"{name}.safetensors" for name in ("a", "b")}
+    for path in loras.values():
+        path.write_bytes(stronger(1.0))
     settings = ServeSettings(
         "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=(Size(64, 64),), loras=loras, task="text"
     )
@@ -88,38 +94,6 @@ def test_both_draw_with_the_file_as_it_is(pair: tuple[Served, Served], folder: P
         assert server.pool.replicas[0].num_restarts == 0
 
 
-def test_a_worker_that_comes_back_goes_on_without_files_that_are_gone(
-    pair: tuple[Served, Served], folder: Path
-) -> None:
-    first, second = pair
-    plain, other = pixels(first), pixels(second, **lora("b"))
-    (folder / "a.safetensors").unlink()
-    restart(first)
-    answer = first.draw(**lora("a"))
-    assert (answer.status, answer.message) == (
-        400,
-        "'a' cannot be used: a.safetensors cannot be read any more: No such file or directory",
-    )
-    assert np.array_equal(pixels(first, **lora("b")), other)
-    (folder / "b.safetensors").unlink()
-    restart(first)
-    assert np.array_equal(pixels(first), plain), "images without a LoRA need none"
-    assert first.draw(**lora("b")).status == 400
-    assert first.send("/v1/models").json["data"][0]["loras"] == []
-    assert np.array_equal(pixels(second), plain)
-
-
-def restart(server: Served) -> None:
-    (replica,) = server.pool.replicas
-    restarts, process = replica.num_restarts, replica._process
-    assert process is not None
-    process.kill()
-    until = time.monotonic() + 60
-    while not (replica.num_restarts > restarts and replica.is_able):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def test_a_file_that_is_written_all_the_time_ends_no_worker(
     pair: tuple[Served, Served], folder: Path
 ) -> None:
@@ -153,6 +127,39 @@ def test_a_file_that_is_written_all_the_time_ends_no_worker(
     for server in pair:
         assert pixels(server, **lora("b")).tobytes() == possible[0]
         assert server.pool.replicas[0].num_restarts == 0
+
+
+def test_a_worker_that_comes_back_goes_on_without_files_that_are_gone(
+    pair: tuple[Served, Served], folder: Path
+) -> None:
+    """The last test of the pair, whose first server has no LoRA afterwards."""
+    first, second = pair
+    plain, other = pixels(first), pixels(second, **lora("b"))
+    (folder / "a.safetensors").unlink()
+    restart(first)
+    answer = first.draw(**lora("a"))
+    assert (answer.status, answer.message) == (
+        400,
+        "'a' cannot be used: a.safetensors cannot be read any more: No such file or directory",
+    )
+    assert np.array_equal(pixels(first, **lora("b")), other)
+    (folder / "b.safetensors").unlink()
+    restart(first)
+    assert np.array_equal(pixels(first), plain), "images without a LoRA need none"
+    assert first.draw(**lora("b")).status == 400
+    assert first.send("/v1/models").json["data"][0]["loras"] == []
+    assert np.array_equal(pixels(second), plain)
+
+
+def restart(server: Served) -> None:
+    (replica,) = server.pool.replicas
+    restarts, process = replica.num_restarts, replica._process
+    assert process is not None
+    process.kill()
+    until = time.monotonic() + 60
+    while not (replica.num_restarts > restarts and replica.is_able):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_starts_of_two_servers_at_once_leave_a_list_that_can_be_read(tmp_path: Path) -> None:

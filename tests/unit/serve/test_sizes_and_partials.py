@@ -39,7 +39,7 @@ def test_any_size_is_drawn_within_its_bounds(any_size: Served) -> None:
 @pytest.mark.parametrize(
     ("pairs", "most"),
     [
-        pytest.param(5, 0.25, marks=pytest.mark.long),
+        pytest.param(3, 0.25, marks=pytest.mark.long),
         pytest.param(200, 0.03, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )

@@ -20,7 +20,7 @@ from vivace.serve.settings import ServeSettings
 
 LORA = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")
-STEPS = 6
+STEPS = 3
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
     [("tiny-sd", 0.02, 0.02), ("tiny-flux", 0.02, 0.02), ("flux-dev-h200", 0.005, 0.005)],
 )
 @pytest.mark.quick("flux-dev*")
+@pytest.mark.exhaustive("tiny-sd*")
 def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
     """flux-dev without the records that the grid is made of: from published studies and the first trials.
 
