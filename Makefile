@@ -16,12 +16,13 @@ demo: $(READY)
 contract: $(READY)
 	$(BIN)/python -m pytest -n0 -m "" -k "$(or $(NAME),$(error give NAME=TECHNIQUE))" tests/contract
 
+# Three processes for two cores: tests wait for workers and servers.
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Matrices and slow compilers: what `make test` leaves out, and `.ci/run` runs.
 test-long: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not gpu and not soak'
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m 'long and not gpu and not soak'
 
 # Our kernels under Triton's interpreter and compiler. Triton is in a folder of its own, since PyTorch's packages for
 # CPUs come without it, and behave differently with it.

@@ -93,8 +93,8 @@ import numpy, torch, vivace
 from vivace.errors import Unsupported
 def draw(recipe):
     session = vivace.load("tiny-flux", recipe, device="cpu")
-    found = session("a red circle", generator=torch.Generator().manual_seed(0), num_inference_steps=2, output_type="np")
-    return session.effects, found.images
+    drawn = session("a red circle", generator=torch.Generator().manual_seed(0), num_inference_steps=2, output_type="np")
+    return session.effects, drawn.images
 effects, short = draw("text_length(16)")
 assert effects == {"text_length": {"text_tokens": 16, "text_tokens_before": 32}}, effects
 assert not numpy.array_equal(short, draw("baseline")[1])

@@ -45,7 +45,7 @@ def unet() -> UNet2DConditionModel:
     ],
 )
 @torch.no_grad()
-@pytest.mark.quick("False*")
+@pytest.mark.long
 def test_what_the_levels_halve_is_traced_without_divisions(
     unet: UNet2DConditionModel, any_size: bool, sizes: list[tuple[int, int]], graphs_by_then: list[int]
 ) -> None:

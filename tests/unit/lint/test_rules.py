@@ -249,6 +249,7 @@ def test_files_that_cannot_be_read(name: str, content: bytes | None, message: st
         lint([tmp_path / name])
 
 
+@pytest.mark.long
 def test_nothing_that_vivace_publishes_is_impossible() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     records = sorted((ROOT / "results").glob("techniques-*.json"))

@@ -66,6 +66,9 @@ def failed(proof: dict) -> dict[str, str]:
         ),
     ],
 )
+@pytest.mark.quick(
+    "cut prompts*", "batches of two*", "says another size*", "ignored negative*", "confused by many*"
+)
 def test_a_fault_fails_its_own_check_alone(tmp_path: Path, fault: str, name: str, reason: str) -> None:
     proof = against_server(tmp_path, fault)
     assert list(failed(proof)) == [name]

@@ -61,6 +61,7 @@ def test_a_gated_model_says_where_to_ask_for_access(tmp_path: Path) -> None:
         (("tiny-sd", "--recipe", "baseline", "--gpus", "all"), 3, "leave out --gpus"),
     ],
 )
+@pytest.mark.quick("arguments1*")
 def test_what_is_not_there_is_said_at_once(arguments: tuple[str, ...], status: int, message: str) -> None:
     got, error = error_of(*arguments, "--port", "0", CUDA_VISIBLE_DEVICES="")
     assert (got, message in error) == (status, True), error

@@ -79,7 +79,11 @@ def growth(points: list[tuple[int, float]]) -> float:
 
 
 @pytest.mark.parametrize(
-    "number", [40, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+    "number",
+    [
+        pytest.param(40, marks=pytest.mark.long),
+        pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
 )
 def test_memory_does_not_grow(server: Served, number: int) -> None:
     chance = random.Random(5)

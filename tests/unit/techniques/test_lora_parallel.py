@@ -34,7 +34,7 @@ def _forked() -> Iterator[None]:
         ("flux", "fused(bf16)+parallel(all_gather)"),
     ],
 )
-@pytest.mark.quick("sd-parallel*")
+@pytest.mark.long
 @pytest.mark.exhaustive("sd-quantize*", "sd-fused*")
 def test_an_exchange_reaches_every_process(family: str, recipe: str, tmp_path: Path) -> None:
     pipe = build(family)
