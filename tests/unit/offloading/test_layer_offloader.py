@@ -416,7 +416,7 @@ def test_layers_are_onloaded_one_by_one_behind_a_wrapped_denoiser(made: list[Lay
     assert transformer.x_embedder in called
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_compiled_blocks_are_onloaded_as_one() -> None:
     counters = torch._dynamo.utils.counters
     torch._dynamo.reset()

@@ -40,7 +40,14 @@ def command(
         path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"VIVACE_NO_FORK": "1", "PYTHONPATH": os.pathsep.join(path)}
     arguments = ("tiny-sd", "--recipe", "tiny_vae", "--device", "cpu", "--threads", "1", "--port", "0")
-    process = subprocess.Popen([*SERVE, *arguments], stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [*SERVE, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A shell starts what it runs in the background with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stderr is not None
     first = process.stderr.readline()
     assert first == "tiny-sd with tiny_vae (as given)\n"
