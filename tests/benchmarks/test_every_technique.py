@@ -90,7 +90,6 @@ def test_the_study_has_ten_configurations() -> None:
     assert all("text_encoder_2" not in text for text in configurations("sd15"))
 
 
-@pytest.mark.soak
 def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) -> None:
     records = read_records(measured / "record.json")
     first, second, third = RECIPES
@@ -118,7 +117,6 @@ def test_a_group_has_one_number_of_steps() -> None:
     assert every_technique.groups(cases[:2], 1) == [cases[:1], cases[1:2]]
 
 
-@pytest.mark.soak
 def test_only_what_moved_is_measured_again(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
