@@ -24,12 +24,32 @@ def test_both_sides_start_in_turns_and_the_best_are_compared(
     for name in ("write_model", "save_recipe"):
         monkeypatch.setattr(starts, name, lambda *_: None)
     monkeypatch.setattr(starts, "start_of", start_of)
+    monkeypatch.setattr(starts, "drop_from_cache", lambda folder: order.append(f"dropped {folder.name}"))
     record = tmp_path / "record.json"
-    arguments = ["synthetic:flux-dev", "--folder", str(tmp_path), "--record", str(record), "--device", "cpu"]
+    arguments = [
+        "synthetic:flux-dev",
+        "--folder",
+        str(tmp_path),
+        "--record",
+        str(record),
+        "--device",
+        "cpu",
+        "--cold",
+    ]
     result = CliRunner().invoke(starts.saved_start, arguments, catch_exceptions=False)
-    assert order == ["afresh", "saved", "saved", "afresh"]
+    sides = ("afresh", "saved", "saved", "afresh")
+    assert order == [step for side in sides for step in (f"dropped {side}", side)]
     assert "a saved recipe is ready in 0.40 of the time" in result.output
+    assert json.loads(record.read_text())["is_cold"]
     assert [row["ready_s"] for row in json.loads(record.read_text())["starts"]["saved"]] == [8.0, 9.0]
+
+
+def test_files_that_are_dropped_from_the_cache_keep_their_contents(tmp_path: Path) -> None:
+    (tmp_path / "unet").mkdir()
+    weights = tmp_path / "unet" / "weights"
+    weights.write_bytes(b"x" * 10_000)
+    starts.drop_from_cache(tmp_path)
+    assert weights.read_bytes() == b"x" * 10_000
 
 
 def test_host_memory_is_what_the_process_had_at_most() -> None:

@@ -39,6 +39,9 @@ def command(
         (tmp_path / "sitecustomize.py").write_text(HIDES_POSIX)
         path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"VIVACE_NO_FORK": "1", "PYTHONPATH": os.pathsep.join(path)}
+        has_fork = [sys.executable, "-c", "import os; print(hasattr(os, 'fork'))"]
+        printed = subprocess.run(has_fork, env=environment, capture_output=True, text=True, check=True).stdout
+        assert printed == "False\n", "the names are hidden"
     arguments = ("tiny-sd", "--recipe", "tiny_vae", "--device", "cpu", "--threads", "1", "--port", "0")
     process = subprocess.Popen(
         [*SERVE, *arguments],
