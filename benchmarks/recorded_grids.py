@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ import numpy as np
 from vivace.foundation.spec.limits import CLIP_LIMITS, ONE_VIEW
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.tuning.objective import Objective
+from vivace.tuning.space import Space
 
 RECORDED, FINAL = 10, 13 * math.sqrt(3)
 """Prompts of most records, and of a final: further seeds of a prompt count as their root."""
@@ -163,3 +166,28 @@ def _rounds(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[Rounds, Rounds]]:
 
 def median_s(rounds: Rounds) -> float:
     return float(np.median([np.median(times) for times in rounds])) if rounds else math.inf
+
+
+class FixedSpace(Space):
+    """A fixed list of recipes, such as a recorded grid."""
+
+    def __init__(self, recipes: list[Recipe], objective: Objective | None = None) -> None:
+        super().__init__(objective or Objective())
+        self.recipes = recipes
+        self._known = set(recipes)
+        self._held_before: dict[Recipe, bool] = {}
+        self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
+
+    def holds(self, recipe: Recipe) -> bool:
+        if recipe not in self._held_before:
+            self._held_before[recipe] = recipe in self._known and super().holds(recipe)
+        return self._held_before[recipe]
+
+    def leave_out(self, technique: Technique, reason: str) -> None:
+        super().leave_out(technique, reason)
+        self._held_before.clear()
+
+    def pool(
+        self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
+    ) -> list[Recipe]:
+        return [recipe for recipe in self.recipes if self.holds(recipe)]

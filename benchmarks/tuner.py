@@ -20,13 +20,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
 
 from benchmarks.command import run
-from benchmarks.recorded_grids import FINAL, Entry, Grid, median_s, read_grid
+from benchmarks.recorded_grids import FINAL, Entry, FixedSpace, Grid, median_s, read_grid
+from benchmarks.rival_samplers import Name, rival
 from benchmarks.tuner_grids import RESULTS
 from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.foundation.spec.record import Outcome
@@ -35,14 +36,13 @@ from vivace.foundation.stats.intervals import student_t
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.budget import Trials
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.objective import Objective
 from vivace.tuning.priors import effects, known_sources
 from vivace.tuning.results import Result, Rung
-from vivace.tuning.samplers import Name, sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.space import FixedSpace
 
-SAMPLERS: tuple[Name, ...] = ("model", "tpe", "greedy", "random")
+SAMPLERS: tuple[Literal["model"] | Name, ...] = ("model", "tpe", "greedy", "random")
 NEAR = 0.02
 _NOISE = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.03, Rung.PROVEN: 0.005}
 """Standard deviation that is added to a logarithm where a grid has one round."""
@@ -126,7 +126,7 @@ class Simulated:
 
 def replay(
     grid: Grid,
-    sampler: Name,
+    sampler: Literal["model"] | Name,
     num_trials: int,
     seed: int,
     without: Sequence[str] = (),
@@ -141,12 +141,15 @@ def replay(
     objective = Objective(same_picture_only=not grid.has_quality)
     space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], objective)
     simulated = Simulated(grid, np.random.default_rng(1000 + seed), new_images)
-    chosen = sampler_of(
-        sampler,
-        space,
-        sources=known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
-        effects=effects(space.options, None, objective),
-        seed=seed,
+    chosen = (
+        ModelSampler(
+            space,
+            np.random.default_rng(seed),
+            known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
+            effects(space.options, None, objective),
+        )
+        if sampler == "model"
+        else rival(sampler, space, seed)
     )
     search = Search(objective, space, chosen, simulated, Trials(num_trials), judges=grid.has_quality)
     search.run()

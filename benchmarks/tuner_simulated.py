@@ -39,6 +39,7 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
 from vivace.tuning.budget import Minutes
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.launches import captures
 from vivace.tuning.objective import Objective, parse_bytes
@@ -47,7 +48,6 @@ from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.priors import effects, known_sources, reported
 from vivace.tuning.regression import Regression, merged
 from vivace.tuning.results import Result, Rung
-from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.space import Space, fitted
 
@@ -312,10 +312,9 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
         gpu.peaks.add(recorded(model, gpu.size, gpu.size))
     base = gpu.start()
     budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
-    sampler = sampler_of(
-        "model", space, sources=sources, effects=effects(space.options, gpu.stages, objective),
-        seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s,
-        peaks=gpu.peaks.predicted, seed=seed,
+    sampler = ModelSampler(
+        space, np.random.default_rng(seed), sources, effects(space.options, gpu.stages, objective),
+        seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s, peaks=gpu.peaks.predicted,
     )  # fmt: skip
     search = Search(objective, space, sampler, gpu, budget, judges=False, history=[base])
     pick = search.run()

@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from benchmarks.recorded_grids import Entry, Grid, read_grid
+from benchmarks.recorded_grids import Entry, FixedSpace, Grid, read_grid
 from benchmarks.tuner import GRIDS
 from benchmarks.tuner_grids import RESULTS
 from vivace.benchmark.deadline import Deadline
@@ -34,14 +34,13 @@ from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import SURE_FAIL
 from vivace.tuning.budget import Minutes
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_plan import ImagePlan
 from vivace.tuning.objective import Objective
 from vivace.tuning.pace import SCREENING, WARM_UP, Pace
 from vivace.tuning.priors import effects, known_sources
 from vivace.tuning.results import Result, Rung, expected_low
-from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.space import FixedSpace
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _SIZES, _PROMPTS = (13, 26, 39, 78), (13, 26, 39, 39)
@@ -324,14 +323,13 @@ def timed_replay(
     machine = TimedMachine(grid, minutes, np.random.default_rng(2000 + seed), slow, looks)
     base = machine.start()
     budget = Minutes(minutes, machine.time, 0.0, clock=lambda: machine.now)
-    sampler = sampler_of(
-        "model",
+    sampler = ModelSampler(
         space,
-        sources=known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
-        effects=effects(space.options, None, objective),
+        np.random.default_rng(seed),
+        known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
+        effects(space.options, None, objective),
         seconds_of=machine.time.seconds_of_trial,
         most_s=lambda: budget.most_s,
-        seed=seed,
     )
     search = Search(objective, space, sampler, machine, budget, history=[base])
     search.run()

@@ -93,13 +93,6 @@ def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None]
     "--without", multiple=True, metavar="TECHNIQUE", help="Technique that no recipe has; repeat for more."
 )
 @click.option(
-    "--sampler",
-    type=click.Choice(["model", "tpe", "random"]),
-    default="model",
-    show_default=True,
-    help="How recipes are chosen: a model of the techniques' effects, Optuna's TPE, or chance.",
-)
-@click.option(
     "--trust-quality-of",
     metavar="NAME",
     help="For random weights: also search techniques that kept the quality of this embedded model in the store.",

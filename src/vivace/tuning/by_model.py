@@ -110,6 +110,7 @@ class ModelSampler:
     def expected_gains(
         self, recipes: Sequence[Recipe], history: Sequence[Result]
     ) -> list[tuple[float, float]]:
+        """Return the mean and the standard deviation of each recipe's gain."""
         self.learn(history)
         return self.gain.figures(recipes)
 
@@ -169,6 +170,7 @@ class ModelSampler:
                 yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
 
     def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
+        """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
         results = latest(self._read(history))
         self.learn(history)
         self._alone = not self._alone
@@ -219,8 +221,11 @@ class ModelSampler:
         return chosen
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> Array:
-        """Draw posterior samples. A doubt that recipes share, such as about one path of the latents, is drawn once for
-        all of them."""
+        """Draw posterior samples of each recipe's value (samples, recipes): its gain where it passes, else at most the
+        gain that a proposal must exceed.
+
+        A doubt that recipes share, such as about one path of the latents, is drawn once for all of them.
+        """
         self.learn(history)
         self._blame = failure_probabilities(history)
         recipes = [result.recipe for result in results]
@@ -270,7 +275,8 @@ class ModelSampler:
         return max(values)
 
     def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        """Return the model's estimate: it pools all recipes, so that no single lucky measurement wins."""
+        """Return each recipe's gain, discounted by the doubts about its quality, by the model's estimate: it pools all
+        recipes, so that no single lucky measurement wins."""
         if not results:
             return []
         self.learn(history)
@@ -289,6 +295,7 @@ class ModelSampler:
         ]
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+        """Return the recipe without techniques expected to gain nothing."""
         self.learn(history)
         self._blame = failure_probabilities(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)

@@ -72,12 +72,10 @@ class Explanation:
 
 
 def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanation:
-    """Return the posterior of the search's model; empty for searches without one."""
+    """Return the posterior of the search's model."""
     tried = {technique for result in search.history if result.is_measured for technique in result.recipe}
     options = list(dict.fromkeys([*tried, *search.space.options]))
     gains = search.sampler.expected_gains([Recipe((option,)) for option in options], search.history)
-    if gains is None:
-        return Explanation()
     beliefs = []
     for option, (effect, error) in zip(options, gains, strict=True):
         low, high = (math.exp(effect + sign * _CONFIDENT * error) for sign in (-1, 1))

@@ -17,12 +17,12 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.budget import Budget
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.companions import REACH, assembled, shorter, unlike, with_common, with_shorter
 from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful
 from vivace.tuning.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, gain_of, latest
-from vivace.tuning.samplers import Sampler
 from vivace.tuning.space import Space
 from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
 
@@ -52,7 +52,7 @@ class Search:
 
     objective: Objective
     space: Space
-    sampler: Sampler
+    sampler: ModelSampler
     measurer: Measurer
     budget: Budget
     judges: bool = True

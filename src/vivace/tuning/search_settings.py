@@ -13,7 +13,6 @@ from vivace.techniques import TECHNIQUES
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import QualityJudge, judge_of
 from vivace.tuning.objective import Goal, Objective
-from vivace.tuning.samplers import Name
 
 DEFAULT_MINUTES = 8.0
 _BATCHES: dict[Goal, int] = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
@@ -42,7 +41,6 @@ class SearchSettings:
     start: str | None = None
     keep: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    sampler: Name = "model"
     trust_quality_of: str | None = None
     request: ImageRequest = _USUAL_REQUEST
     device: str = "auto"

@@ -18,6 +18,7 @@ from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.objective import Objective
+from vivace.tuning.utility import with_option
 
 Why = Callable[[Technique], str | None]
 Components = Collection[Component] | None
@@ -141,11 +142,6 @@ class Space:
     combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
 
-    @property
-    def listed(self) -> list[Recipe] | None:
-        """All recipes, where the space is a list of them."""
-        return None
-
     @classmethod
     def of(
         cls,
@@ -199,7 +195,9 @@ class Space:
         """Return the smallest recipe with everything to keep, with the first options of techniques kept by name."""
         recipe = Recipe.of(self.objective.kept)
         for name in sorted(self.objective.kept_names - {t.name for t in recipe}):
-            recipes = [r for option in self.options if option.name == name if (r := _with(recipe, option))]
+            recipes = [
+                r for option in self.options if option.name == name if (r := with_option(recipe, option))
+            ]
             if recipes:
                 recipe = recipes[0]
         return recipe
@@ -207,7 +205,7 @@ class Space:
     def singles(self) -> list[Recipe]:
         """Return the recipes of one option added to the kept ones."""
         base = self.base()
-        recipes = (_with(base, option) for option in self.options)
+        recipes = (with_option(base, option) for option in self.options)
         return [recipe for recipe in dict.fromkeys(recipes) if recipe is not None and self.holds(recipe)]
 
     def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
@@ -223,7 +221,7 @@ class Space:
                 continue
         for technique in recipe:
             for other in variants(technique, self.components):
-                changed = _with(recipe.without(technique), other)
+                changed = with_option(recipe.without(technique), other)
                 if changed is not None and self.allows(other):
                     yield from self._held(changed)
 
@@ -271,40 +269,3 @@ class Space:
 
 
 _DEPTH = 8  # techniques of a recipe that the search grows to, at most
-
-
-class FixedSpace(Space):
-    """A fixed list of recipes, such as a recorded grid."""
-
-    def __init__(self, recipes: list[Recipe], objective: Objective | None = None) -> None:
-        super().__init__(objective or Objective())
-        self.recipes = recipes
-        self._known = set(recipes)
-        self._held_before: dict[Recipe, bool] = {}
-        self.options = list(dict.fromkeys(t for recipe in recipes for t in recipe))
-
-    @property
-    def listed(self) -> list[Recipe]:
-        return self.recipes
-
-    def holds(self, recipe: Recipe) -> bool:
-        if recipe not in self._held_before:
-            self._held_before[recipe] = recipe in self._known and super().holds(recipe)
-        return self._held_before[recipe]
-
-    def leave_out(self, technique: Technique, reason: str) -> None:
-        super().leave_out(technique, reason)
-        self._held_before.clear()
-
-    def pool(
-        self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
-    ) -> list[Recipe]:
-        return [recipe for recipe in self.recipes if self.holds(recipe)]
-
-
-def _with(recipe: Recipe, technique: Technique) -> Recipe | None:
-    """Return the recipe with one more technique; None if they conflict."""
-    try:
-        return recipe.with_(technique)
-    except RecipeError:
-        return None

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run_settings import RunSettings
@@ -26,6 +28,7 @@ from vivace.report.rows import priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.budget import Budget
+from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.explanation import explanation_of
 from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.image_request import ImageRequest
@@ -38,7 +41,6 @@ from vivace.tuning.priors import PriorSource, effects, known_sources, no_record,
 from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.results import Result, latest
-from vivace.tuning.samplers import Name, Sampler, sampler_of
 from vivace.tuning.search import Search
 from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.setup import (
@@ -68,7 +70,6 @@ def tune(
     start: str | None = None,
     keep: Sequence[str] = (),
     without: Sequence[str] = (),
-    sampler: Name = "model",
     trust_quality_of: str | None = None,
     request: ImageRequest | None = None,
     store: str | Path = DEFAULT_STORE,
@@ -99,7 +100,6 @@ def tune(
         trials: recipes to measure, stored ones of the same search included.
         start: a recipe to begin with.
         keep, without: techniques that every recipe has, or none.
-        sampler: "model" (the default), "tpe" (Optuna's) or "random".
         trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
             searched where the store's records of that model keep the quality.
         request: size, steps and prompts; None for the model's own.
@@ -126,7 +126,6 @@ def tune(
         start=start,
         keep=tuple(keep),
         without=tuple(without),
-        sampler=sampler,
         trust_quality_of=trust_quality_of,
         request=request or ImageRequest(),
         device=device,
@@ -251,12 +250,12 @@ def _sampler(
     base: Result,
     budget: Budget,
     start: Recipe | None,
-) -> Sampler:
-    return sampler_of(
-        settings.sampler,
+) -> ModelSampler:
+    return ModelSampler(
         space,
-        sources=[source for source in sources if source.data],
-        effects=effects(
+        np.random.default_rng(settings.seed),
+        tuple(source for source in sources if source.data),
+        effects(
             space.options,
             dict(base.stages_s),
             bench.objective,
@@ -267,7 +266,6 @@ def _sampler(
         seconds_of=None if math.isinf(budget.most_s) else bench.time.seconds_of_trial,
         most_s=lambda: budget.most_s,
         peaks=bench.peaks.predicted,
-        seed=settings.seed,
     )
 
 
@@ -322,8 +320,6 @@ def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]
         return {}
     less = [pick.recipe.without(technique) for technique in pick.recipe]
     gains = search.sampler.expected_gains([pick.recipe, *less], search.history)
-    if gains is None:
-        return {}
     return {
         recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
         for recipe, (gain, _) in zip(less, gains[1:], strict=True)

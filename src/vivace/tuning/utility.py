@@ -5,51 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vivace.errors import RecipeError
 from vivace.evidence.choice import simplest_of_best
 from vivace.foundation.stats import Gate
+from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 
-TRIES = 200
-"""Number of random recipes drawn for each one returned."""
-
 NUM_SAMPLES = 512
 """Number of posterior samples of whether recipes pass and how much they gain."""
 
-_ANY_GAIN = -3.0
+ANY_GAIN = -3.0
 _AS_FAST, _NOISE = 0.01, 0.03
 """Gap, as a logarithm, within which a shorter recipe counts as equally fast: always, and within its interval."""
 _ANOTHER = 0.005
 """The same for a shorter recipe that is not part of the best one."""
-
-
-class AsMeasured:
-    """Takes measurements as they are: a recipe's promise is its gain, unless its quality is in doubt."""
-
-    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        return [(result.gain or 0.0) * chance_of(result) for result in results]
-
-    def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
-        """Draw samples in which each recipe passes or fails by itself."""
-        rng = np.random.default_rng(len(history))
-        passes = rng.random((NUM_SAMPLES, len(results))) < [chance_of(result) for result in results]
-        return np.where(passes, [result.gain or 0.0 for result in results], _ANY_GAIN)
-
-    def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        return recipe
-
-    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        return recipe
-
-    def expected_gains(self, recipes: Sequence[Recipe], history: Sequence[Result]) -> None:
-        """Return None: there is no model of gains."""
 
 
 def chance_of(result: Result) -> float:
@@ -64,17 +36,11 @@ def chance_of(result: Result) -> float:
 def floor_of(history: Sequence[Result], objective: Objective) -> float:
     """Return the gain that a proposal must exceed: the baseline's, 0, unless it breaks a limit itself."""
     baseline = next((result for result in history if result.recipe.is_baseline and result.is_measured), None)
-    return 0.0 if baseline is None or baseline.keeps(objective) else _ANY_GAIN
+    return 0.0 if baseline is None or baseline.keeps(objective) else ANY_GAIN
 
 
-def constraint_of(result: Result) -> float:
-    """Return Optuna's constraint, which is feasible if not above zero."""
-    if not result.is_measured:
-        return 1.0
-    return -1.0 if result.slack is None else -result.slack
-
-
-def with_option(recipe: Recipe, option: Any) -> Recipe | None:
+def with_option(recipe: Recipe, option: Technique) -> Recipe | None:
+    """Return the recipe with one more technique; None if they conflict."""
     try:
         return recipe.with_(option)
     except RecipeError:

@@ -27,9 +27,7 @@ def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, f
             slow_worker.EnvironmentRequest(device="cpu"), 60
         )  # its imports are not part of the search
         began = time.monotonic()
-        answer = tune(
-            "synthetic:sd15", store=store, device="cpu", launcher=launcher, sampler="random", **budget
-        )
+        answer = tune("synthetic:sd15", store=store, device="cpu", launcher=launcher, **budget)
         return answer, time.monotonic() - began
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.recorded_grids import Grid, read_grid
+from benchmarks.recorded_grids import FixedSpace, Grid, read_grid
+from benchmarks.rival_samplers import rival
 from benchmarks.tuner import (
     Simulated,
     fails_gate,
@@ -36,9 +37,8 @@ from vivace.tuning.paths import path_of
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.regression import Datum
 from vivace.tuning.results import Result, Rung
-from vivace.tuning.samplers import sampler_of
 from vivace.tuning.search import Search
-from vivace.tuning.space import FixedSpace, Space
+from vivace.tuning.space import Space
 from vivace.tuning.tuner import _stored_summary, expected_neighbours
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
@@ -103,7 +103,7 @@ def made(recipes: list[str], seed: int = 0, **fields: object) -> Search:
     objective = Objective(**fields)
     space = FixedSpace([resolve(text) for text in recipes], objective)
     simulated = Simulated(small, np.random.default_rng(seed))
-    return Search(objective, space, sampler_of("model", space), simulated, Trials(9))
+    return Search(objective, space, ModelSampler(space, np.random.default_rng(0)), simulated, Trials(9))
 
 
 def test_a_recipe_that_fails_is_never_proposed() -> None:
@@ -151,7 +151,7 @@ def test_an_interrupted_search_goes_on_from_its_history() -> None:
 def test_what_may_beat_a_poor_pick_is_judged_and_measured_in_another_final() -> None:
     fast = "tiny_vae+dtype(bf16)+seacache+steps(8)"
     search = made(["first_block_cache(0.1)", fast])
-    search.sampler = sampler_of("random", search.space)
+    search.sampler = rival("random", search.space)
     screened = result(fast, 0.6, rung=Rung.SCREENED, gate=None, slack=None)
     search.history = [result("baseline", 0.0), result("first_block_cache(0.1)", 0.1), screened]
     pick = search._prove()
@@ -455,6 +455,6 @@ def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_
     pick = result("tiny_vae+dtype(bf16)", 0.9, error=0.2)
     search.history = [result("baseline", 0.0), result("tiny_vae", 0.2), pick]
     gains = expected_neighbours(search, pick)
-    mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])  # type: ignore[attr-defined]
+    mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])
     assert gains["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
     assert mean[0] < 0.88

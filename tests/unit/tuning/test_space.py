@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from benchmarks.recorded_grids import FixedSpace
 from vivace.benchmark.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
@@ -12,7 +13,7 @@ from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
 from vivace.tuning.objective import Objective, parse_bytes, parse_seconds
-from vivace.tuning.space import FixedSpace, Space, fitted, is_usual, options
+from vivace.tuning.space import Space, fitted, is_usual, options
 
 
 class Halving(Technique):

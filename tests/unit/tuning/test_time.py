@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from benchmarks.recorded_grids import FixedSpace
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.recipes.recipe import Recipe
@@ -21,7 +22,6 @@ from vivace.tuning.priors import PriorSource
 from vivace.tuning.regression import Datum
 from vivace.tuning.results import Result, Rung
 from vivace.tuning.search import Search
-from vivace.tuning.space import FixedSpace
 from vivace.tuning.timetable import Timetable
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
