@@ -38,6 +38,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m tests.repo.sizes
 
 # The server's record goes on where it was interrupted; so does a part that is missing from it.
 soak: $(READY)

@@ -3,7 +3,6 @@
 import ast
 import functools
 import re
-from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -211,23 +210,6 @@ def test_what_is_imported_late_exists() -> None:
 def test_every_package_has_a_layer() -> None:
     files = [path for path in FILES if path.name != "__init__.py" or imports(path)]
     assert {package(path) for path in files} - {"__init__"} <= set(LAYERS)
-
-
-def test_files_stay_short() -> None:
-    root = SOURCE.parents[1]
-    beside = [path for room in ("benchmarks", "docs", "tinyworld") for path in (root / room).glob("*.py")]
-    assert len(beside) > 50
-    lengths = {str(path.relative_to(root)): len(path.read_text().splitlines()) for path in [*FILES, *beside]}
-    assert not {name: length for name, length in lengths.items() if length > 400}
-
-
-def test_no_package_is_too_large() -> None:
-    """No package holds more than a quarter of the source."""
-    lines: Counter[str] = Counter()
-    for path in FILES:
-        lines[package(path)] += len(path.read_text().splitlines())
-    largest, number = lines.most_common(1)[0]
-    assert number <= 0.25 * lines.total(), f"{largest} has {number} of {lines.total()} lines"
 
 
 def test_the_documented_layers_are_these() -> None:
