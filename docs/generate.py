@@ -45,6 +45,7 @@ from docs import (
     targets,
     techniques,
     techniques_measured,
+    throughput,
     tuned,
     tuner_runs,
     tuning,
@@ -95,6 +96,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text(encoding="utf-8")),
     "docs/performance/energy.md": partial(energy.page, NOTE, RESULTS, record_of_card("H200")),
     "docs/performance/targets.md": partial(targets.page, NOTE, RESULTS),
+    "docs/performance/throughput.md": partial(throughput.page, NOTE, RESULTS),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }
