@@ -293,14 +293,15 @@ class TimedMachine:
         fails = sure_of_each(SURE_FAIL, self.plan.sizes) if is_final else SURE_FAIL
         high = mean + student_t(fails, prompts - 1) * error
         gate = Gate.FAILED if high < 0 else Gate.PASSED if low >= 0 else Gate.UNCLEAR
-        slack, slack_error = low, 0.004
+        slack, slack_error, luck = low, 0.004, 0.0
         if gate is Gate.UNCLEAR or not is_final:
             to_come = self.time.prompts_to_come(Rung.PROVEN if is_final else Rung.JUDGED, result.recipe)
-            slack, slack_error = expected_low(
+            slack, slack_error, luck = expected_low(
                 Interval(mean, low, high), round(prompts), round(prompts), to_come, self.plan.sure,
                 of_the_final=is_final,
             )  # fmt: skip
-        return replace(result, slack=slack, slack_error=slack_error, gate=gate)
+        images = round(float(np.sum(counts)))
+        return replace(result, slack=slack, slack_error=slack_error, luck=luck, gate=gate, images=images)
 
 
 def _sd_of(entry: Entry) -> float:
