@@ -253,8 +253,8 @@ def _operations(located: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
+    from benchmarks.flops import count_flops
     from vivace.machinery.technique import component_of
-    from vivace.measure.flops import count_flops
     from vivace.runtime.opening import open_session
 
     _set_threads(located)
