@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Task
     from vivace.serve.settings import ServeSettings
 
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
 """Connections that are accepted at once, before any is closed to make room."""
@@ -284,9 +284,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
-        raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
+        raise Unsupported(f"serve needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _check_key(key: str | None, host: str) -> None:
