@@ -32,7 +32,7 @@ _LORA = ".safetensors"
 @click.option(
     "--recipe",
     metavar="R",
-    help="Recipe to apply; default: the one that `vivace recommend` names for this GPU.",
+    help="Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
 )
 @click.option(
     "--tune",
@@ -308,14 +308,20 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 
 def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
+    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
+
+    A recipe that changes the image, as fewer steps do, is for the user to choose.
+    """
     from vivace.evidence.recommendation import recommend
     from vivace.foundation.spec.recipe_syntax import BASELINE
 
-    answer = recommend(model)
-    if answer.recipe is None or answer.basis is None:
-        return BASELINE, "as published: no record here or in vivace supports another recipe"
-    return answer.recipe, f"the best known: {answer.basis.place}, {answer.basis.gpu}; {answer.quality}"
+    answer = recommend(model, same_picture=True)
+    if answer.recipe in (None, BASELINE) or answer.basis is None:
+        return (
+            BASELINE,
+            "as published: no record here or in vivace supports another recipe that keeps the image",
+        )
+    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
 
 
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
