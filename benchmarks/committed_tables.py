@@ -29,6 +29,7 @@ from benchmarks.study_groups import record_file
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import key_of, read_records
 from docs.technique_lines import lines_of, sets_steps
+from vivace.errors import RecipeError
 from vivace.evidence.committed import FILE
 from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.studies.expand import expand
@@ -57,9 +58,18 @@ def content() -> str:
     lines = []
     for table in tables():
         fields = _compact(table.model_dump(mode="json", exclude_defaults=True))
-        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
+        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows") if _is_readable(row["recipe"]))
         lines.append(f'{json.dumps(fields)[:-1]}, "rows": [\n{rows}\n]}}')
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _is_readable(recipe: str) -> bool:
+    """Whether its techniques still exist: the records keep rows of those that were removed."""
+    try:
+        resolve(recipe)
+    except RecipeError:
+        return False
+    return True
 
 
 def tables() -> Iterator[EvidenceTable]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Task
     from vivace.serve.settings import ServeSettings
 
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
 """Connections that are accepted at once, before any is closed to make room."""
@@ -32,7 +32,7 @@ _LORA = ".safetensors"
 @click.option(
     "--recipe",
     metavar="R",
-    help="Recipe to apply; default: the one that `vivace recommend` names for this GPU.",
+    help="Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
 )
 @click.option(
     "--tune",
@@ -284,9 +284,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
-        raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
+        raise Unsupported(f"serve needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def _check_key(key: str | None, host: str) -> None:
@@ -308,14 +308,20 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 
 def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
+    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
+
+    A recipe that changes the image, as fewer steps do, is for the user to choose.
+    """
     from vivace.evidence.recommendation import recommend
     from vivace.foundation.spec.recipe_syntax import BASELINE
 
-    answer = recommend(model)
-    if answer.recipe is None or answer.basis is None:
-        return BASELINE, "as published: no record here or in vivace supports another recipe"
-    return answer.recipe, f"the best known: {answer.basis.place}, {answer.basis.gpu}; {answer.quality}"
+    answer = recommend(model, same_picture=True)
+    if answer.recipe in (None, BASELINE) or answer.basis is None:
+        return (
+            BASELINE,
+            "as published: no record here or in vivace supports another recipe that keeps the image",
+        )
+    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
 
 
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:

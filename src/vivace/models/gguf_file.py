@@ -110,9 +110,7 @@ def _open(path: Path) -> Any:
     try:
         from gguf import GGMLQuantizationType, GGUFReader
     except ImportError as error:
-        raise Unsupported(
-            f"{path} is a GGUF file, which needs the package gguf: pip install 'vivace[gguf]'"
-        ) from error
+        raise Unsupported(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from error
 
     readable_types = {kind.value for kind in GGMLQuantizationType}
 

@@ -1,6 +1,6 @@
 """`vivace serve` as an application of Ray Serve: the routes on the head, a drawer on each GPU of the cluster.
 
-Ray places, scales and restarts the drawers. Needs `pip install 'vivace[serve,ray]'` on every node.
+Ray places, scales and restarts the drawers. Needs the extras `serve` and `ray` on every node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vivace.serve.settings import ModelState, ServeSettings
 NAME = "vivace"
 _DRAWER = "Drawer"
 _HEAD = {"node:__internal_head__": 0.001}
-_NEEDED = "pip install 'vivace[serve,ray]' on every node"
+_NEEDED = "pip install 'ray[serve]' on every node"
 
 
 @dataclass(frozen=True)
