@@ -237,7 +237,7 @@ def in_words(rows: Sequence[TunerRun], picks: Picks | None = None) -> str:
     return (
         f"{sum(row.is_proven for row in rows)} of {len(rows)} runs end with a proven recipe; the best proven is "
         f"{best:.2f}x, `{recipe}`; the runs reach {min(shares):.2f} to {max(shares):.2f} of it, "
-        f"{'none' if not below else below} of them less than {BAR:g}"
+        f"{below if below else 'none'} of them less than {BAR:g}"
     )
 
 
