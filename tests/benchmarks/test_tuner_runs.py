@@ -1,4 +1,4 @@
-"""The script that runs README's first two lines twenty times: what it measures, what it skips, and what it makes of it."""
+"""Real runs of README's first two lines: what the script measures, what it skips, and what it makes of it."""
 
 import os
 import time

@@ -266,8 +266,7 @@ def _quality(result: Result, judges: bool) -> str:
         return ""
     if result.gate is None:
         return "quality not judged" if judges else ""
-    few = "" if result.rung is Rung.PROVEN else " by few images"
-    return f"quality {result.gate.value}{few}"
+    return f"quality {result.verdict}"
 
 
 def _times(result: Result) -> str:

@@ -49,6 +49,8 @@ _WORTH_A_PLACE = 0.5
 _WORTH_OF_LESS = 0.002  # weight of the number of techniques, for recipes that promise the same
 _GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
 """Expected gain below which a technique is left out of a proposal, and tested by leaving it out in the final."""
+_WORTH_BEGINNING = 0.1
+"""Expected gain of a recipe that a search begins with."""
 _AS_LIKELY = 0.9
 """The smallest ratio of the probabilities of keeping the limits without and with such a technique."""
 
@@ -195,6 +197,11 @@ class ModelSampler:
         pool += [datum.recipe for datum in known if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._differs_by_one(r)]
+        if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
+            recorded = {datum.recipe for datum in known}
+            promising = [r for r in pool if r in recorded or any(declares_gain(t) for t in r)]
+            if promising and (first := self._most_promising(promising)) is not None:
+                return [first]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
@@ -243,10 +250,17 @@ class ModelSampler:
         for k, result in enumerate(results):
             if result.is_ruined:
                 passes[:, k] = False
-            elif result.rung is Rung.PROVEN and result.gate is not None:
+            elif result.rung is Rung.FINAL and result.gate is not None:
                 passes[:, k] = result.gate is Gate.PASSED
         values: Array = np.where(passes, np.maximum(gains, floor), floor)
         return values
+
+    def _most_promising(self, recipes: list[Recipe]) -> Recipe | None:
+        """Return the recipe with the highest expected gain, however long it takes to measure, if there is time."""
+        promises = self.gain.estimate(recipes)[0] * self._chance(recipes)
+        if self.seconds_of is not None:
+            promises[[self.seconds_of(recipe) > self.most_s() for recipe in recipes]] = 0.0
+        return recipes[int(np.argmax(promises))] if promises.max() > _WORTH_BEGINNING else None
 
     def _best(self, results: Sequence[Result]) -> float:
         """Return the best gain so far, discounted by the doubts about its quality; the baseline counts 0."""
@@ -270,7 +284,7 @@ class ModelSampler:
         chance = self._chance(recipes)
         # The posterior of a judged recipe includes its own images; after a final they alone count.
         own = [
-            chance_of(result) if result.rung is Rung.PROVEN and result.slack is not None else float(chance[k])
+            chance_of(result) if result.rung is Rung.FINAL and result.slack is not None else float(chance[k])
             for k, result in enumerate(results)
         ]
         return [
@@ -289,7 +303,7 @@ class ModelSampler:
         weights that declare how much they save."""
         self.learn(history)
         self._blame = failure_probabilities(history)
-        known = {option.text for option in self.space.options if option.saved_share is not None}
+        known = {option.text for option in self.space.options if declares_gain(option)}
         known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE
         while True:
@@ -382,6 +396,11 @@ class ModelSampler:
             chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
         probability: Array = np.maximum(chance, 1e-6)
         return probability
+
+
+def declares_gain(technique: Technique) -> bool:
+    """Whether a technique has weights that were trained to save time, and says how much."""
+    return technique.trained_steps is not None or technique.saved_share is not None
 
 
 def _expected_slack(technique: Technique) -> Prior:

@@ -33,7 +33,7 @@ class Rung(IntEnum):
     """A few calls; steps reduced where the technique does the same in each step. No quality."""
     JUDGED = 1
     """Full steps, and the fewest prompts that the gate accepts."""
-    PROVEN = 2
+    FINAL = 2
     """Interleaved with the baseline in several rounds; quality by the images of the final."""
 
 
@@ -85,6 +85,12 @@ class Result:
         """Whether quality has failed, or will at any number of images."""
         return self.gate is Gate.FAILED or (self.slack is not None and self.slack < -RUINED)
 
+    @property
+    def verdict(self) -> str:
+        """The verdict on its images, and of how many images it is before the final; "" without one."""
+        of = "" if self.rung is Rung.FINAL or not self.images else f" by {self.images} images"
+        return "" if self.gate is None else f"{self.gate.value}{of}"
+
     def keeps(self, objective: Objective) -> bool:
         """Whether it was measured and keeps the limits of memory and of the first call."""
         if not self.is_measured:
@@ -128,7 +134,7 @@ def result_of_row(
     slack, slack_error, luck = (
         (None, _PROVEN_ERROR, _LUCK)
         if row.is_baseline
-        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.PROVEN)
+        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.FINAL)
     )
     return Result(
         recipe=recipe,

@@ -119,7 +119,7 @@ class Search:
         if not self.judges or self.pick() is not None:
             return False
         finalists = self._portfolio()
-        is_new = any(result.rung < Rung.PROVEN for result in finalists)
+        is_new = any(result.rung < Rung.FINAL for result in finalists)
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
@@ -259,7 +259,7 @@ class Search:
             and not result.is_ruined
             and chance_of(result) > _HOPELESS
             and gain_of(result) > floor
-            and not (result.rung is Rung.PROVEN and self.judges and result.gate is not Gate.PASSED)
+            and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
         return self._by_promise(candidates)
@@ -309,10 +309,9 @@ class Search:
     def _expected(self, recipe: Recipe) -> Result:
         """Return the expected result of an unmeasured recipe."""
         ((gain, error),) = self.sampler.expected_gains([recipe], self.history)
-        base_s = latest(self.history)[Recipe()].seconds or 0.0
-        return Result(
-            recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=base_s / math.exp(gain - error)
-        )
+        base = latest(self.history).get(Recipe())
+        seconds = None if base is None or not base.seconds else base.seconds / math.exp(gain - error)
+        return Result(recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=seconds)
 
     def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
         """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
@@ -340,7 +339,7 @@ class Search:
         return [
             result
             for result in latest(self.history).values()
-            if result.rung is Rung.PROVEN
+            if result.rung is Rung.FINAL
             and result.gate is Gate.UNCLEAR
             and result.keeps(self.objective)
             and gain_of(result) > least
@@ -369,7 +368,7 @@ class Search:
         """Return what no final has measured: the candidates, and what is expected to be faster than these or the
         pick."""
         candidates = self._candidates(screened=pick is None)
-        new = [result for result in candidates if result.rung < Rung.PROVEN]
+        new = [result for result in candidates if result.rung < Rung.FINAL]
         return [*new, *promised(self, new if pick is None else [pick, *new])]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
@@ -394,7 +393,7 @@ class Search:
         good = [
             result
             for result in latest(self.history).values()
-            if result.rung is Rung.PROVEN
+            if result.rung is Rung.FINAL
             and not result.recipe.is_baseline
             and result.keeps(self.objective)
             and gain_of(result) > floor

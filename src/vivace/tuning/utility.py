@@ -27,7 +27,7 @@ _ANOTHER = 0.005
 
 def chance_of(result: Result) -> float:
     """Return the probability that the quality of a recipe passes in full, by its own figures alone."""
-    is_final = result.rung is Rung.PROVEN
+    is_final = result.rung is Rung.FINAL
     if result.slack is None or (is_final and result.gate is Gate.PASSED):
         return 1.0
     if result.gate is Gate.FAILED:
