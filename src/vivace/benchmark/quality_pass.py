@@ -107,7 +107,7 @@ def _scorer_of(scorer: LocatedScorer) -> Scorer:
 
 
 def _lacks(row: ImageFigures, figure: str) -> bool:
-    """Whether an image was compared without this figure; stores of older versions lack "match", "hole" and thumbnails."""
+    """Whether an image was compared without this figure; stores of older versions lack "hole" and thumbnails."""
     if row.thumbnail is None or (row.scorer is not None and row.embedding is None):
         return True
     return "psnr_db" in row.against and not {"match", "hole", figure} <= row.against.keys()

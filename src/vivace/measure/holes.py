@@ -39,10 +39,10 @@ class _Rectangle(NamedTuple):
 
 
 def hole_share(image: Pixels, reference: Pixels) -> float:
-    """Return the share of an image (H, W, 3), 0 to 255, that is holes which its reference, of the same size, has not."""
+    """Return the share of an image (H, W, 3), 0 to 255, that is holes, which its reference of this size has not."""
     if not np.isfinite(image).all():
         return 0.0
-    area = image.shape[0] * image.shape[1]
+    area = float(image.shape[0] * image.shape[1])
     return sum((r.bottom - r.top) * (r.right - r.left) for r in _holes(image, reference)) / area
 
 

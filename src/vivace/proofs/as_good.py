@@ -79,13 +79,14 @@ def as_good(
     Args:
         is_same_picture: whether B was proven to draw A's images.
         is_rounding: whether every image differs by rounding alone, which needs no witness.
-        num_broken: images of B that are black, flat, noise or not finite where A's are not.
+        num_broken: images of B that are black, flat, noise or not finite, or have a hole, where A's are not.
         shows_something: False for random weights.
     """
     if num_broken:
         broken = "1 image is" if num_broken == 1 else f"{num_broken} images are"
         return ProofAnswer(
-            ProofVerdict.FAILED, f"{broken} black, flat, noise or not finite where A's are not"
+            ProofVerdict.FAILED,
+            f"{broken} black, flat, noise or not finite, or with a hole, where A's are not",
         )
     if not listed:
         return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)

@@ -80,7 +80,8 @@ class Fidelity:
     measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
     beside the baseline's; None if any was stored without thumbnails (then `has_thumbnails` is false), or nothing can be
     compared. `others` are the images that show another picture than the baseline's (see report.other_pictures), and
-    `holes` those with a patch of one colour that the baseline's have not. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    `holes` those with a patch of one colour that the baseline's have not. `alone` holds sharpness, colourfulness,
+    entropy_bits and clip_score.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
@@ -186,14 +187,11 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
     present = [m for m in matches if m is not None]
     has_thumbnails = all(row.thumbnail is not None for row in (*rows, *pairs.references))
     names = pairs.names or tuple(f'"{prompt}"' for prompt in prompts)
-    others: list[int] = []
-    if len(present) == len(rows):
-        sides = (
-            [[unpacked(row.thumbnail or "") for row in side] for side in (rows, pairs.references)]
-            if has_thumbnails
-            else [[], []]
-        )
-        others = other_pictures(present, *sides)
+    of_images, of_references = (
+        [unpacked(row.thumbnail or "") for row in side] if has_thumbnails else []
+        for side in (rows, pairs.references)
+    )
+    others = other_pictures(present, of_images, of_references) if len(present) == len(rows) else []
     return Fidelity(
         num_pictures=len(rows),
         num_identical=sum(1 for f in rows if f.is_identical),

@@ -23,7 +23,7 @@ _BESIDE_OTHERS = 50.0
 """By how much an image is further from its reference, as 1 - match, than the set's median. Of recipes that round
 otherwise, bf16 among them, no image is further than 10 times."""
 _LEAST_IMAGES = 6  # that have a median
-_OFF, _NEARER = 3.0, 3.0
+_OFF, _NEARER = 1.5, 3.0
 """Distance of a thumbnail from its reference's, in levels, from which it may be another one's; and by how much it is
 nearer to that."""
 
@@ -45,7 +45,9 @@ def other_pictures(
     if len(lost) >= _LEAST_IMAGES:
         is_other |= (lost > 1 - _NEAR) & (lost > _BESIDE_OTHERS * np.median(lost))
     if len(thumbnails) > 1:
-        of_images, of_references = (np.stack([*each]).reshape(len(lost), -1) for each in (thumbnails, references))
+        of_images, of_references = (
+            np.stack([*each]).reshape(len(lost), -1) for each in (thumbnails, references)
+        )
         for k, image in enumerate(of_images):
             distances = np.linalg.norm(of_references - image, axis=1) / math.sqrt(len(image))
             own, nearest = distances[k], np.delete(distances, k).min()

@@ -88,9 +88,10 @@ def judge_figures(
         judgements.append(_judge_margin(fidelity, "source", limits.source))
     if same_picture:
         judgements += _judge_fidelity(fidelity, floor, limits)
-    if limits.variety is not None and (varied := _judge_variety(judgements, fidelity, limits.variety)):
-        if not same_picture or varied.gate is not Gate.PASSED:  # the same pictures vary as much
-            judgements.append(varied)
+    varied = None if limits.variety is None else _judge_variety(judgements, fidelity, limits.variety)
+    # That the same pictures vary as much goes without saying.
+    if varied is not None and not (same_picture and varied.gate is Gate.PASSED):
+        judgements.append(varied)
     return _worst(judgements, "no limit on quality is set")
 
 

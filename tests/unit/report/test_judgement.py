@@ -243,7 +243,7 @@ def test_a_hole_fails_both_claims() -> None:
         judgement = judgement_of(row_of(other, rows, Limits(clip=0.9)))
         assert judgement.gate is Gate.FAILED
         assert judgement.figure == "broken"
-        assert '1 of 12 images has a hole' in judgement.reason
+        assert "1 of 12 images has a hole" in judgement.reason
         assert '"prompt 5" seed 0' in judgement.reason
 
 
