@@ -1,10 +1,9 @@
-"""Holes: rectangles of one exact colour in an image, where its reference has none.
+"""Holes: rectangles of one exact colour in an image, as of values that are not finite, or of lost tiles.
 
-A decoder leaves them where values are not finite, a server where a tile was lost. The faults of a whole image do not
-see them, and neither do its means: a black square of 24 pixels changes the figures of an image of 128 pixels by 3 %.
-
-Images that were drawn as the same picture show them as a patch that is not the reference's. In another picture they
-have to be told from what it shows, by their edges: a VAE blurs its own over two pixels or more.
+The faults of a whole image do not see them, and neither do its means: a black square of 24 pixels changes the figures
+of an image of 128 pixels by 3 %. In an image that is its reference elsewhere, a hole is a patch that is not the
+reference's (`hole_share`). In another picture it is told by its edges (`num_rectangles`): a VAE blurs its own over two
+pixels or more, so no image of a set has any, unless the model draws such rectangles.
 """
 
 from __future__ import annotations
@@ -39,26 +38,29 @@ class _Rectangle(NamedTuple):
 
 
 def hole_share(image: Pixels, reference: Pixels) -> float:
-    """Return the share of an image (H, W, 3), 0 to 255, that is holes, which its reference of this size has not."""
+    """Return the share of an image (H, W, 3), 0 to 255, that is holes in its reference of the same size.
+
+    It is 0 if the images differ elsewhere too.
+    """
     if not np.isfinite(image).all():
         return 0.0
-    area = float(image.shape[0] * image.shape[1])
-    return sum((r.bottom - r.top) * (r.right - r.left) for r in _holes(image, reference)) / area
-
-
-def _holes(image: Pixels, reference: Pixels) -> list[_Rectangle]:
     listed = [r for r in _rectangles(image) if np.abs(r.of(image) - r.of(reference)).mean() > _OFF]
     if not listed:
-        return []
+        return 0.0
     filled = image.copy()
     for rectangle in listed:
         rectangle.of(filled)[:] = rectangle.of(reference)
     contrast = float(((reference - reference.mean(axis=(0, 1))) ** 2).mean())
-    if float(((filled - reference) ** 2).mean()) <= (1 - _SAME_ELSEWHERE) * contrast:
-        return listed
-    if any(_has_hard_edges(reference, rectangle) for rectangle in _rectangles(reference)):
-        return []  # these are drawn with rectangles
-    return [rectangle for rectangle in listed if _has_hard_edges(image, rectangle)]
+    if float(((filled - reference) ** 2).mean()) > (1 - _SAME_ELSEWHERE) * contrast:
+        return 0.0
+    return sum((r.bottom - r.top) * (r.right - r.left) for r in listed) / float(image[..., 0].size)
+
+
+def num_rectangles(image: Pixels) -> int:
+    """Return the number of rectangles of one exact colour with hard edges in an image (H, W, 3), 0 to 255."""
+    if not np.isfinite(image).all():
+        return 0
+    return sum(_has_hard_edges(image, rectangle) for rectangle in _rectangles(image))
 
 
 def _rectangles(image: Pixels) -> Iterator[_Rectangle]:
@@ -82,7 +84,7 @@ def _rectangles(image: Pixels) -> Iterator[_Rectangle]:
         rest += [as_left[y : y + height, x + width]] if x + width < columns else []
         rest += [as_above[y + height, x : x + width]] if y + height < rows else []
         if not any(side.any() for side in rest):
-            yield _Rectangle(*(_CELL * int(k) for k in (y, x, y + height, x + width)))
+            yield _grown(image, *(_CELL * int(k) for k in (y, x, y + height, x + width)))
 
 
 def _run(continues: NDArray[np.bool_]) -> int:
@@ -91,17 +93,23 @@ def _run(continues: NDArray[np.bool_]) -> int:
     return 1 + (int(ends[0]) if len(ends) else len(continues))
 
 
-def _has_hard_edges(image: Pixels, hole: _Rectangle) -> bool:
-    """Return whether the colour ends from one pixel to the next, on two sides within the image or more."""
-    colour = image[hole.top, hole.left]
+def _grown(image: Pixels, top: int, left: int, bottom: int, right: int) -> _Rectangle:
+    """Return the rectangle up to the pixels at which its colour ends."""
     height, width = image.shape[:2]
-    top, left, bottom, right = hole
-    is_own = (image == colour).all(axis=-1)
-    for _ in range(_CELL):  # up to the pixel at which it ends
+    is_own = (image == image[top, left]).all(axis=-1)
+    for _ in range(_CELL):
         top -= top > 0 and bool(is_own[top - 1, left:right].all())
         left -= left > 0 and bool(is_own[top:bottom, left - 1].all())
         bottom += bottom < height and bool(is_own[bottom, left:right].all())
         right += right < width and bool(is_own[top:bottom, right].all())
+    return _Rectangle(top, left, bottom, right)
+
+
+def _has_hard_edges(image: Pixels, rectangle: _Rectangle) -> bool:
+    """Return whether the colour ends from one pixel to the next, on two sides within the image or more."""
+    top, left, bottom, right = rectangle
+    colour = image[top, left]
+    height, width = image.shape[:2]
     around = [image[top - 1, left:right]] if top > 0 else []
     around += [image[bottom, left:right]] if bottom < height else []
     around += [image[top:bottom, left - 1]] if left > 0 else []

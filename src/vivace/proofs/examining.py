@@ -18,7 +18,15 @@ from vivace.proofs.image_findings import (
     of_other_sizes,
     switched,
 )
-from vivace.proofs.pair_figures import PairFigures, ReadImage, are_equal, is_near, read_image
+from vivace.proofs.pair_figures import (
+    ROUNDING_DB,
+    PairFigures,
+    ReadImage,
+    are_equal,
+    is_near,
+    psnr_of,
+    read_image,
+)
 from vivace.proofs.prepare_sides import ImageSource, Prepared
 from vivace.proofs.probes import hypotheses, main_jobs, probes, repeat_jobs
 from vivace.proofs.proof_store import Letter, ProofStore
@@ -38,6 +46,9 @@ from vivace.proofs.state_checks import (
     negative_prompt_check,
     together_check,
 )
+
+_NEARER_DB = 20.0
+"""By how much B's image is nearer to what A draws with other values, if that is what B drew."""
 
 
 class StoredImages:
@@ -87,12 +98,13 @@ def _instead(
     prepared: Prepared, images: StoredImages, request_of: RequestOf, pair: PairFigures
 ) -> list[ImageFinding]:
     """Return what B drew instead of the first image, if A draws the same with other values, up to rounding."""
-    if not pair.b.is_there or (pair.a.is_there and are_equal(pair.a, pair.b)):
+    if not (pair.a.is_there and pair.b.is_there) or are_equal(pair.a, pair.b):
         return []
+    least_db = max(ROUNDING_DB, psnr_of(pair.a, pair.b) + _NEARER_DB)
     words = [
         hypothesis.words
         for hypothesis in hypotheses(prepared)
-        if (image := images.image("a", hypothesis.job)).is_there and are_equal(image, pair.b)
+        if (image := images.image("a", hypothesis.job)).is_there and psnr_of(image, pair.b) >= least_db
     ]
     if not words:
         return []
@@ -131,7 +143,7 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
                 request_of(probe.job),
                 is_same_model=is_same_model,
                 repeats=repeated.status is not Status.FAILED,
-                draw_again=None if endpoint is None else partial(_drawn_again, endpoint, probe.job, images),
+                draw_again=partial(_drawn_again, prepared, probe.job, images),
             )
         )
     if endpoint is not None:
@@ -147,9 +159,10 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
     return checks
 
 
-def _drawn_again(endpoint: Endpoint, job: DrawJob, images: StoredImages) -> ReadImage | None:
+def _drawn_again(prepared: Prepared, job: DrawJob, images: StoredImages) -> ReadImage | None:
     try:
-        return images.read(endpoint.draw(job.prompt, job.seed, job.settings))
+        with prepared.open(prepared.b) as drawer:
+            return images.read(drawer.draw(job.prompt, job.seed, job.settings))
     except DrawingFailed:
         return None
 

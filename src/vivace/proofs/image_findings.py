@@ -60,7 +60,16 @@ def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFin
 
 def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
     """Return the pairs whose image of B is broken, or has a hole, and of A is not."""
-    return [pair for pair in pairs if not pair.a.faults and (pair.b.faults or pair.hole)]
+    return [pair for pair in pairs if not pair.a.faults and (pair.b.faults or pair.has_hole)]
+
+
+def broken_in_words(pairs: Sequence[PairFigures]) -> str:
+    """Describe B's broken images; "" if there are none."""
+    hit = broken_pairs(pairs)
+    kinds = ", ".join(sorted({fault for pair in hit for fault in pair.b.faults or ("a hole",)}))
+    return (
+        f"{count(len(hit), 'image')} of B {'is' if len(hit) == 1 else 'are'} broken ({kinds})" if hit else ""
+    )
 
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:

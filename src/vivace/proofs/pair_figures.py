@@ -14,7 +14,7 @@ import numpy as np
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.measure.holes import hole_share
+from vivace.measure.holes import hole_share, num_rectangles
 from vivace.measure.image_metrics import Pixels, faults, match, paired_metrics, pixels, thumbnail
 from vivace.proofs.drawing import DrawJob, Settings
 from vivace.proofs.proof_store import KeptImage
@@ -45,6 +45,7 @@ class ReadImage:
         reason: why there is no image; "" if there is one.
         scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
         thumbnail: (THUMBNAIL, THUMBNAIL, 3); empty if there is no image.
+        num_rectangles: of one exact colour; see `measure.holes`.
     """
 
     kept: KeptImage
@@ -56,6 +57,7 @@ class ReadImage:
     alone: dict[str, float] = field(default_factory=dict)
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
     thumbnail: Pixels = field(default_factory=lambda: np.zeros(0))
+    num_rectangles: int = 0
 
     @property
     def is_there(self) -> bool:
@@ -80,7 +82,7 @@ class PairFigures:
         settings: the requested ones.
         size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
-        hole: the share of B's image that is a patch of one colour where A's has none.
+        has_hole: whether B's image has a patch of one colour where A's has none.
         nearness: None if they were not compared.
         reason: why they cannot be compared pixel by pixel; "" if they were.
         request: which draws B's image; "" if it is not an endpoint's.
@@ -93,7 +95,7 @@ class PairFigures:
     settings: Settings = field(default_factory=Settings)
     size: str = ""
     against: dict[str, float] = field(default_factory=dict)
-    hole: float = 0.0
+    has_hole: bool = False
     nearness: Nearness | None = None
     reason: str = ""
     request: str = ""
@@ -162,6 +164,7 @@ def read_image(kept: KeptImage | None) -> ReadImage:
         tuple(notes),
         statistics_of(array),
         thumbnail=thumbnail(array),
+        num_rectangles=num_rectangles(array),
     )
 
 
@@ -180,7 +183,7 @@ def compare_pair(
     try:
         pixels_b, pixels_a = b.pixels, a.pixels
         pair.against = distances.between(pixels_b, pixels_a)
-        pair.hole = hole_share(pixels_b, pixels_a)
+        pair.has_hole = hole_share(pixels_b, pixels_a) > 0
     except ValueError as error:
         pair.reason = str(error)
     return pair

@@ -161,7 +161,8 @@ def hypotheses(prepared: Prepared) -> list[Hypothesis]:
     first = main_jobs(prepared)[0]
     listed = [Hypothesis(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
     steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
-    for number in sorted({steps - 1, steps // 2, steps + 1} - {0}) if steps is not None else ():
+    numbers = () if steps is None else {steps // 2, 2 * steps // 3, 3 * steps // 4, steps - 1, steps + 1}
+    for number in sorted(set(numbers) - {0, steps}):
         listed.append(Hypothesis(count(number, "step"), _with(first, num_inference_steps=number)))
     if guidance is not None and guidance > 1:
         for scale in dict.fromkeys((1.0, guidance / 2, guidance - 1, guidance + 1)):

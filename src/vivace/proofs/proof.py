@@ -255,7 +255,7 @@ def _pair(pair: PairFigures) -> dict[str, Any]:
         "a": _image(pair.a),
         "b": _image(pair.b),
         "against": _metrics(pair.against),
-        "hole": pair.hole,
+        "has_hole": pair.has_hole,
         "nearness": pair.nearness,
         "reason": pair.reason,
     }

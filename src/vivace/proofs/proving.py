@@ -15,7 +15,7 @@ from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of, request_for
 from vivace.proofs.fast import speed, untimed
-from vivace.proofs.image_findings import broken_pairs
+from vivace.proofs.image_findings import broken_in_words
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
 from vivace.proofs.pair_figures import ROUNDING_DB, Distances, PairFigures, ReadImage, compare_pair
 from vivace.proofs.prepare_sides import Prepared
@@ -152,7 +152,7 @@ def conclude(
         listed,
         is_same_picture=same.verdict is ProofVerdict.PROVEN,
         is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
-        num_broken=len(broken_pairs(pairs)),
+        broken=broken_in_words(pairs),
         shows_something=prepared.shows_something,
     )
     endpoint = endpoint_of(prepared, prepared.b)

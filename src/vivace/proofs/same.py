@@ -52,7 +52,7 @@ class OwnDistances:
 
 
 def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
-    """Set how near the image of each pair is."""
+    """Set how near the image of each pair is, and whether it has a hole."""
     repeat_db = min((m["psnr_db"] for m in own.repeats), default=math.inf)
     compared = [pair for pair in pairs if pair.against]
     others = other_pictures(
@@ -61,7 +61,9 @@ def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
         [pair.a.thumbnail for pair in compared],
         own.another_below,
     )
+    draws_rectangles = any(pair.a.num_rectangles for pair in pairs)
     for k, pair in enumerate(compared):
+        pair.has_hole |= pair.b.num_rectangles > 0 and not draws_rectangles
         if pair.against["psnr_db"] >= min(ROUNDING_DB, repeat_db - _CLOSER_BY_DB):
             pair.nearness = Nearness.ITSELF
         elif k in others:
@@ -83,7 +85,7 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def worst_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
     """Return the pairs that are not near, or have a hole, the worst first."""
-    off = [pair for pair in pairs if pair.against and (pair.differs or pair.hole)]
+    off = [pair for pair in pairs if pair.against and (pair.differs or pair.has_hole)]
     return sorted(off, key=lambda pair: pair.against["match"])[:_MOST_NAMED]
 
 
@@ -97,7 +99,7 @@ def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
     counts = Counter(pair.nearness for pair in compared)
     listed = ", ".join(f"{counts[level]} {level.value}" for level in Nearness if counts[level])
     summary = f"of {count(len(compared), 'image')}: {listed}"
-    if num_holes := sum(pair.hole > 0 for pair in compared):
+    if num_holes := sum(pair.has_hole for pair in compared):
         summary += f"; {num_holes} with a hole"
     if worst := worst_pairs(pairs):
         named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)

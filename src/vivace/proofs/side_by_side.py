@@ -94,7 +94,7 @@ def _are_all_equal(proof: Proof) -> bool:
 
 
 def _order(pair: PairFigures, proof: Proof) -> tuple[int, float]:
-    if (pair.b.faults and not pair.a.faults) or pair.hole:
+    if (pair.b.faults and not pair.a.faults) or pair.has_hole:
         return 0, 0.0
     if not pair.against:
         return 1, 0.0
@@ -123,8 +123,8 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
         ]
         caption = ", ".join([level.value, *figures])
     seed = pair.seed_in_words if proof.knows_prompts else ""
-    caption += ", with a hole" if pair.hole else ""
-    is_bad = bool(pair.b.faults or pair.hole) or level in (None, Nearness.ANOTHER)
+    caption += ", with a hole" if pair.has_hole else ""
+    is_bad = bool(pair.b.faults or pair.has_hole) or level in (None, Nearness.ANOTHER)
     return PageRow(pair.prompt, seed, tuple(images), place, caption, is_bad, pair.request)
 
 

@@ -192,6 +192,7 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         for side in (rows, pairs.references)
     )
     others = other_pictures(present, of_images, of_references) if len(present) == len(rows) else []
+    draws_rectangles = any(row.alone.get("num_rectangles") for row in pairs.references)
     return Fidelity(
         num_pictures=len(rows),
         num_identical=sum(1 for f in rows if f.is_identical),
@@ -216,7 +217,7 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         holes=tuple(
             NamedImage(name, row.against.get("match", 0.0))
             for name, row in zip(names, rows, strict=True)
-            if row.against.get("hole")
+            if row.against.get("hole") or (row.alone.get("num_rectangles") and not draws_rectangles)
         ),
         alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
     )
