@@ -199,6 +199,7 @@ def _draw(
             "seed": str(image_seed),
             "num_inference_steps": str(session.defaults["num_inference_steps"]),
             "guidance_scale": f"{session.defaults['guidance_scale']:g}",
+            "scheduler": type(getattr(session.pipe, "scheduler", None)).__name__,
             "size": f"{workload.width}x{workload.height}",
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
 from vivace.foundation.untrusted.reading import reason
-from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, as_png
+from vivace.proofs.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
@@ -24,7 +24,8 @@ class RecipeOnModel:
 
     Args:
         prepared: the model and its recipe, checked, with the workload's settings.
-        base: the settings of the workload; others are given to the call itself.
+        base: the settings that need not be named, as they are the workload's or the recipe's own; others are given
+            to the call itself.
         is_read: called when the model is loaded.
         on_note: called with the session's warnings.
     """
@@ -94,4 +95,7 @@ class RecipeOnModel:
             raise DrawingFailed(reason(error)) from error
         seconds = time.monotonic() - began
         notes = (_HIDDEN,) if any(hidden_images(output)) else ()
-        return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes)
+        drawn = self._session.defaults | changed
+        drawn["scheduler"] = type(getattr(self._session.pipe, "scheduler", None)).__name__
+        how = {name: drawn[name] for name in (*SETTINGS, "scheduler") if drawn.get(name) is not None}
+        return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=how)
