@@ -209,10 +209,8 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
             f"its peak memory is not known; the model as published fits the {size(answer.card_bytes)}"
         )
     if (named := _with_several_sizes(answer)) is not None:
-        sizes = " or ".join(f"{gigabytes:g}" for gigabytes in named.chip.memory_gb)
-        light.append(
-            f"{named.chip.name} is sold with {sizes} GB: {named.chip.memory_gb[0]:g} are assumed, say which"
-        )
+        chip = named.chip
+        light.append(f"{chip.name} is sold with {chip.sizes} GB: {chip.memory_gb[0]:g} are assumed, say which")
     light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
     return sure, (*grave, *light)
