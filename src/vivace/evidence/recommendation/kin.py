@@ -109,7 +109,8 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
     path = Path(model.strip())
     if path.suffix in (".safetensors", SUFFIX) and os.path.isfile(path):
         # Not located: its configuration may lie on the hub, and is that of the catalogue's model.
-        of = CATALOGUE.get(contents_of(path, is_configured=(path.parent / INDEX).is_file()).entry)
+        contents = contents_of(path, is_configured=(path.parent / INDEX).is_file(), is_loaded=False)
+        of = CATALOGUE.get(contents.entry)
         if of is not None:
             is_gguf = path.suffix == SUFFIX
             return Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf)

@@ -7,6 +7,8 @@ import re
 from vivace.evidence.recommendation.projection import fewest_bits
 from vivace.foundation.hardware import known_gpu
 from vivace.foundation.spec.base import Spec
+from vivace.models.catalogue import CATALOGUE
+from vivace.models.entry import Embedded
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
 
@@ -51,7 +53,7 @@ def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLim
         steps: of the workload; None for the model's own.
     """
     published, named = footprints().get(model), None if gpu is None else known_gpu(gpu)
-    if published is None or named is None:
+    if published is None or named is None or isinstance(CATALOGUE[model].origin, Embedded):
         return None
     chip, step_flop = named.chip, flop_of_step(published)
     steps = steps or published.num_inference_steps

@@ -80,6 +80,8 @@ class RankedTable:
 def weigh(table: EvidenceTable, kin: Kin, gpu: str | None, judge: RowFilter) -> RankedTable | None:
     """Return a table with its advice; None if it is about a model of another kind, or nothing was timed."""
     is_own_model = table.model == kin.name
+    if kin.is_gguf and table.kind != "own":
+        return None
     if not is_own_model and not kin.is_family(kin_of(table.model, frozenset((table.model,)))):
         return None
     is_cpu = gpu is not None and gpu.lower() == "cpu"
