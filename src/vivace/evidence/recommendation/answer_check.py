@@ -10,6 +10,7 @@ from vivace.evidence.recommendation.recommendation import LeftOut, Reason, Recip
 from vivace.evidence.recommendation.row_filter import RowFilter
 from vivace.recipes.recipe import Recipe
 from vivace.report.summary import seconds, size
+from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
 from vivace.runtime.memory.remembered import predicted
 from vivace.runtime.memory.weightless import Weightless, find_weightless
@@ -48,10 +49,16 @@ def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
 
 def _predicted_bytes(chosen: RecipeFigures, judge: RowFilter) -> float:
     """Return the memory of a recipe as `vivace plan` counts it, which takes seconds; that of its record if it cannot."""
-    assert judge.published is not None
+    published = judge.published
+    assert published is not None
+    # Models of one architecture and size have one answer.
+    alike = (published.components, published.height, published.width)
+    name = next(
+        name for name, each in footprints().items() if (each.components, each.height, each.width) == alike
+    )
     try:
-        model = find_weightless(judge.kin.architecture)
-        return prediction_of(model, resolve(chosen.recipe), judge.published, chosen.peak_bytes).needed_bytes
+        model = find_weightless(name)
+        return prediction_of(model, resolve(chosen.recipe), published, chosen.peak_bytes).needed_bytes
     except (VivaceError, OSError):
         return chosen.peak_bytes or 0
 
