@@ -20,7 +20,7 @@ from vivace.models.checkpoints.prediction import MARKERS, PredictionType, predic
 from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
 from vivace.models.checkpoints.weight_scales import codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused
-from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX
+from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
 from vivace.models.headers import read_header, read_metadata
 
 _FORMATS = {
@@ -108,17 +108,18 @@ def check_format(path: Path) -> None:
         )
 
 
-def contents_of(path: Path, *, is_configured: bool = False) -> Contents:
+def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = True) -> Contents:
     """Identify the contents of a checkpoint by its header.
 
     Args:
         is_configured: whether the configuration of a pipeline lies beside it, which SD 2 needs.
+        is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
 
     Raises:
         UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
         Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
-    header = read_header(path)
+    header = read_gguf_sizes(path) if path.suffix == SUFFIX and not is_loaded else read_header(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
         return _contents_of(path, header, read_metadata(path), is_configured)
 
