@@ -46,11 +46,12 @@ def why_empty(output: Any) -> list[str]:
     """
     images = output[0] if isinstance(output, tuple) else getattr(output, "images", None)
     hidden = hidden_images(output)
-    reasons = [HIDDEN if is_hidden else "" for is_hidden in hidden] or [""] * len(images or ())
-    for index, image in enumerate(images if isinstance(images, list) else ()):
-        if not reasons[index] and hasattr(image, "getextrema") and has_one_colour(image):
-            reasons[index] = ONE_COLOUR
-    return reasons
+    if not isinstance(images, list):
+        return [HIDDEN if is_hidden else "" for is_hidden in hidden]
+    return [
+        HIDDEN if any(hidden[k : k + 1]) else ONE_COLOUR if hasattr(image, "getextrema") and has_one_colour(image) else ""
+        for k, image in enumerate(images)
+    ]
 
 
 def warn_of_empty(output: Any) -> None:
