@@ -17,11 +17,12 @@ from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.signatures import SD2
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
-from vivace.models.headers import check_whole
+from vivace.models.headers import check_whole, read_metadata
 from vivace.models.model_files import files_of, fingerprint
 from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
 from vivace.models.remote import ModelDownload
@@ -84,7 +85,8 @@ class LocatedModel:
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
-            return ()
+            note = "" if self.entry else note_of_few_steps(Path(self.model.name).name, self.defaults["num_inference_steps"])
+            return (f"{Path(self.model.name).name}: {note}",) if note else ()
         file = self.checkpoint or self.weights[-1]
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
@@ -338,6 +340,9 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     assert isinstance(origin, Hub)
     if contents.prediction.sampler is not None:
         entry = entry.model_copy(update={"scheduler": contents.prediction.sampler})
+    entry, note = with_few_steps(entry, file.stem, read_metadata(file))
+    if note:
+        contents = replace(contents, notes=(*contents.notes, note))
     if contents.component is not None:
         # All other components come from the catalogue model.
         located = remote.locate(origin, download=download, elsewhere=(contents.component,))
