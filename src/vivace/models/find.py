@@ -37,6 +37,8 @@ TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Suffixes of model files, and of files that are mistaken for them."""
+_MAX_LISTED = 20
+"""Files of a folder that are looked at for one to name."""
 _SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
@@ -275,8 +277,11 @@ def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> 
 def _in_folder(path: Path) -> LocatedModel:
     folder = path.resolve()
     if not (folder / INDEX).is_file():
-        single = sorted(folder.glob("*.safetensors"))
-        advice = f"; or give a single file such as {single[0]}" if single else ""
+        whole = next((parent for parent in folder.parents if (parent / INDEX).is_file()), None)
+        if whole is not None:
+            raise UnusableModel(f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder")
+        readable = next(filter(_is_readable, sorted(folder.glob("*.safetensors"))[:_MAX_LISTED]), None)
+        advice = f"; or give a single file such as {readable}" if readable else ""
         raise UnusableModel(
             f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
         )
@@ -307,6 +312,15 @@ def _in_folder(path: Path) -> LocatedModel:
         missing=chosen.missing,
         same_as=None if same is None else same.name,
     )
+
+
+def _is_readable(file: Path) -> bool:
+    try:
+        check_format(file)
+        contents_of(file)
+    except (UnusableModel, Unsupported):
+        return False
+    return True
 
 
 def _embedded_models_like(

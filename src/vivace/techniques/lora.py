@@ -104,7 +104,8 @@ class Lora(Technique):
     @property
     def excludes(self) -> tuple[Rule, ...]:
         if not self.hot:
-            return ()
+            fused = "its layers to_q, to_k and to_v are one layer there; apply both by one recipe, to a fresh pipeline"
+            return (Rule(Trait.PROJECTIONS_FUSED, fused, earlier_only=True),)
         merge = "; merge the LoRA (without hot)"
         return (
             Rule(Trait.PROJECTIONS_FUSED, "the LoRA's layers to_q, to_k and to_v are one layer there" + merge),

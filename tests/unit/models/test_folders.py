@@ -231,3 +231,13 @@ def _of_length(length: int | None) -> Any:
         content |= {} if length is None else {"model_max_length": length}
 
     return change
+
+
+def test_advice_for_a_folder_names_only_what_is_read(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match="a part of the model in") as caught:
+        find_model(str(exported / "unet"))
+    assert str(exported) in str(caught.value)
+    shutil.copytree(exported / "unet", tmp_path / "alone")
+    with pytest.raises(UnusableModel) as caught:
+        find_model(str(tmp_path / "alone"))
+    assert "such as" not in str(caught.value), "the file would be refused"

@@ -182,6 +182,7 @@ def header(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
             "transformer",
         ),
         ({FLUX: (1,), "img_in.weight": (8, 64)}, "flux-schnell", "transformer"),
+        ({f"pipe.dit.{FLUX}": (1,), "pipe.dit.img_in.weight": (8, 64)}, "flux-schnell", "transformer"),
         ({PREFIX + FLUX: (1,), PREFIX + "img_in.weight": (8, 64), **ENCODERS}, "flux-schnell", None),
     ],
 )
@@ -256,6 +257,12 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
             "an SD 2 model",
         ),
         ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
+        ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
+        ({TEXT: (1,), UNET: (8, 12, 3, 3), VAE: (1,)}, "has not 4 channels, or was written with another shape"),
+        (
+            {f"wrapped.{FLUX}": (1,), "wrapped.img_in.weight": (8, 64), "wrapped.guidance_in.in_layer.weight": (1,)},
+            "has the tensors of FLUX.1 [dev] behind the prefix 'wrapped.', which vivace does not know",
+        ),
         (
             {"down_blocks.0.resnets.0.conv1.weight": (1,)},
             "one component in diffusers' layout; give the folder",

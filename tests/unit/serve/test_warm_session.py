@@ -32,7 +32,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for path in files.values():
         shutil.copy(LORA, path)
     files["huge"] = folder / "huge.safetensors"
-    save_file({name: 1e18 * tensor for name, tensor in load_file(LORA).items()}, files["huge"])
+    save_file({name: 1e15 * tensor.float() for name, tensor in load_file(LORA).items()}, files["huge"])
     return files
 
 
