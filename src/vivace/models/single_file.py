@@ -17,7 +17,14 @@ from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.checkpoints.codes import Codes
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
-from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
+from vivace.models.checkpoints.signatures import (
+    SD2,
+    SUPPORTED,
+    Signature,
+    TensorNames,
+    behind_prefix,
+    signature_of,
+)
 from vivace.models.checkpoints.weight_scales import codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused
 from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
@@ -130,6 +137,12 @@ def _contents_of(
     names = TensorNames(tensors)
     row = signature_of(names, tensors)
     if row is None:
+        if (behind := behind_prefix(tensors)) is not None:
+            prefix, row = behind
+            raise UnusableModel(
+                f"{path} has the tensors of {row.what} behind the prefix {prefix[:80]!r}, which vivace does not know; "
+                "rename its tensors without it"
+            )
         example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
         raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
     if row.entry is None:

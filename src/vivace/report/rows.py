@@ -162,12 +162,16 @@ class Row:
                 "longer: each new shape needs one, such as that of a prompt of another length"
             )
         images = self.record.rounds[0].pictures
-        if hidden := [image for image in images if HIDDEN in image.faults]:
-            which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in hidden[:3])
-            warnings.append(
-                f"the model's safety checker replaced {len(hidden)} of {len(images)} images by black ones, which say "
-                f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
-            )
+        for fault, problem in (
+            (HIDDEN, "the model's safety checker replaced {} by black ones, which say nothing of quality"),
+            ("black", "{} are black"),
+            ("flat", "{} have one colour"),
+        ):
+            empty = [image for image in images if fault in image.faults[-1:]]
+            if empty:
+                which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in empty[:3])
+                count = problem.format(f"{len(empty)} of {len(images)} images")
+                warnings.append(f"{count}: {which}{', ...' if len(empty) > 3 else ''}")
         if self.limit is not None and self.limit.problem is not None:
             warnings.append(self.limit.problem)
         if self.gpu is not None and self.gpu.slowed_down is not None:

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from vivace.errors import Cancelled, VivaceError
+from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.parent import die_with_parent
 from vivace.foundation.processes.protocol import send_event
@@ -187,6 +187,8 @@ def _event_of(error: Exception) -> dict[str, Any]:
     """Return the event that says why there is no image."""
     if isinstance(error, Cancelled):
         return {"event": "cancelled"}
+    if isinstance(error, NotFinite):
+        return {"event": "failed", "message": str(error)}
     if isinstance(error, VivaceError):
         return {"event": "refused", "message": str(error)}
     traceback.print_exception(error)

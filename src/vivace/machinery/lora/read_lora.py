@@ -71,7 +71,7 @@ def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
     for key, tensor in stored.items():
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise UnusableModel(f"{path} has values that are not finite ({key}); train or download it again")
-    with reading(path, problem="is not a LoRA that vivace reads", advice="give the LoRA of this model"):
+    with reading(path, problem="is not a LoRA that vivace reads", advice="save or convert it again"):
         return _read(pipe, path, name or str(path), stored, metadata)
 
 
@@ -92,7 +92,7 @@ def _read(
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
-    return now.account.closed()
+    return now.account.closed(now.names)
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
