@@ -131,7 +131,7 @@ class Scheduler(Technique):
             return None
         reason = self._unsupported_by(target.pipe)
         if reason is None:
-            return self._ignored(target.pipe.scheduler)
+            return self._ignored(target.pipe)
         others = [
             name
             for name in _others(target.pipe)
@@ -147,14 +147,15 @@ class Scheduler(Technique):
         if class_name not in _family(current):
             return f"{class_name} is not compatible with this model's {type(current).__name__}"
         return (
-            self._unsupported_for_the_model(current)
+            self._unsupported_for_the_model(pipe)
             or self._unsupported_in_pipeline(pipe)
             or self._unsupported_in_the_middle(pipe)
         )
 
-    def _unsupported_for_the_model(self, current: Any) -> str | None:
+    def _unsupported_for_the_model(self, pipe: Any) -> str | None:
         """Return the model's training that the sampler does not take, or None."""
-        class_name, overrides = self._chosen(current)
+        current = pipe.scheduler
+        class_name, overrides = self._chosen(pipe)
         if current.config.get("rescale_betas_zero_snr") and not takes_zero_snr(_class(class_name)):
             return (
                 f"this model is trained to begin at pure noise (rescale_betas_zero_snr), and {class_name} begins "
@@ -171,7 +172,7 @@ class Scheduler(Technique):
         """Return why the sampler cannot begin in the middle of its schedule, as image-to-image does, or None."""
         if not hasattr(type(pipe), "get_timesteps"):
             return None
-        class_name, overrides = self._chosen(pipe.scheduler)
+        class_name, overrides = self._chosen(pipe)
         if class_name == "PNDMScheduler" and not _merged(pipe.scheduler.config, overrides).get(
             "skip_prk_steps"
         ):
@@ -204,8 +205,7 @@ class Scheduler(Technique):
             passed -= {"sigmas"} if asks_the_scheduler_for_flow_sigmas(pipe) else set()
             if "sigmas" in passed and not passes_sigmas_as_an_array(pipe):
                 return f"{name} passes its noise levels as a list, which {class_name} does not take"
-        # SD 3's pipeline passes a shift where the scheduler shifts dynamically, as solvers are set to.
-        if self._has_flow_sigmas(pipe.scheduler) or _constant_shift(pipe.scheduler) is None:
+        if _constant_shift(pipe.scheduler) is None:
             passed |= {"mu"} if passes_a_shift_to_dynamic_schedulers(pipe) else set()
         missing = sorted(passed - set(accepted))
         if missing:
@@ -214,9 +214,9 @@ class Scheduler(Technique):
             )
         return None
 
-    def _ignored(self, current: Any) -> str | None:
+    def _ignored(self, pipe: Any) -> str | None:
         """Return the setting that diffusers would accept but ignore, or None."""
-        class_name, overrides = self._chosen(current)
+        class_name, overrides = self._chosen(pipe)
         for setting, knob_name, other in (
             ("use_karras_sigmas", "karras", False),
             ("timestep_spacing", "spacing", None),
@@ -224,15 +224,18 @@ class Scheduler(Technique):
             if setting not in overrides:
                 continue
             others = [other] if other is not None else ["leading", "trailing", "linspace"]
-            levels = _levels(class_name, current, overrides)
-            if all(_levels(class_name, current, overrides | {setting: value}) == levels for value in others):
+            levels = _levels(class_name, pipe.scheduler, overrides)
+            if all(
+                _levels(class_name, pipe.scheduler, overrides | {setting: value}) == levels
+                for value in others
+            ):
                 condition = " with karras=True" if knob_name == "spacing" and self.karras else ""
                 return f"{class_name}{condition} ignores {knob_name}: its noise levels do not depend on it"
         return None
 
     def apply(self, target: Target) -> Effect:
         before = target.pipe.scheduler
-        class_name, overrides = self._chosen(before)
+        class_name, overrides = self._chosen(target.pipe)
         after = _class(class_name).from_config(_merged(before.config, overrides))
         if class_name == type(before).__name__ and all(
             before.config.get(k) == v for k, v in overrides.items()
@@ -250,7 +253,7 @@ class Scheduler(Technique):
     def script(self, target: Target) -> Script | None:
         if self._needs_noise(target.pipe.scheduler):
             return None
-        class_name, overrides = self._chosen(target.pipe.scheduler)
+        class_name, overrides = self._chosen(target.pipe)
         named = {name: value for name, value in overrides.items() if name in _parameters(class_name)}
         others = {name: value for name, value in overrides.items() if name not in named}
         config = "pipe.scheduler.config"
@@ -270,8 +273,9 @@ class Scheduler(Technique):
             )
         return Script(imports=(f"diffusers:{class_name}",), lines=tuple(lines))
 
-    def _chosen(self, before: Any) -> tuple[str, dict[str, Any]]:
+    def _chosen(self, pipe: Any) -> tuple[str, dict[str, Any]]:
         """Return the class, and its differences from the current scheduler's configuration."""
+        before = pipe.scheduler
         class_name, overrides = _CLASSES[self.sampler]
         overrides = dict(overrides)
         if self.karras:
@@ -285,24 +289,26 @@ class Scheduler(Technique):
         if self._has_flow_sigmas(before):
             overrides |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
         if _is_flow(before):
-            overrides |= self._shifting(before)
+            overrides |= self._shifting(pipe)
         return class_name, overrides
 
-    def _shifting(self, before: Any) -> dict[str, Any]:
+    def _shifting(self, pipe: Any) -> dict[str, Any]:
         """Return the settings that keep a flow model's constant shift of noise levels.
 
         Solvers call it flow_shift; flow matching's own schedulers, shift. One that grows with the size of the image
         has the same settings everywhere.
         """
+        before = pipe.scheduler
         shift = _constant_shift(before)
         if shift is None or _CLASSES[self.sampler][0] == type(before).__name__:
             return {}
-        if not self._has_flow_sigmas(before):
-            return {"shift": shift} | dict.fromkeys(before.config.keys() & {"use_dynamic_shifting"}, False)
+        name = "flow_shift" if self._has_flow_sigmas(before) else "shift"
+        if name == "shift" or "mu" not in passed_to_set_timesteps(pipe):
+            return {name: shift} | dict.fromkeys(before.config.keys() & {"use_dynamic_shifting"}, False)
         # Pipelines that pass a shift for their image size pass it to all solvers, which accept it only with dynamic
         # shifting. With equal bounds it is the model's own shift at any size.
         bound = math.log(shift)
-        return {"flow_shift": shift, "use_dynamic_shifting": True, "base_shift": bound, "max_shift": bound}
+        return {name: shift, "use_dynamic_shifting": True, "base_shift": bound, "max_shift": bound}
 
     def _has_flow_sigmas(self, before: Any) -> bool:
         return _is_flow(before) and _CLASSES[self.sampler][0] not in _FLOW

@@ -196,7 +196,7 @@ def test_noise_levels_begin_where_the_models_do_and_end_without_noise(name: str,
     assert float(levels[-1]) <= least
     if kind.startswith("flow") and name != "flow_heun":
         # Halfway the shift is seen; solvers spread the unshifted levels a little differently.
-        assert float(levels[5]) == pytest.approx(float(before.sigmas[5]), abs=0.04)
+        assert float(levels[5]) == pytest.approx(float(before.sigmas[5]), abs=0.06)
 
 
 FLOW = ("dpmpp_2m", "dpmpp_2s", "unipc", "flow_euler", "flow_heun", "flow_lcm")
