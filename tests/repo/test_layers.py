@@ -56,6 +56,7 @@ SIDEWAYS = {
     ("foundation.untrusted", "errors"),
     ("foundation.hardware", "errors"),
     ("machinery.multi_gpu", "machinery.fused"),
+    ("machinery.families", "machinery.technique"),
 }
 # Libraries that import torch; `report` and `foundation` must not import them.
 IMPORTED_LATE = {
