@@ -18,6 +18,7 @@ from vivace.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
     from vivace.foundation.spec.workload import Task
+    from vivace.serve.keys import Keys
     from vivace.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
@@ -111,10 +112,25 @@ _LORA = ".safetensors"
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
 @click.option(
     "--api-key-file",
-    "key",
-    callback=options.read_key,
+    "key_file",
+    type=click.Path(path_type=Path),
     metavar="F",
-    help="A file with the key that requests must bear.",
+    help="A file with the keys that requests must bear, KEY or NAME KEY a line; read again when it changes.",
+)
+@click.option(
+    "--served-model-name", metavar="NAME", default="", help="The model's name in requests and answers."
+)
+@click.option(
+    "--public-url",
+    metavar="URL",
+    default="",
+    help="This server's URL as clients see it, for the URLs of images; default: that of each request.",
+)
+@click.option(
+    "--allowed-origins",
+    metavar="URL,...",
+    default="",
+    help="Sites whose pages may draw here, e.g. https://example.org.",
 )
 @click.option(
     "--allow-host",
@@ -144,7 +160,10 @@ def serve(
     idle_unload: float | None,
     host: str,
     port: int,
-    key: str | None,
+    key_file: Path | None,
+    served_model_name: str,
+    public_url: str,
+    allowed_origins: str,
     hosts: tuple[str, ...],
     log_prompts: bool,
 ) -> int:
@@ -162,7 +181,14 @@ def serve(
         vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
-    _check_key(key, host)
+    from vivace.serve.keys import Keys
+
+    keys = None if key_file is None else Keys.read(key_file)
+    _check_key(keys, host)
+    origins = tuple(
+        _url("--allowed-origins", each, has_path=False) for each in allowed_origins.split(",") if each
+    )
+    public_url = public_url and _url("--public-url", public_url)
     if replicas is not None and ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if ray_address is not None:
@@ -198,8 +224,11 @@ def serve(
         max_wait_s=max_wait,
         timeout_s=timeout,
         idle_unload_s=None if idle_unload is None else 60 * idle_unload,
-        api_key=key,
-        hosts=_hosts(hosts, key),
+        keys=keys,
+        served_name=served_model_name,
+        public_url=public_url,
+        origins=origins,
+        hosts=_hosts(hosts, keys),
         logs_prompts=log_prompts,
     )
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
@@ -289,17 +318,38 @@ def _check_installed() -> None:
         raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
 
 
-def _check_key(key: str | None, host: str) -> None:
+def _url(option: str, text: str, *, has_path: bool = True) -> str:
+    """Return a URL without the slash at its end.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from urllib.parse import urlsplit
+
+    text = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(text)
+        is_url = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and text.isascii() and parts.port != 0
+        )
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or parts.username or (parts.path and not has_path):
+        raise UsageError(f"{option} {text[:100]}: give a URL such as https://images.example.org")
+    return text
+
+
+def _check_key(keys: Keys | None, host: str) -> None:
     from vivace.serve.hosts import is_loopback
 
-    if key is None and not is_loopback(host.lower()):
+    if keys is None and not is_loopback(host.lower()):
         raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
 
 
-def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
+def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
     from vivace.serve.hosts import name_of
 
-    if names and key is not None:
+    if names and keys is not None:
         raise UsageError("--allow-host is for a server without a key; with one, any name is answered")
     wrong = [name for name in names if name_of(name) != name.lower() or ":" in name]
     if wrong:

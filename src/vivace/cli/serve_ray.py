@@ -57,7 +57,7 @@ def serve_on_ray(settings: ServeSettings, address: str, replicas: str | None, ho
             ) from None
         place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         click.echo(f"{place}/ is a page to draw with, {place}/v1 the API, on the cluster's head", err=True)
-        _watch(place, settings.api_key, ended)
+        _watch(place, None if settings.keys is None else next(iter(settings.keys.names)), ended)
     finally:
         click.echo("accepted images end, then the replicas", err=True)
         serve.shutdown()

@@ -129,7 +129,7 @@ async def fitted(body: EditRequest, uploads: Uploads, settings: ServeSettings, s
     Raises:
         RequestError: an image cannot be used, or the request asks for something that this server does not do.
     """
-    check_model(body, state)
+    check_model(body, settings, state)
     task = task_for(uploads, state)
     size = requested_size(body.size, settings, state)
     call: dict[str, Any] = {}

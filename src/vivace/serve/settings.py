@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task, steps_run
+from vivace.serve.keys import Keys
 
 MAX_IMAGES = 10
 """Images of one request."""
@@ -34,7 +35,10 @@ class ServeSettings:
         max_wait_s: maximum predicted seconds of waiting.
         timeout_s: maximum seconds of a request, which may set less.
         idle_unload_s: idle seconds after which workers end and free the GPU; None for never.
-        api_key: the key of requests; None for none.
+        keys: of requests; None for none.
+        served_name: of the model in requests and answers; empty for its own, which is accepted, too.
+        public_url: the URL of this server as its clients see it; empty for that of each request.
+        origins: of other sites whose pages may draw here.
         hosts: names in requests' Host and Origin that are answered without a key, beside those of the loopback.
         logs_prompts: whether prompts are logged.
     """
@@ -54,9 +58,21 @@ class ServeSettings:
     max_wait_s: float = 300.0
     timeout_s: float = 600.0
     idle_unload_s: float | None = None
-    api_key: str | None = None
+    keys: Keys | None = None
+    served_name: str = ""
+    public_url: str = ""
+    origins: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     logs_prompts: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the model in requests and answers."""
+        return self.served_name or self.model
+
+    def num_owners(self) -> int:
+        """Return how many keys there are now, 1 without any."""
+        return 1 if self.keys is None else len(self.keys.names)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import yaml
 
 from tests.serve_worker import COMMAND
 from tests.served import served
+from vivace.serve.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -25,7 +26,7 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
     key = tmp_path / "key"
     key.write_text("secret\n")
-    settings = ServeSettings("fake", "baseline", api_key="secret")
+    settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
 
         def status(code: str) -> int:
