@@ -2,6 +2,8 @@
 
 "slow 3"   a step takes three tenths of a second
 "die"      the process ends at the first step; "die once" does so while the file of VIVACE_TEST_DIED is missing
+"hang"     a step never ends, while the file of VIVACE_TEST_DIED is missing
+"compile"  it says that the first step takes longer
 "linger 3" the image comes three tenths of a second after the call has returned
 "deaf"     a cancel is ignored
 "break"    drawing raises
@@ -88,8 +90,13 @@ class FakeDrawing:
         if "break" in words or own == ["breaks"]:
             raise RuntimeError("the model broke")
         steps = request.call["num_inference_steps"]
+        if "compile" in words:
+            report("compiling", {})
         for step in range(1, steps + 1):
             time.sleep(0.1 * float(words[words.index("slow") + 1]) if "slow" in words else 0.001)
+            if "hang" in words and not Path(os.environ["VIVACE_TEST_DIED"]).exists():
+                self._dies(False)
+                time.sleep(600)
             if "half" in words:
                 self._kept(request, "image")
                 raise OSError(errno.ENOSPC, "No space left on device")

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from vivace.serve.accepted import accepted_format
 from vivace.serve.bodies import read_object
 from vivace.serve.described import EDITS, FILE_ANSWERS, GENERATIONS
-from vivace.serve.edits import fitted, read_form
+from vivace.serve.edits import fitted, keep_unmasked, read_form
 from vivace.serve.jobs import Drawn, ImageJob, JobError
 from vivace.serve.pool import ReplicaPool
 from vivace.serve.request_checks import FILES
@@ -143,7 +143,7 @@ async def _answer(
     in_json = accepted is None and body.response_format != "url"
 
     async def encoded_image(job: ImageJob) -> tuple[Drawn, EncodedImage]:
-        image = await request.app.state.pool.wait(job)
+        image = await _drawn(request, body, job)
         format_ = accepted or body.output_format
         return image, await encode(image, format_, body.output_compression, b64=in_json)
 
@@ -165,6 +165,18 @@ async def _answer(
         for image, each in zip(images, encoded, strict=True)
     ]
     return Response(with_list(content, "data", data), media_type="application/json", headers=headers)
+
+
+async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
+    """Wait for an image.
+
+    Raises:
+        JobError: it ended without one.
+    """
+    image: Drawn = await request.app.state.pool.wait(job)
+    if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
+        return await keep_unmasked(image, job)
+    return image
 
 
 def _accepted(request: Request, body: ImageBody) -> str | None:
@@ -263,7 +275,7 @@ async def _streamed(
 
     async def finish(job: ImageJob) -> None:
         try:
-            queue.put_nowait((job, await pool.wait(job), None))
+            queue.put_nowait((job, await _drawn(request, body, job), None))
         except JobError as error:
             queue.put_nowait((job, error, None))
 

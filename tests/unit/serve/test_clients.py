@@ -14,10 +14,11 @@ from pathlib import Path
 
 import openai
 import pytest
+from PIL import Image
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, form_of, image_of, served
-from tests.unit.serve.test_edits import png
+from tests.unit.serve.test_edits import encoded, png
 from vivace.errors import UsageError
 from vivace.serve import image_routes, request_checks
 from vivace.serve.keys import Keys
@@ -51,6 +52,21 @@ def test_values_that_leave_it_to_the_server_are_accepted(server: Served) -> None
     for name, value in (("quality", "hd"), ("background", "transparent"), ("output_compression", 99)):
         refused = server.draw(**{name: value})
         assert (refused.status, refused.json["error"]["param"]) == (400, name)
+
+
+def test_pixels_outside_of_a_mask_are_those_that_were_sent(server: Served) -> None:
+    mask = Image.new("L", (16, 16), 0)
+    mask.paste(255, (0, 0, 8, 16))
+    files = {"image": png(colour=(100, 110, 120)), "mask": encoded(mask)}
+    answer = server.edit(seed=5, files=files)
+    (image,) = answer.images
+    assert image.getpixel((7, 7)) == (5, 0, 100), "drawn, from the image"
+    assert image.getpixel((8, 7)) == (100, 110, 120)
+    assert any("outside of the mask" in note for note in answer.json["notes"])
+    (completed,) = events_of(server.edit(seed=5, files=files, stream="true").body)
+    assert image_of(str(completed["b64_json"])).getpixel((8, 7)) == (100, 110, 120)
+    (plain,) = server.edit(seed=5, files=files, keep_unmasked="false").images
+    assert plain.getpixel((8, 7)) == (5, 0, 100)
 
 
 def test_errors_have_the_codes_of_openai(server: Served) -> None:
@@ -111,13 +127,14 @@ def test_pages_of_allowed_origins_draw(server: Served) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-def access_lines(caplog: pytest.LogCaptureFixture, number: int) -> list[str]:
-    """Wait for lines of the access log, each of which is written after its answer was sent."""
+def access_lines(caplog: pytest.LogCaptureFixture, *ids: str) -> list[str]:
+    """Wait for the line of each request, which is written after its answer was sent; return them without the times."""
     until = time.monotonic() + 10
     while True:
         lines = [record.getMessage() for record in caplog.records if record.name == "vivace.serve.access"]
-        if len(lines) >= number:
-            return lines
+        own = [line for name in ids for line in lines if line.startswith(f"{name} ")]
+        if len(own) == len(ids):
+            return [re.sub(r" [\d.]+ s\b", "", line) for line in own]
         assert time.monotonic() < until, lines
         time.sleep(0.01)
 
@@ -129,12 +146,12 @@ def test_each_request_has_an_id_a_line_in_the_log_and_a_count(
         given = server.send(PATH, {"prompt": "x"}, {"x-request-id": "order-7"})
         made = server.send("/nothing", headers={"x-request-id": "two words"})
         server.send("/livez")
+        lines = access_lines(caplog, "order-7", made.headers["x-request-id"])
     assert given.headers["x-request-id"] == "order-7"
     assert re.fullmatch("[0-9a-f]{16}", made.headers["x-request-id"])
-    lines = access_lines(caplog, 2)
-    assert [re.sub(r"[\d.]+ s$", "T s", line) for line in lines] == [
-        f"order-7 POST {PATH} 200 T s",
-        f"{made.headers['x-request-id']} GET /nothing 404 T s",
+    assert lines == [
+        f"order-7 POST {PATH} 200",
+        f"{made.headers['x-request-id']} GET /nothing 404",
     ]
     metrics = server.send("/metrics").body.decode()
     assert 'vivace_http_answers_total{path="other",status="404"} 1.0' in metrics
@@ -182,9 +199,10 @@ def test_keys_are_read_again_and_named_in_the_log(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="vivace.serve.access"):
         for key, status in (("anna-key-1", 200), ("bert-key-1", 200), ("carl-key-1", 401), ("anna", 401)):
-            assert locked.send(PATH, {"prompt": "x"}, bearer(key)).status == status
-    lines = access_lines(caplog, 4)
-    assert [line.partition(" s")[2] for line in lines] == [" of anna", " of key 2", "", ""]
+            named = bearer(key) | {"x-request-id": key}
+            assert locked.send(PATH, {"prompt": "x"}, named).status == status
+        lines = access_lines(caplog, "anna-key-1", "bert-key-1", "carl-key-1")
+    assert [line.partition("generations ")[2] for line in lines] == ["200 of anna", "200 of key 2", "401"]
     replaced = tmp_path / "new"
     replaced.write_text("carl-key-1")
     os.replace(replaced, tmp_path / "keys")
