@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
 """Connections that are accepted at once, before any is closed to make room."""
-_LORA = ".safetensors"
 
 
 @click.command()
@@ -220,6 +218,7 @@ def serve(
         batches=_BATCHES if batch else (),
         any_size=any_size,
         loras=lora_files,
+        lora_folder=loras,
         max_queue=max_queue,
         max_wait_s=max_wait,
         timeout_s=timeout,
@@ -423,17 +422,14 @@ def _sizes(text: str | None) -> tuple[Size, ...]:
 def _loras(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         return {}
+    from vivace.serve.settings import lora_files
+
     try:
-        names = sorted(os.listdir(folder))
+        files = lora_files(folder)
     except OSError as error:
         raise UsageError(f"--loras {folder} cannot be read: {error.strerror}") from None
-    files = {
-        name.removesuffix(_LORA): (folder / name).resolve()
-        for name in names
-        if name.endswith(_LORA) and name != _LORA
-    }
     if not files:
-        raise UsageError(f"--loras {folder}: there is no {_LORA} file in it")
+        raise UsageError(f"--loras {folder}: there is no .safetensors file in it")
     wrong = next((name for name in files if not name.isprintable()), None)
     if wrong is not None:
         raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")

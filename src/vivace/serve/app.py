@@ -215,7 +215,8 @@ def _add_models(app: FastAPI) -> None:
 
 
 def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
-    state, unfit = pool.state, unfit_loras(settings, pool.state)
+    state, loras = pool.state, settings.current_loras()
+    unfit = unfit_loras(loras, state)
     entry: dict[str, Any] = {
         "id": settings.name,
         "object": "model",
@@ -223,7 +224,7 @@ def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
         "owned_by": "vivace",
         "recipe": settings.recipe,
         "recipe_from": settings.why,
-        "loras": sorted(settings.loras.keys() - unfit.keys()),
+        "loras": sorted(loras.keys() - unfit.keys()),
     }
     if state is None:
         return entry

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -305,9 +307,10 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     if len(request.loras) > 1:
         raise RequestError("loras", "this server applies one LoRA at a time")
     (lora,) = request.loras
-    path = settings.loras.get(lora.name)
+    loras = settings.current_loras()
+    path = loras.get(lora.name)
     if path is None:
-        fitting = sorted(set(settings.loras) - unfit_loras(settings, state).keys())
+        fitting = sorted(loras.keys() - unfit_loras(loras, state).keys())
         names = ", ".join(fitting) or "none; the server was started without --loras"
         raise RequestError("loras", f"no LoRA {lora.name!r}; there are: {names}")
     reason = state.unfit_loras.get(str(path))
@@ -316,12 +319,12 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     return RequestedLora(lora.name, path, lora.scale)
 
 
-def unfit_loras(settings: ServeSettings, state: ModelState | None) -> dict[str, str]:
-    """Return why LoRAs of the folder cannot be used, by name."""
+def unfit_loras(loras: Mapping[str, Path], state: ModelState | None) -> dict[str, str]:
+    """Return why LoRAs cannot be used, by name."""
     if state is None:
         return {}
     return {
         name: state.unfit_loras[str(path)]
-        for name, path in sorted(settings.loras.items())
+        for name, path in sorted(loras.items())
         if str(path) in state.unfit_loras
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,22 @@ MAX_IMAGES = 10
 """Images of one request."""
 MAX_PROMPT = 8192
 """Characters of a prompt."""
+
+
+_LORA = ".safetensors"
+
+
+def lora_files(folder: Path) -> dict[str, Path]:
+    """Return the LoRAs of a folder by name.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return {
+        name.removesuffix(_LORA): (folder / name).resolve()
+        for name in sorted(os.listdir(folder))
+        if name.endswith(_LORA) and name != _LORA
+    }
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,8 @@ class ServeSettings:
             weights does.
         batches: numbers of images that may be drawn at once, beside one; empty for none.
         any_size: whether requests may have other sizes, whose first image takes longer.
-        loras: names and files of LoRAs that requests may name.
+        loras: names and files of LoRAs that requests may name: those of `lora_folder` at the start, if there is one.
+        lora_folder: that is looked into again for each request with a LoRA.
         max_queue: maximum number of waiting images.
         max_wait_s: maximum predicted seconds of waiting.
         timeout_s: maximum seconds of a request, which may set less.
@@ -54,6 +72,7 @@ class ServeSettings:
     batches: tuple[int, ...] = ()
     any_size: bool = False
     loras: dict[str, Path] = field(default_factory=dict)
+    lora_folder: Path | None = None
     max_queue: int = 64
     max_wait_s: float = 300.0
     timeout_s: float = 600.0
@@ -69,6 +88,15 @@ class ServeSettings:
     def name(self) -> str:
         """The name of the model in requests and answers."""
         return self.served_name or self.model
+
+    def current_loras(self) -> dict[str, Path]:
+        """Return the names and files of the LoRAs that are there now. Their slots are as large as at the start."""
+        if self.lora_folder is None or not self.loras:
+            return self.loras
+        try:
+            return lora_files(self.lora_folder)
+        except OSError:
+            return {}
 
     def num_owners(self) -> int:
         """Return how many keys there are now, 1 without any."""
