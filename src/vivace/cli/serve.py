@@ -6,8 +6,9 @@ import asyncio
 import functools
 import importlib.util
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -190,11 +191,10 @@ def serve(
     if replicas is not None and ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if ray_address is not None:
-        serve_ray.check_options(port, gpus, idle_unload, batch)
+        serve_ray.check_options(gpus, idle_unload, batch)
     if recipe is not None and tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
-    if ray_address is None:
-        _listening(host, port).close()  # before a recipe is searched for, which may take hours
+    _listening(host, port).close()  # before a recipe is searched for, which may take hours
     lora_files = _loras(loras)
     if recipe is not None:
         chosen, why = recipe, "as given"
@@ -232,62 +232,71 @@ def serve(
     )
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
     if ray_address is not None:
-        return serve_ray.serve_on_ray(settings, ray_address, replicas, host, port)
+        with serve_ray.drawers_on_ray(settings, ray_address, replicas) as make_pool:
+            return _run(settings, host, port, make_pool)
     from vivace.models.reading_ahead import read_ahead
 
     read_ahead(located.weights)
     return _run(settings, host, port)
 
 
-def _run(settings: ServeSettings, host: str, port: int) -> int:
+def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[..., Any] | None = None) -> int:
     import logging
+    import signal
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
-    problem = asyncio.run(_serve(settings, listening))
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn sends it again after all images have ended
+    if make_pool is None:
+        problem = asyncio.run(_serve_here(settings, listening))
+    else:
+        problem = asyncio.run(_serve(settings, listening, make_pool))
     if problem is not None:
         raise Unsupported(problem)
     return 0
 
 
-async def _serve(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
+    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
     from vivace.serve.pool import EarlyProcesses, ReplicaPool
 
     early = EarlyProcesses(settings)
     await early.start()
     try:
-        import logging
-
-        import uvicorn
-
-        from vivace.serve.app import create_app
-        from vivace.serve.connections import Connection
-
-        app = create_app(
-            settings,
-            functools.partial(ReplicaPool, make_process=early.take),
-            lambda: setattr(server, "should_exit", True),
-        )
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=Connection,
-                ws="none",
-                backlog=_BACKLOG,
-                log_level="warning",
-                timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
-                server_header=False,
-            )
-        )
-        # A second Ctrl+C cancels what is in progress, and uvicorn logs each cancellation as a failure.
-        logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
-        await server.serve(sockets=[listening])
+        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
     finally:
         await early.stop()
+
+
+async def _serve(
+    settings: ServeSettings, listening: socket.socket, make_pool: Callable[..., Any]
+) -> str | None:
+    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+    import logging
+
+    import uvicorn
+
+    from vivace.serve.app import create_app
+    from vivace.serve.connections import Connection
+
+    app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            backlog=_BACKLOG,
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+            server_header=False,
+        )
+    )
+    # A second Ctrl+C cancels what is in progress, and uvicorn logs each cancellation as a failure.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
+    await server.serve(sockets=[listening])
     problem: str | None = app.state.problem
     return problem
 
