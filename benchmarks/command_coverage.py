@@ -285,7 +285,12 @@ _TRIAL = Trial(
     model=Model(name="tiny-sd", source="embedded", revision="0" * 16),
     recipe=resolve("baseline").spec,
     workload=Workload(
-        prompts=("a red circle",), seeds=(0,), height=128, width=128, num_inference_steps=25, guidance_scale=4.0
+        prompts=("a red circle",),
+        seeds=(0,),
+        height=128,
+        width=128,
+        num_inference_steps=25,
+        guidance_scale=4.0,
     ),
     device="cpu",
 )

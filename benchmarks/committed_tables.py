@@ -119,7 +119,9 @@ def _of_fused(paths: Sequence[Path]) -> Iterator[EvidenceTable]:
     """Yield a table for each model, GPU, number of steps and batch of the records of fused models."""
     records = {path: read_records(path) for path in paths}
     elsewhere = [*read_records(every_model.RECORD), *chain.from_iterable(records.values())]
-    elsewhere += chain.from_iterable(map(read_records, map(technique_cases.record_file, technique_cases.FAMILIES)))
+    elsewhere += chain.from_iterable(
+        map(read_records, map(technique_cases.record_file, technique_cases.FAMILIES))
+    )
     published = [record for record in elsewhere if record.trial.recipe.text == BASELINE]
     for path, mine in records.items():
         groups: dict[tuple[object, ...], list[Record]] = {}

@@ -31,7 +31,9 @@ from vivace.runtime.memory.weightless import find_weightless
 
 def main(names: list[str]) -> None:
     """Predict and write, after each model."""
-    every = [name for name, entry in CATALOGUE.items() if name in footprints() and isinstance(entry.origin, Hub)]
+    every = [
+        name for name, entry in CATALOGUE.items() if name in footprints() and isinstance(entry.origin, Hub)
+    ]
     kept = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()[1:]] if names else []
     answers = {(answer[0], answer[1]): answer for answer in kept if answer[0] not in names}
     for name in names or every:

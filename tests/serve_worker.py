@@ -4,6 +4,8 @@
 "hold a"   a step ends once the file "a" lies beside that of VIVACE_TEST_DIED; "keep a": so does the image, when the
            call has returned
 "die"      the process ends at the first step; "die once" does so while the file of VIVACE_TEST_DIED is missing
+"hang"     a step never ends, while the file of VIVACE_TEST_DIED is missing
+"compile"  it says that the first step takes longer
 "deaf"     a cancel is ignored
 "break"    drawing raises
 "refuse"   the model refuses
@@ -89,9 +91,14 @@ class FakeDrawing:
         if "break" in words or own == ["breaks"]:
             raise RuntimeError("the model broke")
         steps = request.call["num_inference_steps"]
+        if "compile" in words:
+            report("compiling", {})
         for step in range(1, steps + 1):
             time.sleep(0.1 * float(words[words.index("slow") + 1]) if "slow" in words else 0.001)
             _wait_for_file(words, "hold")
+            if "hang" in words and not Path(os.environ["VIVACE_TEST_DIED"]).exists():
+                self._dies(False)
+                time.sleep(600)
             if "half" in words:
                 self._kept(request, "image")
                 raise OSError(errno.ENOSPC, "No space left on device")

@@ -18,7 +18,11 @@ from __future__ import annotations
 import os
 import sys
 
-is_command = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])) in ("vivace", "-mvivace", "vivace.exe")
+is_command = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])) in (
+    "vivace",
+    "-mvivace",
+    "vivace.exe",
+)
 """Whether this process was started as the command, not by another program that imports vivace."""
 if is_command:
     import signal

@@ -87,7 +87,9 @@ def test_no_record_has_a_faster_row() -> None:
                 continue
             key = (model, record.environment.device_name)
             shortest[key] = min(shortest.get(key, math.inf), row.latency.median.point)
-    assert {("sd15", "NVIDIA H200"), ("flux-dev", "NVIDIA H200"), ("qwen-image-2512", "NVIDIA H200")} < set(shortest)
+    assert {("sd15", "NVIDIA H200"), ("flux-dev", "NVIDIA H200"), ("qwen-image-2512", "NVIDIA H200")} < set(
+        shortest
+    )
     for key, least in shortest.items():
         if key in rows:
             assert rows[key].latency.point <= 1.001 * least, key
@@ -141,7 +143,9 @@ def test_cards_have_rows_of_their_own_and_name_them() -> None:
 
 def test_a_recipe_counts_as_the_record_that_timed_the_most_of_its_steps_has_it() -> None:
     scaled = measured("compile", 0.8, record="results/b.json", timed_steps=8)
-    (row,) = fastest_known([measured("compile", 1.0), scaled, measured("compile", 0.98), measured("cuda_graph", 2)])
+    (row,) = fastest_known(
+        [measured("compile", 1.0), scaled, measured("compile", 0.98), measured("cuda_graph", 2)]
+    )
     assert (row.best.latency.point, row.best.timed_steps) == (0.98, None)
 
 

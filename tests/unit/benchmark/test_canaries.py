@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
 from vivace.benchmark.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Round
@@ -64,7 +64,15 @@ def measured(
         ((1, 0), ["tiny_vae", "baseline", "canary of tiny_vae"]),
         (
             (3, 0, 1, 2, 4),
-            ["steps(9)", "baseline", "tiny_vae", "steps(8)", "canary of steps(9)", "steps(10)", "canary of steps(9)"],
+            [
+                "steps(9)",
+                "baseline",
+                "tiny_vae",
+                "steps(8)",
+                "canary of steps(9)",
+                "steps(10)",
+                "canary of steps(9)",
+            ],
         ),
         ((0,), ["baseline"]),
     ],

@@ -19,8 +19,8 @@ from diffusers import (
 from PIL import Image
 
 import vivace
-from tests.conditioned import as_pipeline, picture
-from tests.families import build, draw, psnr
+from tests.conditioned import as_pipeline
+from tests.families import build, draw
 from vivace.errors import NoEffect, Unsupported, UsageError
 from vivace.machinery.samplers.step_counting import step_of_each_call
 from vivace.machinery.samplers.step_limits import refused_steps

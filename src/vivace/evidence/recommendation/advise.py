@@ -169,7 +169,13 @@ def recommend_from(
     if is_predicted and card is not None and published is not None:
         candidates.append(predicted_table(kin, card, candidates, published))
     judge = RowFilter(
-        criteria, kin, gpu, None if card is None or card.is_typical else card, is_small, published, with_predictions
+        criteria,
+        kin,
+        gpu,
+        None if card is None or card.is_typical else card,
+        is_small,
+        published,
+        with_predictions,
     )
     answer = _answer(judge, candidates)
     while (problem := objection(answer, judge)) is not None:

@@ -35,11 +35,18 @@ def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
     if limit is not None and chosen.latency is not None and chosen.batch == 1:
         least = limit.least_s(chosen.recipe)
         if chosen.latency.point < _ROUNDING * least:
-            return out("no figure", f"{seconds(chosen.latency.point)} is below the {seconds(least)} of {limit.gpu}")
+            return out(
+                "no figure", f"{seconds(chosen.latency.point)} is below the {seconds(least)} of {limit.gpu}"
+            )
     if basis.kind != "own" and any(technique.num_gpus > 1 for technique in recipe):
         return out("hardware", "it needs several GPUs")
     allowed = judge.most_bytes
-    if allowed is None or basis.kind == "own" or basis.device != "cuda" or judge.most_needed(chosen) <= allowed:
+    if (
+        allowed is None
+        or basis.kind == "own"
+        or basis.device != "cuda"
+        or judge.most_needed(chosen) <= allowed
+    ):
         return None
     need = _predicted_bytes(chosen, judge)
     if need > allowed:

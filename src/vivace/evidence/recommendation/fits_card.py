@@ -71,7 +71,10 @@ def fitting(
         if fits(prediction, card.num_bytes):
             most = card.num_bytes - RESERVE_BYTES
             return Fitting(
-                answer, figures, prediction, tuple(f for f in ordered[index + 1 :] if (f.peak_bytes or 0) <= most)
+                answer,
+                figures,
+                prediction,
+                tuple(f for f in ordered[index + 1 :] if (f.peak_bytes or 0) <= most),
             )
     return None
 

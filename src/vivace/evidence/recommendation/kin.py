@@ -65,7 +65,11 @@ class Kin:
             return table
         of = f"the record is of {self.alike}, whose architecture it has"
         return table.model_copy(
-            update={"model": self.name, "random_weights": True, "note": "; ".join(filter(None, (table.note, of)))}
+            update={
+                "model": self.name,
+                "random_weights": True,
+                "note": "; ".join(filter(None, (table.note, of))),
+            }
         )
 
     def is_family(self, other: Kin) -> bool:
@@ -113,7 +117,9 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
         of = CATALOGUE.get(contents.entry)
         if of is not None:
             is_gguf = path.suffix == SUFFIX
-            return Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf)
+            return Kin(
+                str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf
+            )
     try:
         located = find_model(model, download=False)
     except (UnknownModel, Unsupported, UnusableModel):

@@ -79,7 +79,9 @@ class RowFilter:
         most = self.most_bytes
         if most is not None and table.kind != "own" and row.peak_bytes is not None:
             if (loading := self._loading_bytes(row)) > most:
-                return _out(row, "memory", f"takes {size(loading)} while it is loaded, more than {size(most)}")
+                return _out(
+                    row, "memory", f"takes {size(loading)} while it is loaded, more than {size(most)}"
+                )
             if self.is_strict and self.most_needed(row) > most:
                 return _out(row, "memory unknown", "its memory was not predicted")
         if row.peak_bytes is None:
@@ -96,7 +98,12 @@ class RowFilter:
 
     def _loading_bytes(self, row: EvidenceRow) -> int:
         """Return what loading a recipe with a record takes at least; 0 where the host loads it, or if unknown."""
-        if self.published is None or not self.is_planned or row.is_estimated or resolve(row.recipe).loads_from_host:
+        if (
+            self.published is None
+            or not self.is_planned
+            or row.is_estimated
+            or resolve(row.recipe).loads_from_host
+        ):
             return 0
         is_halved = any(part.dtype.startswith("fp32") for part in self.published.components)
         return 0 if is_halved else self.published.model_bytes
@@ -185,7 +192,9 @@ class RowFilter:
         is_measured_here = near is Near.SAME and table.kind != "predicted"
         if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
             return ""
-        return refused(recipe, gpu, capability, is_bf16(self.published)) or unknown_speed(recipe, gpu, capability)
+        return refused(recipe, gpu, capability, is_bf16(self.published)) or unknown_speed(
+            recipe, gpu, capability
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -195,7 +204,12 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int], is_bf16: bool
     Args:
         is_bf16: whether the model as published computes in bf16.
     """
-    if is_bf16 and capability < (8, 0) and any(t.name == "compile" for t in recipe) and "fp16" not in recipe.text:
+    if (
+        is_bf16
+        and capability < (8, 0)
+        and any(t.name == "compile" for t in recipe)
+        and "fp16" not in recipe.text
+    ):
         return f"PyTorch does not compile bf16 for {gpu}, which computes it in fp32"
     machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
     target = Target.of_machine(machine)

@@ -39,7 +39,8 @@ _JOINED = (
     (re.compile(r"\b(\d+(?:\.\d+)?)\s*(?:gi?b?|gigs?)\b"), r"\1gb"),
 )
 _SEVERAL = re.compile(
-    r"(?P<before>\d{1,3})\s*[x×*]\s*(?P<name>\D.*|\d{4}.*)|(?P<name_first>.*\S)\s*[x×*]\s*(?P<after>\d{1,3})", re.I
+    r"(?P<before>\d{1,3})\s*[x×*]\s*(?P<name>\D.*|\d{4}.*)|(?P<name_first>.*\S)\s*[x×*]\s*(?P<after>\d{1,3})",
+    re.I,
 )
 """Several of one kind: "4x A100", "H100 x8"."""
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)gb")
