@@ -87,7 +87,7 @@ class Rule:
 
 _BEFORE = "apply the recipe before that"
 _ON_WEIGHTS = frozenset(Stage) - {
-    Stage.SWAP, Stage.SPLIT, Stage.THIN, Stage.CACHE, Stage.COMPILE, Stage.KERNEL, Stage.SCHEDULE
+    Stage.SWAP, Stage.SPLIT, Stage.CACHE, Stage.COMPILE, Stage.KERNEL, Stage.SCHEDULE
 }  # fmt: skip
 _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
     (
