@@ -233,7 +233,7 @@ def expected_low(
     reach = bounds.point - bounds.low
     if reach <= 0:
         return bounds.low, _PROVEN_ERROR, 0.0
-    more = math.sqrt(final / prompts) if final > prompts and prompts == images else 1.0
+    more = max(1.0, math.sqrt(final / math.sqrt(prompts * images)))  # further seeds count as their root
     error = reach / student_t(sure if of_the_final else _SURE, prompts - 1)
     at_the_end = error / more * student_t(sure, (final if more > 1.0 else prompts) - 1)
     # A final's mean has its first images in it, or is of others only.

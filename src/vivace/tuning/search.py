@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
@@ -362,7 +364,10 @@ class Search:
         if not self.judges:
             return [candidates[k] for k in chosen]
         samples = self.sampler.values(candidates, self.history)
-        return [candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective), chosen)]
+        error = float(np.median([result.error for result in candidates]))
+        return [
+            candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective) + error, chosen)
+        ]
 
     def _rivals(self, pick: Result | None = None) -> list[Result]:
         """Return what no final has measured: the candidates, and what is expected to be faster than these or the
