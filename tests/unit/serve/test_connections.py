@@ -57,11 +57,11 @@ def received(client: socket.socket) -> bytes:
 
 def test_a_client_that_sent_another_request_is_seen_to_leave(server: Served) -> None:
     before = server.states()["cancelled"]
-    client = connect(server, 2 * request("slow 10", num_inference_steps=100))
+    client = connect(server, 2 * request("slow 10", num_inference_steps=50))
     server.wait_for("running", 1)
     client.close()
     server.wait_for("cancelled", before + 1)
-    server.wait_for("running", 0)  # fails after 20 s; the steps would take 100
+    server.wait_for("running", 0)  # fails after 20 s; the steps would take 50
     assert server.states()["waiting"] == 0
     assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
 
