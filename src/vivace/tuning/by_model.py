@@ -241,7 +241,10 @@ class ModelSampler:
             probability_of_running(recipe, self._blame) for recipe in recipes
         ]
         if not self.space.objective.same_picture_only:
-            luck = self.rng.standard_normal(gains.shape) * [result.luck for result in results]
+            # A final draws the same images of all, so recipes of one path have the same luck.
+            paths = [path_of(recipe) for recipe in recipes]
+            drawn = self.rng.standard_normal(gains.shape)[:, [paths.index(path) for path in paths]]
+            luck = drawn * [result.luck for result in results]
             passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + luck + _SLACK_AT_BEST > 0
         limit = self.space.objective.max_memory_bytes
         if limit is not None and self._base_memory is not None:

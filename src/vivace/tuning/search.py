@@ -387,9 +387,9 @@ class Search:
         """
         if not candidates:
             return []
-        least, number = (0.0, MOST_USEFUL) if over is None else (_WORTH_A_FINAL, MOST_USEFUL - 1)
+        least = 0.0 if over is None else _WORTH_A_FINAL
         floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
-        chosen = useful(self.sampler.values(candidates, self.history), floor, number, least)
+        chosen = useful(self.sampler.values(candidates, self.history), floor, MOST_USEFUL, least)
         return unlike(self, [candidates[k] for k in chosen])
 
     def pick(self) -> Result | None:
