@@ -16,7 +16,7 @@ MOST = 5
 _OF_A_PATH = 2
 _WORTH_A_PLACE = 0.005
 """Expected improvement that a further finalist must add."""
-_MORE_LIKELY = 0.01
+_MORE_LIKELY = 0.05
 """Increase in the probability that one passes that a further finalist must bring."""
 
 
