@@ -43,7 +43,9 @@ def steady_seconds(records: Sequence[Record]) -> list[SecondsByRound]:
     return [
         {
             r.index: tuple(
-                s.total_s / record.trial.workload.batch / math.exp(level_at(levels[r.index], _time(r.started_at)))
+                s.total_s
+                / record.trial.workload.batch
+                / math.exp(level_at(levels[r.index], _time(r.started_at)))
                 if r.index in levels
                 else s.total_s / record.trial.workload.batch
                 for s in r.samples

@@ -64,7 +64,15 @@ def measured(
         ((1, 0), ["tiny_vae", "baseline", "canary of tiny_vae"]),
         (
             (3, 0, 1, 2, 4),
-            ["steps(9)", "baseline", "tiny_vae", "steps(8)", "canary of steps(9)", "steps(10)", "canary of steps(9)"],
+            [
+                "steps(9)",
+                "baseline",
+                "tiny_vae",
+                "steps(8)",
+                "canary of steps(9)",
+                "steps(10)",
+                "canary of steps(9)",
+            ],
         ),
         ((0,), ["baseline"]),
     ],
