@@ -1,7 +1,7 @@
-"""How often each command's intervals hold the truth, and how often it calls a recipe faster or slower than itself, while
-the machine moves: the schedule, the canaries and the statistics are the commands' own; only time and calls are simulated.
+"""How often each command's intervals hold the truth while the machine moves, and how often it is wrong of two equals.
 
-A part of `python -m benchmarks.coverage`. A process takes a unit of time, of which 0.3 load the model; a canary takes
+The schedule, the canaries and the statistics are the commands' own; only time and calls are simulated. A part of
+`python -m benchmarks.coverage`. A process takes a unit of time, of which 0.3 load the model; a canary takes
 half of one.
 """
 

@@ -68,8 +68,8 @@ corrected to one speed of the machine, and the changes widen the spread that all
 compare do so wherever there are two rounds or more; `tune` leaves canaries out where its time is short.
 
 Simulated: {command_repeats} comparisons of recipes that do the same, with each command's own schedule and statistics,
-for 2 and 4 rounds (`compare`: up to {max_pairs} pairs) whose processes differ by 1 or 3 %. A cell has the least share of
-95 % intervals of a speed-up that hold the truth, and the most that are called faster or slower.
+for 2 and 4 rounds (`compare`: up to {max_pairs} pairs) whose processes differ by 1 or 3 %. A cell has the least share
+of 95 % intervals of a speed-up that hold the truth, and the most that are called faster or slower.
 
 {commands}
 

@@ -48,7 +48,7 @@ def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> Sprea
 
 
 def measure(spread: SpreadTrials, ticket: Ticket, stop_after: int | None = None) -> None:
-    """Return a ticket's rounds as a place does, the baseline last in each; the first so many only, if it is lost then."""
+    """Return a ticket's rounds as a place does, each with the baseline last; a place that is lost, only so many."""
     for trial, index in sorted(ticket.job.rounds, key=lambda place: (place[1], -place[0]))[:stop_after]:
         spread.deliver(ticket, Done(trial, now(index)))
     if stop_after is None:

@@ -9,7 +9,6 @@ import pytest
 from vivace.foundation.stats.sequential import FALSE_DIFFERENCE, decide, looks
 from vivace.foundation.stats.verdicts import Verdict
 
-
 Pairs = tuple[list[list[float]], list[list[float]]]
 
 

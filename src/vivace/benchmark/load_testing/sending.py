@@ -19,7 +19,10 @@ from PIL import Image
 from vivace.benchmark.load_testing.http_exchange import ExchangeFailed, Reply, exchange
 from vivace.benchmark.load_testing.load_rows import DONE
 from vivace.benchmark.load_testing.load_target import LoadTarget
+from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
+from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import plain
 
 _ADDRESS = re.compile(rb'"url"\s*:\s*"(?!data:)([^"]*)"')
@@ -27,7 +30,6 @@ _DATA = re.compile(r"data:image/[\w.+-]+;base64,")
 _PHASE = re.compile(r"([A-Za-z][\w-]*)\s*;[^,]*?dur=([0-9.]+)")
 _MAX_PHASES = 20
 _MAX_SHORT = 1 << 16
-_MAX_PIXELS = 1 << 26
 _CHECKS = ThreadPoolExecutor(2, thread_name_prefix="answers")
 """Decode images beside the event loop, which has other requests to time."""
 
@@ -106,17 +108,17 @@ def fault_of(target: LoadTarget, body: bytes, content: bytes) -> str:
         except (ValueError, KeyError, TypeError, AttributeError):
             return "no image"
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with reading("the answer", UsageError), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             size, format_ = f"{picture.width}x{picture.height}", (picture.format or "").lower()
             if asked.get("size", size) not in (size, "auto"):
                 return f"{size} instead of {asked['size']}"
             wanted = asked.get("output_format", format_)
             if format_ != {"jpg": "jpeg"}.get(wanted, wanted):
                 return f"{format_} instead of {wanted}"
-            if picture.width * picture.height > _MAX_PIXELS:
+            if picture.width * picture.height > MAX_PIXELS:
                 return f"{size}, too large to look at"
             picture.load()
-    except Exception:  # Pillow's readers raise whatever they meet
+    except UsageError:
         return "broken image"
     same = target.seen.setdefault(hashlib.sha256(data).hexdigest(), body)
     return DONE if same == body else "same image for another seed or prompt"
