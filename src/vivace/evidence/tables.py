@@ -90,6 +90,7 @@ class EvidenceRow(Spec):
         batch: images per call.
         num_rounds: processes that were timed; None if the source does not say.
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
+        calls_s: the timed calls, where they are too few for an interval.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: the time in that record.
         parts: the parts of the timed calls, for single images of random weights on a GPU.
@@ -112,6 +113,7 @@ class EvidenceRow(Spec):
     spread: CallSpread | None = None
     num_rounds: int | None = None
     timed_steps: int | None = None
+    calls_s: tuple[float, ...] = ()
     predicted_from: str | None = None
     measured_s: float | None = None
     parts: CallParts | None = None
