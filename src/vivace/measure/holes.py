@@ -45,6 +45,8 @@ def hole_share(image: Pixels, reference: Pixels) -> float:
     if not np.isfinite(image).all():
         return 0.0
     listed = [r for r in _rectangles(image) if np.abs(r.of(image) - r.of(reference)).mean() > _OFF]
+    drawn = set(_rectangles(reference)) if listed else set()
+    listed = [rectangle for rectangle in listed if rectangle not in drawn]  # those have another colour
     if not listed:
         return 0.0
     filled = image.copy()
