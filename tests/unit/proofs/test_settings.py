@@ -26,7 +26,10 @@ def test_a_recipes_steps_are_on_the_terminal_the_page_and_in_json(tmp_path: Path
     assert (told["settings_a"]["num_inference_steps"], told["settings_b"]["num_inference_steps"]) == (2, 3)
     assert told["settings_b"]["guidance_scale"] == 2
     assert "num_inference_steps" not in told["settings"]
-    assert (told["settings"]["width"], told["settings"]["scheduler"]) == (64, "EulerAncestralDiscreteScheduler")
+    assert (told["settings"]["width"], told["settings"]["scheduler"]) == (
+        64,
+        "EulerAncestralDiscreteScheduler",
+    )
     for text in (" ".join(str(proof).split()), proof.page()):
         assert "64 × 64 px" in text
         assert "A: 2 steps" in text
