@@ -10,6 +10,7 @@ counts on cards that these records lack, and is marked.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -135,6 +136,16 @@ def table(fastest: Iterable[Fastest], top: str = "../") -> list[str]:
     """
     rows = [[cell.replace("(../", f"({top}") for cell in row.cells] for row in fastest]
     return markdown_lines(HEADINGS, rows)
+
+
+def filled(page: str, measurements: Sequence[Measurement]) -> str:
+    """Return a page of docs/performance with the tables of the models that its marks name."""
+
+    def block(mark: re.Match[str]) -> str:
+        lines = table(fastest_known(measurements, mark[1].split()), top="../../")
+        return "\n".join([f"<!-- fastest {mark[1]} -->", *lines, "<!-- end -->"])
+
+    return re.sub(r"<!-- fastest ([\w. -]+?) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def fastest_known(measurements: Iterable[Measurement], models: Sequence[str] = ()) -> list[Fastest]:

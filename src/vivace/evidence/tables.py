@@ -137,6 +137,7 @@ class EvidenceTable(Spec):
     Attributes:
         place: the store's folder, the file of the record, or the study.
         model: without "synthetic:".
+        of: the model that was measured, where `model` is a file or a folder of its architecture; "" else.
         random_weights: times and memory are the architecture's, and images have no content.
         device: "cuda" or "cpu".
         gpu: the device's name, as the source gives it.
@@ -152,6 +153,7 @@ class EvidenceTable(Spec):
     kind: Kind
     place: str
     model: str
+    of: str = ""
     random_weights: bool = False
     device: str = "cuda"
     gpu: str
