@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 _MAX_PROMPTS = 10_000
 _ELSEWHERE = ("ray", "ray_address", "endpoint", "dry_run", "replicas")
-_LOADS_NOTHING = ("tune", "study", "doctor", "techniques")
+_LOADS_NOTHING = ("study", "doctor", "techniques")
 MAX_SEED = 2**63 - 1
 
 
@@ -348,7 +348,7 @@ def check_first(command: click.Command) -> None:
     @functools.wraps(inner)
     def checked(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is not None and not any(kwargs.get(name) for name in _ELSEWHERE):
+        if device is not None and command.name != "tune" and not any(kwargs.get(name) for name in _ELSEWHERE):
             from vivace.models.catalogue import CATALOGUE
             from vivace.tuning.readiness import check_runs_here
 
