@@ -18,7 +18,11 @@ from __future__ import annotations
 import os
 import sys
 
-is_command = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])) in ("vivace", "-mvivace", "vivace.exe")
+is_command = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])) in (
+    "vivace",
+    "-mvivace",
+    "vivace.exe",
+)
 """Whether this process was started as the command, not by another program that imports vivace."""
 if is_command:
     import signal
@@ -27,8 +31,8 @@ if is_command:
         # Until the command begins there is nothing to clean up, and a traceback of imports says nothing.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib  # noqa: E402 - an interrupt is heard first
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile

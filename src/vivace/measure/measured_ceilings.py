@@ -151,8 +151,7 @@ def keep(ceilings: Ceilings) -> Path:
         replace(file, ceilings.model_dump_json(indent=1).encode())
     except OutputError as error:
         raise OutputError(
-            f"the measured limits are lost: {error}; set VIVACE_CACHE to a folder "
-            "that can be written"
+            f"the measured limits are lost: {error}; set VIVACE_CACHE to a folder that can be written"
         ) from error
     return file
 

@@ -87,7 +87,11 @@ class LocatedModel:
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
-            note = "" if self.entry else note_of_few_steps(Path(self.model.name).name, self.defaults["num_inference_steps"])
+            note = (
+                ""
+                if self.entry
+                else note_of_few_steps(Path(self.model.name).name, self.defaults["num_inference_steps"])
+            )
             return (f"{Path(self.model.name).name}: {note}",) if note else ()
         file = self.checkpoint or self.weights[-1]
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
@@ -279,7 +283,9 @@ def _in_folder(path: Path) -> LocatedModel:
     if not (folder / INDEX).is_file():
         whole = next((parent for parent in folder.parents if (parent / INDEX).is_file()), None)
         if whole is not None:
-            raise UnusableModel(f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder")
+            raise UnusableModel(
+                f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder"
+            )
         readable = next(filter(_is_readable, sorted(folder.glob("*.safetensors"))[:_MAX_LISTED]), None)
         advice = f"; or give a single file such as {readable}" if readable else ""
         raise UnusableModel(

@@ -14,7 +14,6 @@ from vivace.models.pipeline_defaults import read_config
 from vivace.models.repository import INDEX, components_of
 from vivace.models.unused_weights import report_unused
 
-
 _LEAST_LENGTH = 3
 """Tokens of a prompt of one word, with start and end."""
 
@@ -71,8 +70,12 @@ def check_tokenizers(pipe: Any, model: str) -> None:
         model: its name for messages.
     """
     for name, tokenizer in pipe.components.items():
-        encoder = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
-        if not name.startswith("tokenizer") or tokenizer is None or not hasattr(encoder, "get_input_embeddings"):
+        encoder: Any = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
+        if (
+            not name.startswith("tokenizer")
+            or tokenizer is None
+            or not hasattr(encoder, "get_input_embeddings")
+        ):
             continue
         words = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
         vocabulary = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else ()
@@ -86,7 +89,9 @@ def check_tokenizers(pipe: Any, model: str) -> None:
             problem = f"has ids up to {max(vocabulary):,}: it is another model's"
         elif length is not None and not _LEAST_LENGTH <= length <= positions:
             shown = f"{length:,}" if length < 1e6 else "no length"
-            problem = f"has the model_max_length {shown} in its tokenizer_config.json; it takes at most {positions}"
+            problem = (
+                f"has the model_max_length {shown} in its tokenizer_config.json; it takes at most {positions}"
+            )
         if problem is not None:
             raise UnusableModel(
                 f"{model}'s {name} does not fit its {name.replace('tokenizer', 'text_encoder')}, which has "

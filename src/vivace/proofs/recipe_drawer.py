@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
 
 
-
 class RecipeOnModel:
     """A recipe, applied to a model that is loaded when the source is entered.
 

@@ -25,7 +25,11 @@ class FiniteCheck:
         """A tensor of one truth value, on the device of the images; None if all were in the CPU's memory."""
         import torch
 
-        return torch.stack([flag.to(self._flags[-1].device) for flag in self._flags]).all() if self._flags else None
+        return (
+            torch.stack([flag.to(self._flags[-1].device) for flag in self._flags]).all()
+            if self._flags
+            else None
+        )
 
     def look(self, values: Any) -> None:
         """Look at an array, a tensor, or a list of them; whatever else is no number yet.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-
 HIDDEN = "black: the model's safety checker replaced the image"
 ONE_COLOUR = "of one colour: all pixels are equal in the image"
 
@@ -49,7 +48,11 @@ def why_empty(output: Any) -> list[str]:
     if not isinstance(images, list):
         return [HIDDEN if is_hidden else "" for is_hidden in hidden]
     return [
-        HIDDEN if any(hidden[k : k + 1]) else ONE_COLOUR if hasattr(image, "getextrema") and has_one_colour(image) else ""
+        HIDDEN
+        if any(hidden[k : k + 1])
+        else ONE_COLOUR
+        if hasattr(image, "getextrema") and has_one_colour(image)
+        else ""
         for k, image in enumerate(images)
     ]
 

@@ -99,7 +99,11 @@ def save(
                 records = [without_folders(json.loads(record.model_dump_json()), names) for record in proof]
                 lines = "".join(f"{json.dumps(record)}\n" for record in records)
                 (folder / RECORDS).write_text(lines, encoding="utf-8")
-            effects = {new.text: effects[old.text] for old, new in zip(kept, public, strict=True) if old.text in effects}
+            effects = {
+                new.text: effects[old.text]
+                for old, new in zip(kept, public, strict=True)
+                if old.text in effects
+            }
             described = json.loads(_described(located, public, effects, device, folder).model_dump_json())
             saved = SavedModel.model_validate(without_folders(described, names))
             (folder / NAME).write_text(saved.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -325,9 +325,12 @@ def test_a_row_of_another_model_does_not_take_the_heading_s(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("above", "severity"), [("", "impossible"), ("on 8x A100", "doubtful"), ("8 concurrent clients", "doubtful")]
+    ("above", "severity"),
+    [("", "impossible"), ("on 8x A100", "doubtful"), ("8 concurrent clients", "doubtful")],
 )
-def test_a_throughput_beyond_the_batch_contradicts_the_time(above: str, severity: str, tmp_path: Path) -> None:
+def test_a_throughput_beyond_the_batch_contradicts_the_time(
+    above: str, severity: str, tmp_path: Path
+) -> None:
     table = "| recipe | batch | time | throughput |\n|---|---|---|---|\n| a | 1 | 1.0 s | 600 images/min |\n"
     assert _found(f"{above}\n\n{table}", tmp_path) == [("throughput", severity)]
 

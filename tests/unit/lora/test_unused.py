@@ -176,14 +176,19 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
         merge(pipeline("flux2-klein-4b"), path)
 
 
-@pytest.mark.parametrize(("kind", "layer"), [("sd", "down_blocks.0.attentions.0.proj_in"), ("flux", "transformer_blocks.0.attn.to_q")])
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("sd", "down_blocks.0.attentions.0.proj_in"), ("flux", "transformer_blocks.0.attn.to_q")],
+)
 def test_a_prefix_is_read_if_it_is_known_and_named_if_it_is_not(kind: str, layer: str, path: Path) -> None:
     pipe = build(kind)
     save(plain(pipe, f"pipe.dit.{layer}", layer), path)
     assert merge(pipe, path) == 1
     for prefix in ("my.model.", "wrapped_"):
         save(plain(pipe, f"{prefix}{layer}", layer), path)
-        with pytest.raises(UnusableModel, match=f"a prefix that vivace does not know .*'{prefix}'.*rename") as caught:
+        with pytest.raises(
+            UnusableModel, match=f"a prefix that vivace does not know .*'{prefix}'.*rename"
+        ) as caught:
             merge(pipe, path)
         assert "its layers are those of" not in str(caught.value)
         assert "give the LoRA of this model" not in str(caught.value)
@@ -204,7 +209,9 @@ def test_a_second_lora_beside_one_that_peft_attached_is_merged(path: Path) -> No
     save(plain(pipe, f"unet.{layer}", layer), path)
     own = block.conv1
 
-    class Wrapped(torch.nn.Module):  # as PEFT's Conv2d, which has its layer's sizes without those of its kernel
+    class Wrapped(
+        torch.nn.Module
+    ):  # as PEFT's Conv2d, which has its layer's sizes without those of its kernel
         def __init__(self) -> None:
             super().__init__()
             self.base_layer = own

@@ -203,7 +203,10 @@ def test_a_folder_of_the_hub_is_loaded_as_before(exported: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").unlink(), "its files are missing"),
         (lambda folder: _edit(folder / "tokenizer.json", _with_more_words), "ids up to 600"),
         (lambda folder: _edit(folder / "tokenizer_config.json", _of_length(77)), "model_max_length 77"),
-        (lambda folder: _edit(folder / "tokenizer_config.json", _of_length(None)), "model_max_length no length"),
+        (
+            lambda folder: _edit(folder / "tokenizer_config.json", _of_length(None)),
+            "model_max_length no length",
+        ),
         (lambda folder: _edit(folder / "tokenizer_config.json", _of_length(1)), "model_max_length 1 "),
     ],
     ids=["no folder", "no vocabulary", "more words", "longer", "no length", "too short"],

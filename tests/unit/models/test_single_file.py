@@ -225,7 +225,9 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensors = {key: torch.zeros(shape, dtype=torch.float16) for key, shape in shapes.items()}
-    save_file(tensors, tmp_path / f"{name}.safetensors", metadata={"modelspec.title": title} if title else None)
+    save_file(
+        tensors, tmp_path / f"{name}.safetensors", metadata={"modelspec.title": title} if title else None
+    )
     nothing = Located(tmp_path, {}, None, None, (), (), "0" * 12)
     monkeypatch.setattr("vivace.models.remote.locate", lambda origin, **_: nothing)
     located = find_model(str(tmp_path / f"{name}.safetensors"))
@@ -258,9 +260,16 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
         ),
         ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
         ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
-        ({TEXT: (1,), UNET: (8, 12, 3, 3), VAE: (1,)}, "has not 4 channels, or was written with another shape"),
         (
-            {f"wrapped.{FLUX}": (1,), "wrapped.img_in.weight": (8, 64), "wrapped.guidance_in.in_layer.weight": (1,)},
+            {TEXT: (1,), UNET: (8, 12, 3, 3), VAE: (1,)},
+            "has not 4 channels, or was written with another shape",
+        ),
+        (
+            {
+                f"wrapped.{FLUX}": (1,),
+                "wrapped.img_in.weight": (8, 64),
+                "wrapped.guidance_in.in_layer.weight": (1,),
+            },
             "has the tensors of FLUX.1 [dev] behind the prefix 'wrapped.', which vivace does not know",
         ),
         (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.typed import run_vivace
 import vivace
+from tests.typed import run_vivace
 from vivace.errors import Unsupported, UsageError
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
@@ -67,8 +67,13 @@ def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
     assert "memory: " not in str(caught.value), "a recipe may make it smaller than its baseline"
 
 
-@pytest.mark.parametrize("command", ["generate x --model flux-dev", "warm flux-dev", "save flux-dev DIR --recipe bf16", "serve flux-dev"])
-def test_commands_ask_before_the_network(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["generate x --model flux-dev", "warm flux-dev", "save flux-dev DIR --recipe bf16", "serve flux-dev"],
+)
+def test_commands_ask_before_the_network(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fetch(*_: Any, **__: Any) -> Path:
         raise AssertionError("the network was asked")
 
@@ -80,8 +85,12 @@ def test_commands_ask_before_the_network(command: str, tmp_path: Path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"])
-@pytest.mark.parametrize(("device", "code", "says"), [("foo", 2, "is not one of"), ("cuda", 3, "no GPU was found")])
+@pytest.mark.parametrize(
+    "command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"]
+)
+@pytest.mark.parametrize(
+    ("device", "code", "says"), [("foo", 2, "is not one of"), ("cuda", 3, "no GPU was found")]
+)
 def test_one_rule_for_devices_before_anything_starts(
     command: str, device: str, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,7 @@ def gpus_keep_their_order(rows: Sequence[Reading]) -> Iterator[Fault]:
             if times[0] and times[1] and times[0].most * _MUCH < times[1].least:
                 yield Fault(
                     row, f"{weak}: {times[0].text}; {strong}: {times[1].text}",
-                    f"the {weak} has at most half of the {strong}'s arithmetic and two thirds of its memory's rate, and is "
+                    f"the {weak} has half of the {strong}'s arithmetic or less, and a slower memory, and is "
                     f"{times[1].value / times[0].value:.2f} times as fast here",
                     "whether the columns are swapped, and both ran the same recipe, size and steps",
                     "doubtful",

@@ -23,7 +23,8 @@ _MEASURED = ("mean", "time", "min", "p50", "p90", "p99", "max", "step")
 _TAIL_SAMPLES = {"p90": 20, "p95": 40, "p99": 200}
 _RATIO_TOLERANCE = 0.02
 _OFFLOADED = re.compile(r"offload|streaming|low[ _-]?vram|cpu|swap", re.IGNORECASE)
-_CARD = r"(?:(?:nvidia|geforce|rtx|gtx|tesla|amd|instinct)[ -]*)*(?:[abhlv]\d{1,3}s?|gb?h?\d{3}|mi\d{3}x?|t4|[1-5]0[5-9]0)"
+_MAKERS = r"(?:(?:nvidia|geforce|rtx|gtx|tesla|amd|instinct)[ -]*)*"
+_CARD = rf"{_MAKERS}(?:[abhlv]\d{{1,3}}s?|gb?h?\d{{3}}|mi\d{{3}}x?|t4|[1-5]0[5-9]0)"
 _SEVERAL_GPUS = re.compile(
     rf"(?<![\w×.,-])(?:[2-9]|[1-9]\d)\s*(?:[x×]\s*)?(?:(?:{_CARD})(?:s|\b)|(?:gpu|card)s?\b)"
     rf"|{_CARD}\s*(?:\b(?:sxm|pcie|nvl|\d+ ?gb)\w*\s*)?[x×*]\s*[2-9]\d?\b"
@@ -159,7 +160,9 @@ def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
         ):
             continue
         batch = row["batch"].value if row.has("batch") else 1.0
-        is_told = row.has("batch") and not _SEVERAL_GPUS.search(_said(row)) and not _AT_ONCE.search(_said(row))
+        is_told = (
+            row.has("batch") and not _SEVERAL_GPUS.search(_said(row)) and not _AT_ONCE.search(_said(row))
+        )
         least = row[centre].least * row["throughput"].least * (1 - _RATIO_TOLERANCE)
         most = row[centre].most * row["throughput"].most * (1 + _RATIO_TOLERANCE)
         if not any(least <= batch_size <= most for batch_size in {1.0, batch}):
@@ -280,7 +283,7 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
         if centre is None or model is None or gpu is None or steps is None or row[centre].least <= 0:
             continue
         names = " ".join(row.texts.values())
-        sizes = {int(height) * int(width) for height, width in _SIZE.findall(_said(row))}
+        sizes = {float(int(height) * int(width)) for height, width in _SIZE.findall(_said(row))}
         sizes = {row["height"].value * row["width"].value} if row.has("height", "width") else sizes
         if SKIPS_WORK.search(f"{names} {row.section}") or sizes - {model.pixels}:
             continue

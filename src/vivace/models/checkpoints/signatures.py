@@ -184,7 +184,10 @@ SIGNATURES: tuple[Signature, ...] = (
             "Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder",
             ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight"),
         ),
-        (f"Qwen-Image or Qwen-Image-Edit {_OTHER_SIZE}", ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight")),
+        (
+            f"Qwen-Image or Qwen-Image-Edit {_OTHER_SIZE}",
+            ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight"),
+        ),
         ("AuraFlow", ("double_layers.0.*", "cond_seq_linear.weight")),
         ("AuraFlow in diffusers' layout", ("joint_transformer_blocks.0.*", "register_tokens")),
         ("HiDream", ("double_stream_blocks.0.block.*",)),

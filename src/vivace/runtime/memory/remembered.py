@@ -11,7 +11,6 @@ import functools
 import hashlib
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
