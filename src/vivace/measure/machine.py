@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.untrusted.reading import is_out_of_memory, reason
 from vivace.machinery.technique import Machine
@@ -16,10 +16,16 @@ def choose_device(device: str) -> str:
     """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
+        UsageError: there is no such device.
         Unsupported: a GPU was requested and there is none.
     """
     import torch
 
+    if device not in ("auto", "cpu", *GPUS):
+        raise UsageError(
+            f"device {device!r} is none of auto, cpu, {', '.join(GPUS)}{nearest(device, GPUS)}; CUDA_VISIBLE_DEVICES "
+            "chooses one of several GPUs"
+        )
     if device == "auto":
         return available_gpu() or "cpu"
     if device in ("xpu", "mps") and not is_available(device):

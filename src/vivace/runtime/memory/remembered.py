@@ -11,14 +11,13 @@ import functools
 import hashlib
 import importlib.util
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vivace.errors import NoEffect, Unpredictable, Unsupported, WorkloadError
+from vivace.errors import NoEffect, OutputError, Unpredictable, Unsupported, WorkloadError
+from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import open_plain
 from vivace.machinery.technique.cache_folder import cache_folder
 from vivace.models.find import LocatedModel
@@ -136,12 +135,9 @@ def _answer_of(content: Any) -> Prediction:
 def _keep(path: Path, content: Any) -> None:
     """Write an answer as a whole. Where the cache cannot be written, the next call predicts again."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(json.dumps(content).encode(errors="surrogateescape"))
-        os.replace(file.name, path)
+        replace(path, json.dumps(content).encode(errors="surrogateescape"))
         kept = sorted(path.parent.glob("*.json"), key=lambda kept_path: kept_path.stat().st_mtime_ns)
         for old in kept[: len(kept) // 2] if len(kept) > MOST_KEPT else ():
             old.unlink(missing_ok=True)
-    except OSError:
+    except (OSError, OutputError):
         return
