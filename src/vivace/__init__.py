@@ -92,7 +92,12 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
+    value = getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
+    if isinstance(value, type):
+        return value
+    from vivace.foundation.spec.arguments import checked
+
+    return checked(value)
 
 
 def __dir__() -> list[str]:

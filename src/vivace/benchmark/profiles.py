@@ -16,7 +16,7 @@ from vivace.foundation.processes.launcher import Launcher, OnEvent
 from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.profiling import Profile
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.dataframe import dataframe
@@ -85,7 +85,8 @@ def profile(
     Raises:
         UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
     """
-    timing, device = fields.get("timing", Timing()), fields.get("device", "auto")
+    study = Study.of(model, [recipe], **fields)
+    timing, device = study.timing, study.device
     request = checked_request(model, recipe, **fields)
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(request.located)})

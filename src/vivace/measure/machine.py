@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.environment import Place
+from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.untrusted.reading import is_out_of_memory, reason
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
@@ -16,8 +17,11 @@ def choose_device(device: str) -> str:
     """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
 
     Raises:
+        UsageError: there is no such device.
         Unsupported: a GPU was requested and there is none.
     """
+    if device not in DEVICES:
+        raise UsageError(f"--device {str(device)[:40]}: no such device; take one of {', '.join(DEVICES)}")
     import torch
 
     if device == "auto":
