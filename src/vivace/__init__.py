@@ -89,6 +89,10 @@ _MODULES = {
 }
 
 
+# Those that take minutes and show their progress.
+_SHOWN = ("bench", "compare", "prove", "study", "tune")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
@@ -97,7 +101,11 @@ def __getattr__(name: str) -> Any:
         return value
     from vivace.foundation.spec.arguments import checked
 
-    return checked(value)
+    if name not in _SHOWN:
+        return checked(value)
+    from vivace.cli.progress_display import with_progress
+
+    return with_progress(checked(value))
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.dataframe import dataframe
+from vivace.report.page import in_notebook
 from vivace.report.profile_tables import ProfileChange, changes, profile_text, table_rows
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
@@ -51,9 +52,9 @@ class Profiled:
         """Return how each operator's time differs from that in another profile, the largest change first."""
         return changes(before.profile, self.profile)
 
-    def _repr_markdown_(self) -> str:
-        """Return Markdown for notebooks."""
-        return profile_text(self.profile, "md")
+    def _repr_html_(self) -> str:
+        """Return the tables for notebooks."""
+        return in_notebook(str(self))
 
     def __str__(self) -> str:
         return profile_text(self.profile, "table")

@@ -209,6 +209,12 @@ class StudyRun:
 
         return page_of(self)
 
+    def _repr_html_(self) -> str:
+        """Return the page for notebooks."""
+        from vivace.report.page import in_notebook
+
+        return in_notebook(self.page())
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
