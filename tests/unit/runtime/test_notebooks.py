@@ -63,10 +63,7 @@ def test_a_page_is_framed_and_a_text_escaped() -> None:
     assert answer.recipe is not None
     assert answer.recipe in html
     assert in_notebook('a < "b"') == "<pre>a &lt; &#34;b&#34;</pre>"
-    records = [
-        make_record(recipe, *(make_round(recipe, index) for index in range(3)))
-        for recipe in ("baseline", "bf16")
-    ]
+    records = [make_record(recipe, *map(make_round, range(3))) for recipe in ("baseline", "bf16")]
     page = Paired(None, tuple(records), None)._repr_html_()
     assert page.startswith("<iframe srcdoc=")
     assert "bf16" in page
