@@ -38,9 +38,10 @@ from vivace.runtime.calls import (
     with_size_of_image,
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
+from vivace.runtime.finite_images import FiniteCheck
 from vivace.runtime.loras import set_lora
 from vivace.runtime.outputs import PipelineOutput
-from vivace.runtime.safety import warn_of_hidden
+from vivace.runtime.safety import warn_of_empty
 from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
@@ -70,6 +71,8 @@ class Session:
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
         on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
+        check: of the last call's images. A call waits for its answer and raises NotFinite, unless `defers_check` says
+            that the caller does that.
         warnings: assumptions about the model's files, techniques that were left out because the pipeline already had
             their effect, and other remarks on the recipe.
         idle: the techniques that were left out, by their text, with the reason.
@@ -86,6 +89,8 @@ class Session:
         self.warnings: list[str] = []
         self.idle: dict[str, str] = {}
         self.on_step: OnStep | None = None
+        self.check = FiniteCheck()
+        self.defers_check = False
         self._calls = CallInProgress()
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.model.defaults)
@@ -203,6 +208,7 @@ class Session:
 
         Raises:
             Cancelled: by `cancel`, from another thread.
+            NotFinite: the images would be of NaN or infinity.
             UsageError: the pipeline would ignore an argument.
         """
         with turn():
@@ -239,8 +245,9 @@ class Session:
         effects = [effect for _, effect in self._applied]
         if "callback_on_step_end" in accepted_by(self._called):
             effects.append(self._calls.watching(self.on_step, call))
+        self.check = FiniteCheck()
         try:
-            with self.surroundings():
+            with self.surroundings(), self.check.watching(self.pipe):
                 output: PipelineOutput | tuple[Any, ...] = self._called(
                     *args, **with_step_ends(without_clashes(self._called, call), effects)
                 )
@@ -250,7 +257,10 @@ class Session:
             if vae is not None and weights_dtype(vae) != dtype:
                 vae.to(dtype)
             raise
-        warn_of_hidden(output)
+        self.check.look(output[0] if isinstance(output, tuple) else getattr(output, "images", None))
+        if not self.defers_check:
+            self.check.refuse()
+        warn_of_empty(output)
         return output
 
     @contextmanager

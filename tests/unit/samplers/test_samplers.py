@@ -324,28 +324,9 @@ def test_a_copy_on_another_pipeline_draws_what_it_should(how: str, recipe: str) 
     assert len(between) == 1
 
 
-@pytest.mark.parametrize("recipe", ["progressive_resolution(0.5)"])
-def test_a_copy_that_cannot_work_says_so(recipe: str) -> None:
-    pipe = build("sd")
-    made = vivace.apply(pipe, recipe)
-    other = type(made.pipe)(**made.pipe.components | {"scheduler": copy.deepcopy(made.pipe.scheduler)})
-    with pytest.raises(Unsupported, match="another or a copy"):
-        other("a red circle", height=64, width=64, num_inference_steps=4)
-    made.pipe.scheduler = copy.deepcopy(made.pipe.scheduler)
-    with pytest.raises(Unsupported, match="another or a copy"):
-        draw(made)
-
-
 def test_a_copy_without_generators_says_so() -> None:
     made = vivace.apply(build("flux"), "scheduler(flow_lcm)")
     copied = copy.deepcopy(made.pipe.scheduler)
     copied.set_timesteps(4, mu=1.0)
     with pytest.raises(Unsupported, match="FlowMatchLCMScheduler is a copy"):
         copied.step(torch.zeros(1, 4, 4), copied.timesteps[0], torch.zeros(1, 4, 4))
-
-
-def test_a_lower_resolution_twice_is_refused() -> None:
-    made = vivace.apply(build("sd"), "progressive_resolution(0.5)")
-    with pytest.raises(Unsupported, match="begins at a lower resolution already"):
-        vivace.apply(made.pipe, "progressive_resolution(0.5)")
-    assert draw(made, num_inference_steps=4).shape == (1, 64, 64, 3)
