@@ -132,7 +132,7 @@ def test_a_store_comes_before_what_ships(store: Path, monkeypatch: pytest.Monkey
 def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="add --price-per-hour"):
         vivace.recommend("flux-dev", goal="cost")
-    with pytest.raises(UsageError, match="goals: latency, memory"):
+    with pytest.raises(UsageError, match="goal='speed' must be one of 'latency', 'memory'"):
         vivace.recommend("flux-dev", goal="speed")
     with pytest.raises(UnknownModel, match="did you mean 'flux-dev'"):
         vivace.recommend("flux-dv")

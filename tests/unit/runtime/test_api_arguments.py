@@ -71,7 +71,7 @@ def test_each_argument_of_another_type_is_named(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: vivace.bench("tiny-sd", "baseline"), "recipes='baseline' must be a list of texts"),  # type: ignore[arg-type]
+        (lambda: vivace.bench("tiny-sd", "baseline"), "recipes='baseline' must be a list of text"),  # type: ignore[arg-type]
         (lambda: vivace.load("tiny-sd", ["bf16"]), "recipe=.* must be text"),  # type: ignore[arg-type]
         (lambda: vivace.load("tiny-sd", device="gpu"), "device='gpu' must be one of .*'cuda'"),  # type: ignore[arg-type]
         (lambda: vivace.bench("tiny-sd", ["baseline"], device="gpu"), "'gpu' must be one of auto, cpu, cuda"),

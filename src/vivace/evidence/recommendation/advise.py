@@ -12,7 +12,7 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
 from vivace.evidence.recommendation.answer_check import objection
-from vivace.evidence.recommendation.criteria import GOALS, Criteria, Goal
+from vivace.evidence.recommendation.criteria import Criteria, Goal
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.evidence.recommendation.own_steps import at_own_steps
@@ -76,8 +76,6 @@ def recommend(
     Raises:
         UsageError, UnknownModel, UnusableModel, StoreError: an argument is invalid.
     """
-    if goal not in GOALS:
-        raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
     if goal == "cost" and price_per_hour is None:
         raise UsageError("the goal cost needs the GPU's price; add --price-per-hour 2.5, in any currency")
     limit = None if max_memory is None else parse_bytes(max_memory)

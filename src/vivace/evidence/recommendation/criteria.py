@@ -11,13 +11,7 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.workload import Task
 
 Goal = Literal["latency", "memory", "throughput", "cost", "stability"]
-GOALS: dict[Goal, str] = {
-    "latency": "seconds an image, one at a time",
-    "memory": "peak memory",
-    "throughput": "images a second, over all batch sizes",
-    "cost": "money an image, over all batch sizes",
-    "stability": "how little single calls differ",
-}
+"""Memory is the peak; throughput and cost are over all batch sizes; stability is how little single calls differ."""
 
 
 class Criteria(Spec):

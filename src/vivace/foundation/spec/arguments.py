@@ -18,6 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _BYTES = {"": 1e9, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 _BYTES |= {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_NOTHING = object()
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _LEAST_BYTES, _MOST_BYTES = 1e6, 1e15
 _SIMPLE: dict[str, tuple[Any, str]] = {
@@ -78,10 +79,12 @@ def checked(function: Function) -> Function:
         kinds = _alternatives(str(parameter.annotation))
         if isinstance(value, os.PathLike) and "str" in kinds and "Path" not in kinds:
             return os.fspath(value)
-        if any(_is_of(value, kind, own) for kind in kinds):
+        expected = [_expected(value, kind, own) for kind in kinds]
+        if not all(expected):
             return value
-        expected = " or ".join(_in_words(kind, own) for kind in kinds)
-        raise UsageError(f"vivace.{function.__name__}: {name}={shorten(repr(value))} must be {expected}")
+        raise UsageError(
+            f"vivace.{function.__name__}: {name}={shorten(repr(value))} must be {' or '.join(expected)}"
+        )
 
     @functools.wraps(function)
     def with_checked(*args: Any, **kwargs: Any) -> Any:
@@ -104,30 +107,26 @@ def _alternatives(annotation: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _is_of(value: Any, kind: str, own: Mapping[str, Any]) -> bool:
-    if kind in _SIMPLE:
-        return isinstance(value, _SIMPLE[kind][0]) and (kind == "bool" or not isinstance(value, bool))
+def _expected(value: Any, kind: str, own: Mapping[str, Any]) -> str:
+    """Return in words what an annotation asks for; "" if the value is that, or the annotation is not known here."""
     outer, _, inner = kind.removesuffix("]").partition("[")
-    if outer == "Sequence":
-        items = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return items and all(any(_is_of(each, k, own) for k in _alternatives(inner)) for each in value)
-    if outer == "Mapping":
-        return isinstance(value, Mapping)
     named = own.get(kind)
-    if get_origin(named) is Literal:
-        return any(value is each or value == each for each in get_args(named))
-    if isinstance(named, type) and (is_dataclass(named) or hasattr(named, "model_fields")):
-        return isinstance(value, named)
-    return True
-
-
-def _in_words(kind: str, own: Mapping[str, Any]) -> str:
     if kind in _SIMPLE:
-        return _SIMPLE[kind][1]
-    outer, _, inner = kind.removesuffix("]").partition("[")
-    if outer == "Sequence":
-        return "a list of texts" if inner == "str" else "a list"
-    if outer == "Mapping":
-        return "a dictionary"
-    named = own.get(kind)
-    return f"one of {', '.join(map(repr, get_args(named)))}" if get_origin(named) is Literal else f"a {kind}"
+        types, words = _SIMPLE[kind]
+        is_it = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+    elif outer == "Sequence":
+        of = [_expected(_NOTHING, each, own) for each in _alternatives(inner)]
+        words = f"a list of {' or '.join(of)}" if all(of) else "a list"
+        is_it = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        is_it = is_it and all(
+            any(not _expected(each, k, own) for k in _alternatives(inner)) for each in value
+        )
+    elif outer == "Mapping":
+        words, is_it = "a dictionary", isinstance(value, Mapping)
+    elif get_origin(named) is Literal:
+        words, is_it = f"one of {', '.join(map(repr, get_args(named)))}", value in get_args(named)
+    elif isinstance(named, type) and (is_dataclass(named) or hasattr(named, "model_fields")):
+        words, is_it = f"a {kind}", isinstance(value, named)
+    else:
+        return ""
+    return "" if is_it else words
