@@ -105,10 +105,23 @@ _MODULES = {
 }
 
 
+# Those that take minutes and show their progress.
+_SHOWN = ("bench", "compare", "prove", "study", "tune")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'vivace' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
+    value = getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
+    if isinstance(value, type):
+        return value
+    from vivace.foundation.spec.arguments import checked
+
+    if name not in _SHOWN:
+        return checked(value)
+    from vivace.cli.progress_display import with_progress
+
+    return with_progress(checked(value))
 
 
 def __dir__() -> list[str]:

@@ -27,6 +27,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 from vivace.report.machine_speed import moves_of, steady_seconds
+from vivace.report.page import Section, in_notebook, render_page
 from vivace.report.rows import Row, rows_of
 from vivace.runtime.workloads import default_threads
 
@@ -60,6 +61,13 @@ class Paired:
     def rows(self) -> list[Row]:
         """The records with their statistics and warnings."""
         return rows_of(list(self.records))
+
+    def _repr_html_(self) -> str:
+        """Return the table and the charts for notebooks."""
+        started = self.records[0].rounds[0].started_at
+        return in_notebook(
+            render_page([Section("vivace.compare", started, tuple(self.rows))], lambda sha256: None)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as `vivace compare --format json` prints it."""

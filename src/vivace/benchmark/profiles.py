@@ -16,10 +16,11 @@ from vivace.foundation.processes.launcher import Launcher, OnEvent
 from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.profiling import Profile
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.dataframe import dataframe
+from vivace.report.page import in_notebook
 from vivace.report.profile_tables import ProfileChange, changes, profile_text, table_rows
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
@@ -51,9 +52,9 @@ class Profiled:
         """Return how each operator's time differs from that in another profile, the largest change first."""
         return changes(before.profile, self.profile)
 
-    def _repr_markdown_(self) -> str:
-        """Return Markdown for notebooks."""
-        return profile_text(self.profile, "md")
+    def _repr_html_(self) -> str:
+        """Return the tables for notebooks."""
+        return in_notebook(str(self))
 
     def __str__(self) -> str:
         return profile_text(self.profile, "table")
@@ -85,7 +86,8 @@ def profile(
     Raises:
         UsageError, UnknownModel, Unsupported, WorkerError, OutputError: see `vivace.errors`.
     """
-    timing, device = fields.get("timing", Timing()), fields.get("device", "auto")
+    study = Study.of(model, [recipe], **fields)
+    timing, device = study.timing, study.device
     request = checked_request(model, recipe, **fields)
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(request.located)})

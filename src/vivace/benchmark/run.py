@@ -10,11 +10,13 @@ from typing import Any
 from vivace.benchmark.compared import Compared as Compared
 from vivace.benchmark.planned import Planned
 from vivace.benchmark.run_page import page_of
+from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.study import Study
 from vivace.report.charts import charts
 from vivace.report.dataframe import dataframe
+from vivace.report.page import in_notebook
 from vivace.report.rows import Row
 from vivace.report.summary import summary
 from vivace.report.table import csv_row, render
@@ -69,9 +71,12 @@ class Run:
                 files[name if len(self.comparisons) == 1 else f"{number}-{name}"] = svg
         return files
 
-    def _repr_markdown_(self) -> str:
-        """Return Markdown for notebooks."""
-        return str(self)
+    def _repr_html_(self) -> str:
+        """Return the tables, charts and images for notebooks; the tables alone where the store is gone."""
+        try:
+            return in_notebook(self.page())
+        except StoreError:
+            return in_notebook(str(self))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)

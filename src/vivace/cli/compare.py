@@ -123,7 +123,7 @@ def compare(
             max_minutes=max_minutes,
             store=store,
             command=options.command_line(),
-            on_pair=_say_pair,
+            on_pair=say_pair,
             on_note=lambda note: click.echo(f"note: {note}", err=True),
             workload=workload,
             timing=timing,
@@ -190,7 +190,7 @@ def _limit(paired: Paired) -> str:
     return f"; give a larger {option} to the same command, or a quieter machine"
 
 
-def _say_pair(decision: Decision, records: Sequence[Record]) -> None:
+def say_pair(decision: Decision, records: Sequence[Record]) -> None:
     from vivace.report.summary import seconds
 
     times = " and ".join(seconds(_last_s(record)) for record in records)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -272,6 +273,37 @@ class _Clock(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(self._progress.clock_texts(), style="dim")
+
+
+def with_progress(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the Python API that shows its progress where somebody watches, unless one is given."""
+
+    @functools.wraps(function)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        return function(
+            *args, **(kwargs | _displays(function.__name__, kwargs) | given if is_watched() else kwargs)
+        )
+
+    return shown
+
+
+def is_watched() -> bool:
+    """Whether this is a notebook, an IPython shell, or a program on a terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _displays(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    from vivace.cli.compare import say_pair
+    from vivace.cli.prove import ProofProgress
+    from vivace.cli.tune import SearchDisplay
+
+    if name == "compare":
+        return {"on_pair": say_pair, "on_note": lambda note: click.echo(f"note: {note}", err=True)}
+    if name == "tune":
+        return {"watcher": SearchDisplay(given.get("minutes"), given.get("trials"))}
+    return {"progress": ProofProgress() if name == "prove" else for_this_terminal()}
 
 
 def for_this_terminal() -> PlainProgress | TerminalProgress:

@@ -231,7 +231,7 @@ def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) 
             prepared,
             letter,
             kept,
-            _ProofProgress(source.side.text),
+            ProofProgress(source.side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
             again=again,
@@ -259,10 +259,10 @@ def _guarded(
     return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
 
 
-class _ProofProgress:
+class ProofProgress:
     """Prints the progress of a side's images every few seconds."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str = "") -> None:
         self._name = name
         self._spoke_at = time.monotonic()
 
@@ -270,7 +270,7 @@ class _ProofProgress:
         now = time.monotonic()
         if done == total or now - self._spoke_at >= _SAY_EVERY_S:
             self._spoke_at = now
-            click.echo(f"{letter.upper()} {self._name}: {done} of {total} images", err=True)
+            click.echo(f"{f'{letter.upper()} {self._name}'.rstrip()}: {done} of {total} images", err=True)
 
 
 def _conclude(

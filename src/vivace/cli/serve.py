@@ -8,7 +8,7 @@ import importlib.util
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,6 +17,7 @@ from vivace.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
+    from vivace.foundation.spec.task_names import Device
     from vivace.foundation.spec.workload import Task
     from vivace.serve.keys import Keys
     from vivace.serve.settings import ServeSettings
@@ -390,7 +391,7 @@ def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
     """
     from vivace.tuning import tune
 
-    tuned = tune(model, minutes=minutes, device=device)
+    tuned = tune(model, minutes=minutes, device=cast("Device", device))
     click.echo(str(tuned), err=True)
     row = tuned.row
     if tuned.pick is None or row is None or row.speedup is None:

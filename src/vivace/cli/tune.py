@@ -27,16 +27,16 @@ NOTHING_FOUND = 4
 
 
 def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Return a callback that reads an amount with its unit by a function of `vivace.tuning.objective`."""
+    """Return a callback that reads an amount with its unit by a function of `vivace.foundation.spec.arguments`."""
 
     def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
         if value is None:
             return None
         from vivace.errors import UsageError
-        from vivace.tuning import objective
+        from vivace.foundation.spec import arguments
 
         try:
-            return float(getattr(objective, parse)(value))
+            return float(getattr(arguments, parse)(value))
         except UsageError as error:
             raise click.BadParameter(f"{error}.") from None
 

@@ -6,6 +6,7 @@ import shutil
 
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.environment import Place
+from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.untrusted.reading import is_out_of_memory, reason
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
@@ -19,13 +20,13 @@ def choose_device(device: str) -> str:
         UsageError: there is no such device.
         Unsupported: a GPU was requested and there is none.
     """
+    if device not in DEVICES:
+        raise UsageError(
+            f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}{nearest(str(device), DEVICES)}; "
+            "CUDA_VISIBLE_DEVICES chooses one of several GPUs"
+        )
     import torch
 
-    if device not in ("auto", "cpu", *GPUS):
-        raise UsageError(
-            f"device {device!r} is none of auto, cpu, {', '.join(GPUS)}{nearest(device, GPUS)}; CUDA_VISIBLE_DEVICES "
-            "chooses one of several GPUs"
-        )
     if device == "auto":
         return available_gpu() or "cpu"
     if device in ("xpu", "mps") and not is_available(device):

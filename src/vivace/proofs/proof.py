@@ -199,6 +199,12 @@ class Proof:
 
         return page_of(self, command)
 
+    def _repr_html_(self) -> str:
+        """Return the page for notebooks."""
+        from vivace.report.page import in_notebook
+
+        return in_notebook(self.page())
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; equal images have a PSNR of null and `identical`."""
         return {

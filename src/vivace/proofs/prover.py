@@ -11,6 +11,7 @@ from vivace.errors import UsageError
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.spec.task_names import Device
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.drawing import Settings
 from vivace.proofs.fast import untimed
@@ -50,7 +51,7 @@ def prove(
     aiperf_a: str | Path | None = None,
     aiperf_b: str | Path | None = None,
     reuse: bool = False,
-    device: str = "auto",
+    device: Device = "auto",
     threads: int | None = None,
     store: str | Path = DEFAULT_STORE,
     progress: OnProgress | None = None,

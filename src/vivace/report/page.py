@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.spec.record import Record
@@ -127,6 +127,16 @@ def render_page(
             script=Markup(script),
             policy=Markup(policy_for(style, script)),
         )
+    )
+
+
+def in_notebook(page: str) -> str:
+    """Return a page, or a text, for the output of a notebook's cell. A page keeps its own styles in a frame."""
+    if not page.lstrip().lower().startswith("<!doctype"):
+        return f"<pre>{escape(page)}</pre>"
+    return (
+        f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts allow-downloads" '
+        'style="width: 100%; height: 40em; border: 0"></iframe>'
     )
 
 

@@ -152,11 +152,8 @@ def _computing(pipe: Any) -> Any:
     """
     inner = call_of(pipe).pipe if callable(pipe) and not isinstance(pipe, type) else None
     if component_of(inner, "denoiser") is None:
-        others = (
-            [each for each in vars(inner).values() if component_of(each, "denoiser") is not None]
-            if inner
-            else []
-        )
+        held = getattr(inner, "__dict__", {}).values()
+        others = [each for each in held if component_of(each, "denoiser") is not None]
         inner = others[0] if len(others) == 1 else inner
     if not hasattr(type(inner), "components") and component_of(inner, "denoiser") is None:
         raise UsageError(

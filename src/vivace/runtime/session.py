@@ -120,8 +120,9 @@ class Session:
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
-                if ignored := effect.call.keys() - call_parameters(self._called):
-                    raise Unsupported(f"{technique.name}: {call_in_words(self._called)} no {min(ignored)}")
+                if effect.call and not effect.call.keys() & call_parameters(self._called).keys():
+                    words = f"{call_in_words(self._called)} no {' or '.join(effect.call)}"
+                    raise Unsupported(f"{technique.name}: {words}")
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)

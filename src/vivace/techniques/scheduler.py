@@ -84,31 +84,13 @@ class Scheduler(Technique):
     owns: ClassVar[str] = "scheduler"
     same_picture: ClassVar[bool] = False
 
+    # fmt: off
     sampler: Literal[
-        "euler",
-        "euler_a",
-        "ddim",
-        "ddpm",
-        "pndm",
-        "lms",
-        "heun",
-        "dpm2",
-        "dpm2_a",
-        "dpmpp_2m",
-        "dpmpp_2m_sde",
-        "dpmpp_2s",
-        "dpmpp_sde",
-        "deis",
-        "unipc",
-        "sa_solver",
-        "lcm",
-        "tcd",
-        "edm_euler",
-        "edm_dpmpp_2m",
-        "flow_euler",
-        "flow_heun",
-        "flow_lcm",
+        "euler", "euler_a", "ddim", "ddpm", "pndm", "lms", "heun", "dpm2", "dpm2_a", "dpmpp_2m", "dpmpp_2m_sde",
+        "dpmpp_2s", "dpmpp_sde", "deis", "unipc", "sa_solver", "lcm", "tcd", "edm_euler", "edm_dpmpp_2m",
+        "flow_euler", "flow_heun", "flow_lcm",
     ] = knob(tune=["euler", "dpmpp_2m", "unipc"], about="the sampler's name")
+    # fmt: on
     karras: bool = knob(False, tune=[False, True], about="Karras spacing of the noise levels")
     spacing: Literal["as_published", "leading", "trailing", "linspace"] = knob(
         "as_published", about="timestep spacing; few-step models need trailing"

@@ -145,6 +145,12 @@ class Tuned:
 
         return page_of(self)
 
+    def _repr_html_(self) -> str:
+        """Return the page for notebooks."""
+        from vivace.report.page import in_notebook
+
+        return in_notebook(self.page())
+
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.model,

@@ -14,9 +14,6 @@ from vivace.recipes.resolve import resolve
 from vivace.techniques import ALIASES, TECHNIQUES, missing
 
 Goal = Literal["latency", "throughput", "memory", "cost"]
-_BYTES = {"": 1e9, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -109,28 +106,3 @@ def _one(text: str, flag: str) -> str:
     if len(techniques) != 1:
         raise UsageError(f"{flag} {text}: give the name of one technique; repeat {flag} for more")
     return techniques[0].name
-
-
-def parse_bytes(text: str) -> float:
-    """Return the bytes of e.g. "12GB" or "8" (GB); GB are 10^9 bytes, GiB 2^30.
-
-    Raises:
-        UsageError: it is not an amount of memory.
-    """
-    return _parse(text, _BYTES, "an amount of memory such as 12GB")
-
-
-def parse_seconds(text: str) -> float:
-    """Return the seconds of e.g. "60s", "2min" or "60".
-
-    Raises:
-        UsageError: it is not a time.
-    """
-    return _parse(text, _SECONDS, "a time such as 60s or 2min")
-
-
-def _parse(text: str, units: dict[str, float], what: str) -> float:
-    match = _AMOUNT.fullmatch(text)
-    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
-        raise UsageError(f"{text[:40]!r} is not {what}")
-    return float(match[1]) * units[match[2].lower()]

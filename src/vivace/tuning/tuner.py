@@ -19,7 +19,9 @@ from vivace.benchmark.store import DEFAULT_STORE, Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from vivace.foundation.spec.task_names import Device
 from vivace.foundation.spec.timing import Timing
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
@@ -60,8 +62,8 @@ def tune(
     model: str,
     *,
     goal: Goal = "latency",
-    max_memory_bytes: float | None = None,
-    max_first_call_s: float | None = None,
+    max_memory_bytes: float | str | None = None,
+    max_first_call_s: float | str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     scorer: str | None = "auto",
     witness: str | None = None,
@@ -73,7 +75,7 @@ def tune(
     trust_quality_of: str | None = None,
     request: ImageRequest | None = None,
     store: str | Path = DEFAULT_STORE,
-    device: str = "auto",
+    device: Device = "auto",
     threads: int | None = None,
     gpus: NumGpus | None = None,
     timeout_s: float = 600.0,
@@ -92,7 +94,8 @@ def tune(
     Args:
         model: what `vivace.load` takes.
         goal: see `Objective`.
-        max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call.
+        max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call, in bytes and seconds, or
+            with units: "12GB", "2min".
         limits: of the quality gate.
         scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
             keep the image are searched.
@@ -116,8 +119,10 @@ def tune(
     run = RunSettings(store=store, progress=progress or SILENT, command=command, launcher=launcher, gpus=gpus)
     settings = SearchSettings(
         goal=goal,
-        max_memory_bytes=max_memory_bytes,
-        max_first_call_s=max_first_call_s,
+        max_memory_bytes=None if max_memory_bytes is None else parse_bytes(_with_unit(max_memory_bytes, "B")),
+        max_first_call_s=None
+        if max_first_call_s is None
+        else parse_seconds(_with_unit(max_first_call_s, "s")),
         limits=limits,
         scorer=scorer,
         witness=witness,
@@ -135,6 +140,10 @@ def tune(
         run=run,
     )
     return search_recipe(model, settings, watcher or Unwatched())
+
+
+def _with_unit(amount: float | str, unit: str) -> str:
+    return amount if isinstance(amount, str) else f"{amount:f}{unit}"
 
 
 def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tuned:

@@ -122,7 +122,7 @@ def test_a_size_alone_means_a_usual_gpu_of_that_size(gigabytes: int) -> None:
     assert plan.chosen is not None
     assert plan.chosen.peak_bytes is not None
     assert plan.chosen.peak_bytes + RESERVE_BYTES <= gigabytes * 1e9
-    answer = vivace.recommend("flux-dev", gpu=gpu.name, max_memory=gigabytes * 1e9 - RESERVE_BYTES, store=())
+    answer = vivace.recommend("flux-dev", gpu=gpu.name, max_memory=gigabytes - RESERVE_BYTES / 1e9, store=())
     assert answer.recipe == plan.recipe
 
 

@@ -12,7 +12,7 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
 from vivace.evidence.recommendation.answer_check import objection
-from vivace.evidence.recommendation.criteria import GOALS, Criteria, Goal, parse_size
+from vivace.evidence.recommendation.criteria import Criteria, Goal
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
 from vivace.evidence.recommendation.own_steps import at_own_steps
@@ -27,6 +27,7 @@ from vivace.evidence.recommendation.weighing import RankedTable, followed, over_
 from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near, present_gpu, this_gpu
+from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.workload import Task
@@ -62,8 +63,8 @@ def recommend(
     Args:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the store's records call it.
         gpu: e.g. "A100"; None for this machine's, or any if it has none.
-        max_memory: a hard limit on peak memory: bytes, or "12GB" (1e9 each), or "12GiB". The memory of the GPU is a
-            limit anyway, with a reserve.
+        max_memory: a hard limit on peak memory: "12GB" (1e9 each), "12GiB", or a number of GB. The memory of the GPU is
+            a limit anyway, with a reserve.
         min_quality: limits that a recipe's images must be proven to keep; None: those that fail the gate, and those
             that change the image without proof of their quality, are left out.
         goal: "latency", "memory", "throughput", "cost" (with `price_per_hour`) or "stability".
@@ -75,13 +76,9 @@ def recommend(
     Raises:
         UsageError, UnknownModel, UnusableModel, StoreError: an argument is invalid.
     """
-    if goal not in GOALS:
-        raise UsageError(f"no goal '{str(goal)[:60]}' (goals: {', '.join(GOALS)})")
     if goal == "cost" and price_per_hour is None:
         raise UsageError("the goal cost needs the GPU's price; add --price-per-hour 2.5, in any currency")
-    limit = parse_size(max_memory) if isinstance(max_memory, str) else max_memory
-    if limit is not None and not limit > 0:
-        raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
+    limit = None if max_memory is None else parse_bytes(max_memory)
     own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
     num_gpus = 1
     if gpu is not None:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field
 
-from vivace.errors import UsageError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.workload import Task
 
 Goal = Literal["latency", "memory", "throughput", "cost", "stability"]
-GOALS: dict[Goal, str] = {
-    "latency": "seconds an image, one at a time",
-    "memory": "peak memory",
-    "throughput": "images a second, over all batch sizes",
-    "cost": "money an image, over all batch sizes",
-    "stability": "how little single calls differ",
-}
-_UNITS = {
-    "b": 1.0,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "tb": 1e12,
-    "mib": 2.0**20,
-    "gib": 2.0**30,
-    "tib": 2.0**40,
-}
+"""Memory is the peak; throughput and cost are over all batch sizes; stability is how little single calls differ."""
 
 
 class Criteria(Spec):
@@ -56,16 +38,3 @@ class Criteria(Spec):
     price_per_hour: float | None = Field(default=None, gt=0)
     same_picture: bool = False
     task: Task = "text"
-
-
-def parse_size(text: str) -> float:
-    """Return the bytes of "12GB" (1e9 each) or "12GiB"; a number alone is in GB.
-
-    Raises:
-        UsageError: it is not a size.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)\s*", text, re.I | re.ASCII)
-    factor = None if match is None else _UNITS.get(match.group(2).lower() or "gb")
-    if match is None or factor is None or float(match.group(1)) * factor < 1:
-        raise UsageError(f"{text[:60]!r} is not a size of memory; give for example 12GB or 12GiB")
-    return float(match.group(1)) * factor

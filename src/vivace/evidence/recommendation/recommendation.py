@@ -208,6 +208,12 @@ class Recommendation(Spec):
         """Return the answer as plain data, as `vivace recommend --format json` prints it."""
         return self.model_dump(mode="json")
 
+    def _repr_html_(self) -> str:
+        """Return the answer for notebooks."""
+        from vivace.report.page import in_notebook
+
+        return in_notebook(str(self))
+
     def __str__(self) -> str:
         from vivace.evidence.recommendation.recommendation_text import text_of
 

@@ -25,6 +25,7 @@ from vivace.evidence.studies.study_file import StudyFile, read_study
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.task_names import Device
 from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 
@@ -208,6 +209,12 @@ class StudyRun:
 
         return page_of(self)
 
+    def _repr_html_(self) -> str:
+        """Return the page for notebooks."""
+        from vivace.report.page import in_notebook
+
+        return in_notebook(self.page())
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
@@ -233,7 +240,7 @@ def study(
     synthetic: bool = False,
     models: Sequence[str] = (),
     parts: Sequence[str] = (),
-    device: str = "auto",
+    device: Device = "auto",
     store: str | Path = DEFAULT_STORE,
     rerun: bool = False,
     progress: Progress | None = None,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, field_validator
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import InputErrors
+from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.workload import MAX_SIDE, Task, TextMode
 
@@ -132,6 +133,14 @@ class Study(Spec):
         default="auto",
         description="Where to run; auto: a GPU if there is one. cuda: NVIDIA or AMD, xpu: Intel, mps: Apple.",
     )
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if device not in DEVICES:
+            raise ValueError(f"must be one of {', '.join(DEVICES)}")
+        return device
+
     rivals: bool = Field(
         default=True,
         description="For each step cache, also measure the same recipe with fewer steps instead.",

@@ -100,9 +100,9 @@ def _called_in(pipe: Any, function: Callable[..., Any]) -> Iterator[tuple[Any, C
             (pipe, vars(kind)["__call__"]) for kind in kinds[defining + 1 :] if "__call__" in vars(kind)
         )
     for name in names:
-        inside = vars(pipe).get(name)
+        inside = getattr(pipe, "__dict__", {}).get(name)
         kind = type(inside)
-        if isinstance(getattr(kind, "__call__", None), FunctionType) and hasattr(inside, "__dict__"):
+        if callable(inside) and isinstance(kind.__call__, FunctionType):
             yield inside, kind.__call__
         elif isinstance(method := getattr(type(pipe), name, None), FunctionType) and method is not function:
             yield pipe, method
