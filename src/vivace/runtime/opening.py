@@ -110,7 +110,10 @@ def session_of(
 def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -> Session:
     """Apply a recipe to a pipeline in place; see `vivace.apply`."""
     resolved = resolve(recipe)
-    device = torch_type(getattr(pipe, "device", "cpu"))
+    place = getattr(pipe, "device", "cpu")
+    if str(place) == "meta":  # other libraries offload it
+        place = pipe._execution_device
+    device = torch_type(place)
     target = Target(
         Placement(this_machine(device)),
         pipe,

@@ -216,10 +216,14 @@ class Attention(Technique):
                 names = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
                 if names and not any(operator_name in name for name in names):
                     return f"{self.backend} attention was asked for, but {', '.join(names)} ran"
-                traced = "attention_kernels" in evidence
-                if traced and not names and component in compiled and self.backend != "math":
-                    compiled_code = f"the {component}'s compiled code calls no fused kernel"
-                    return f"{self.backend} attention was asked for, but {compiled_code}"
+                is_silent = "attention_kernels" in evidence and not names
+                if is_silent and not (component in compiled and self.backend == "math"):
+                    what = (
+                        "compiled code calls no fused kernel"
+                        if component in compiled
+                        else "layers asked for no kernel"
+                    )
+                    return f"{self.backend} attention was asked for, but the {component}'s {what}"
             return None
 
         contexts: dict[Component, CallContext] = dict.fromkeys(components, context)

@@ -43,7 +43,9 @@ class ChannelsLast(Technique):
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
             if num := _num_to_convert(module):
-                for layer in module.modules():  # not the whole, which may have quantised layers that cannot be cast
+                for (
+                    layer
+                ) in module.modules():  # not the whole, which may have quantised layers that cannot be cast
                     if any(weight is not None and weight.dim() == 4 for weight in layer._parameters.values()):
                         torch.nn.Module.to(layer, memory_format=torch.channels_last)
                 changed[f"{component}.converted_convolutions"] = num
