@@ -103,7 +103,7 @@ _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
         frozenset({Stage.MERGE, Stage.FUSE}),
         Rule(Trait.IN_8_BITS, f"sums and new layers would be rounded or not cast; {_BEFORE}"),
     ),
-    (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"its hooks would go on casting to the former precision; {_BEFORE}")),
+    (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"hooks would go on casting to the former precision; {_BEFORE}")),
     (
         frozenset({Stage.FUSE}),
         Rule(
