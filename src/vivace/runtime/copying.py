@@ -38,7 +38,12 @@ def _refuse_copy(name: str, _: Any) -> NoReturn:
 
 
 def _is_bound(owner: Any) -> bool:
-    """Whether an object has a function of vivace that refers to it, or to another network, in its closure."""
+    """Whether an object has a function that refers to it, or to another network, in its closure.
+
+    Those of diffusers' hooks do.
+    """
+    if "_diffusers_hook" in vars(owner):
+        return True
     seen: set[int] = set()
     return any(
         _refers(value, seen, is_inside=False)

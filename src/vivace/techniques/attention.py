@@ -218,12 +218,8 @@ class Attention(Technique):
                     return f"{self.backend} attention was asked for, but {', '.join(names)} ran"
                 is_silent = "attention_kernels" in evidence and not names
                 if is_silent and not (component in compiled and self.backend == "math"):
-                    what = (
-                        "compiled code calls no fused kernel"
-                        if component in compiled
-                        else "layers asked for no kernel"
-                    )
-                    return f"{self.backend} attention was asked for, but the {component}'s {what}"
+                    asked = "compiled code calls no fused" if component in compiled else "layers asked for no"
+                    return f"{self.backend} attention was asked for, but the {component}'s {asked} kernel"
             return None
 
         contexts: dict[Component, CallContext] = dict.fromkeys(components, context)

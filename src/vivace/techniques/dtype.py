@@ -174,8 +174,8 @@ _CASTS = (
 def _fixed_dtype(layer: Any) -> str | None:
     """Return the dtype in which a quantised layer computes whatever its inputs; None if it casts to that of these.
 
-    GGUF's layers name it, tensors of torchao and quanto have it; torch.ao's layers, whose weight is a method, compute in
-    fp32. Weights that are stored as whole numbers (of bitsandbytes) are cast.
+    GGUF's layers name it, tensors of torchao and quanto have it; torch.ao's, whose weight is a method, compute in fp32.
+    Inputs of those with weights of whole numbers (of bitsandbytes) are cast.
     """
     weight = getattr(layer, "weight", None)
     if hasattr(weight, "quant_shape"):

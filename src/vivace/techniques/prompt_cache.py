@@ -10,8 +10,8 @@ Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); com
 
 A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of images that the encoder
 sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders: each
-weight's identity, version and a few of its values, adapters with their scales, added tokens. Only a write through
-`.data` that changes few values may not be seen; `session.forget_prompts()` after it. Embeddings given by the caller pass
+weight's identity, version and a few of its values, adapters with their scales, added tokens. A write through `.data`
+that changes few values may not be seen; `session.forget_prompts()` after it. Embeddings given by the caller pass
 through. In a benchmark the prompts of every call count as new, so it is `no_effect` there, and `free_encoders` moves
 the encoders in every call; with `--text repeated` all timed calls have one prompt. The record counts hits and misses.
 """
@@ -213,8 +213,8 @@ def _state(pipe: Any) -> Hashable:
 def _weights(encoder: torch.nn.Module) -> Hashable:
     """Return what differs after any change of a module's weights.
 
-    PEFT, for one, merges adapters by `weight.data +=`, which raises no version. Weights that other libraries bring in for
-    a moment have neither identity nor values here.
+    PEFT, for one, merges adapters by `weight.data +=`, which raises no version. Weights that other libraries bring in
+    for a moment have neither identity nor values here.
     """
     import torch
 

@@ -439,5 +439,5 @@ def test_a_difference_of_a_layer_without_bias_is_added(model: str, key: str, pat
     bias = key.rpartition(".")[0] + ".diff_b"
     if "norm1" not in key:
         save({bias: torch.ones(len(weight))}, path)
-        with pytest.raises(UnusableModel, match="bias of .*, which has none"):
+        with pytest.raises(UnusableModel, match=r"bias of .*, which has none"):
             merge(pipe, path)

@@ -86,9 +86,10 @@ class Rule:
 
 
 _BEFORE = "apply the recipe before that"
-_ON_WEIGHTS = frozenset(Stage) - {
-    Stage.SWAP, Stage.SPLIT, Stage.THIN, Stage.CACHE, Stage.COMPILE, Stage.KERNEL, Stage.SCHEDULE
-}  # fmt: skip
+_ON_WEIGHTS = frozenset(
+    {Stage.MERGE, Stage.PRUNE, Stage.PRECISION, Stage.FUSE, Stage.QUANTIZE, Stage.ADAPT, Stage.LAYOUT, Stage.SHARD}
+    | {Stage.CAPTURE, Stage.OFFLOAD}
+)  # fmt: skip
 _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
     (
         _ON_WEIGHTS,
