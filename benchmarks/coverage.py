@@ -2,12 +2,12 @@
 
 python -m benchmarks.coverage             simulate, write results/coverage.json
 python -m benchmarks.coverage --repeats N comparisons of each case (1000: ±1.4 points at 95 %)
-python -m benchmarks.coverage --only pairs    a part: `rounds` and `movement` of `vivace bench`, `pairs` of `compare`
-python -m benchmarks.coverage --only movement --repeats 200    as recorded
+python -m benchmarks.coverage --only rounds    a part: `rounds`, `commands` or `pairs` (of `compare`)
+python -m benchmarks.coverage --only commands --repeats 100    as recorded, and `pairs` too
 
-A study compares two or five recipes. Each recipe gets its own process in each round, and processes that do the same
-differ by PROCESS_SDS; the machine's speed differs from round to round, for all recipes alike. Within a process the
-calls vary by one of NOISES. Where the machine moves within rounds, `movement_coverage` simulates it.
+`rounds`: two or five recipes are compared. Each recipe gets its own process in each round, and processes that do the
+same differ by PROCESS_SDS; the machine's speed differs from round to round, for all recipes alike. Within a process the
+calls vary by one of NOISES. The other parts simulate whole commands while the machine moves within rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks import movement_coverage, sequential_coverage
+from benchmarks import command_coverage
 from benchmarks.command import run
 from benchmarks.noises import MACHINE_SD, NOISES, PROCESS_SDS, draw_round
 from vivace.foundation.stats import Verdict, learn_spread, log_speedup, median_interval, verdict
@@ -77,7 +77,7 @@ def simulate(
 @click.option("--repeats", default=1000, show_default=True, type=click.IntRange(10))
 @click.option(
     "--only",
-    type=click.Choice(["rounds", "movement", "pairs"]),
+    type=click.Choice(["rounds", "commands", "pairs"]),
     help="Simulate one part, and keep the others.",
 )
 @click.option("--record", default=RESULTS, type=click.Path(path_type=Path))
@@ -86,10 +86,10 @@ def command(repeats: int, only: str | None, record: Path) -> int:
     contents = json.loads(record.read_text(encoding="utf-8")) if only is not None and record.exists() else {}
     if only in (None, "rounds"):
         contents |= {"repeats": repeats, "rows": _rounds(repeats)}
-    if only in (None, "movement"):
-        contents |= {"movement_repeats": repeats, "movement": list(_movement(repeats))}
+    if only in (None, "commands"):
+        contents |= {"command_repeats": repeats, "commands": list(_told(command_coverage.cases(repeats)))}
     if only in (None, "pairs"):
-        contents |= {"pair_repeats": repeats, "pairs": list(_pairs(repeats))}
+        contents |= {"pair_repeats": repeats, "pairs": list(_told(command_coverage.compare_cases(repeats)))}
     parts = [f'"{name}": {_written(value)}' for name, value in contents.items()]
     record.write_text("{" + ", ".join(parts) + "}\n", encoding="utf-8")
     return 0
@@ -113,22 +113,9 @@ def _rounds(repeats: int) -> list[dict[str, object]]:
     return rows
 
 
-def _movement(repeats: int) -> Iterator[dict[str, Any]]:
-    for row in movement_coverage.cases(repeats):
-        shares = ", ".join(f"{design} {row[design]['false']:.1%}" for design in movement_coverage.DESIGNS)
-        click.echo(
-            f"{row['move']}; processes ±{row['process_sd']:.0%}; {row['recipes']} recipes; {row['rounds']} rounds: "
-            f"wrong {shares}"
-        )
-        yield row
-
-
-def _pairs(repeats: int) -> Iterator[dict[str, Any]]:
-    for row in sequential_coverage.cases(repeats):
-        click.echo(
-            f"{row['noise']}; processes ±{row['process_sd']:.0%}; {row['slowdown']:.0%} slower: called slower "
-            f"{row['slower']:.1%}, same {row['same']:.1%}, {row['pairs']:.1f} pairs"
-        )
+def _told(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        click.echo(json.dumps(row))
         yield row
 
 

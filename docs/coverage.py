@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
+
 from benchmarks import against_itself, movement_coverage
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
-from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
 from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
 from vivace.foundation.stats import DEFAULT_SPREAD, Verdict
 from vivace.foundation.stats.intervals import MIN_SAMPLES

@@ -65,6 +65,10 @@ class Deadline:
         before = {other for other in due if other <= max(trial, 1)}
         return self.slowness * sum(self._estimate(other) for other in before) < left
 
+    def has_time_for(self, trials: Sequence[int]) -> bool:
+        """Whether a round of each of these still fits."""
+        return self.slowness * sum(map(self._estimate, trials)) < self.left_for_rounds_s
+
     def begin(self) -> None:
         self._began = self.clock()
 

@@ -26,6 +26,7 @@ from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
+from vivace.report.machine_speed import moves_of, steady_seconds
 from vivace.report.rows import Row, rows_of
 from vivace.runtime.workloads import default_threads
 
@@ -217,7 +218,7 @@ def _sequential(
         times = samples_of(records)
         if times is None:
             return Paired(None, tuple(records), None)
-        decision = decide(*times, num_looks, fail_if)
+        decision = decide(*times, num_looks, fail_if, moves_of(records))
         if on_pair is not None:
             on_pair(decision, records)
         is_last = number >= max_pairs
@@ -233,8 +234,8 @@ def _sequential(
 
 def samples_of(records: Sequence[Record]) -> tuple[list[list[float]], list[list[float]]] | None:
     """Return the seconds of both recipes by round, for rounds that both have; None if either was not measured."""
-    if len(records) < 2 or any(record.outcome is not Outcome.MEASURED for record in records):
+    steady = steady_seconds(records)
+    if len(records) < 2 or not all(steady):
         return None
-    by_round = [{r.index: [s.total_s for s in r.samples] for r in record.rounds} for record in records]
-    shared = sorted(set(by_round[0]) & set(by_round[1]))
-    return [by_round[0][i] for i in shared], [by_round[1][i] for i in shared]
+    shared = sorted(set(steady[0]) & set(steady[1]))
+    return [list(steady[0][i]) for i in shared], [list(steady[1][i]) for i in shared]

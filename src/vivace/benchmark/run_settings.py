@@ -31,8 +31,8 @@ class RunSettings:
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         pool: places to spread the trials over, instead of those that `gpus` or `ray` name.
         deadline: by which it has to end, with what has been measured; in one place only.
-        canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
-            the machine's changes are corrected for, or widen the interval. In one place only.
+        canaries: in each of two or more rounds, time a few calls of its first recipe once more at its end, in a process
+            of their own: the machine's changes are corrected for, or widen the interval.
         until: go on beyond the study's rounds until each recipe has one of these answers; in one place only.
         max_minutes: with `until`, start no round that would end later.
         purpose: what the run is for, as the store keeps it.
@@ -48,7 +48,7 @@ class RunSettings:
     ray: str | None = None
     pool: Pool | None = None
     deadline: Deadline | None = None
-    canaries: bool = False
+    canaries: bool = True
     until: Until | None = None
     max_minutes: float = 60.0
     purpose: Purpose = Purpose.COMPARISON

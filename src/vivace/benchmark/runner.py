@@ -91,7 +91,7 @@ def run_trials(
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
     progress: Progress = SILENT,
     deadline: Deadline | None = None,
-    canaries: bool = False,
+    canaries: bool = True,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
@@ -106,7 +106,7 @@ def run_trials(
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         deadline: by which the rounds have to end; those that do not fit are left out.
-        canaries: also measure the baseline briefly in each round, to follow the machine's speed.
+        canaries: also measure each round's first trial briefly at its end, to follow the machine's speed.
     """
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
@@ -115,8 +115,7 @@ def run_trials(
         timing,
         goes_on=store.goes_on(keys),
         rerun=rerun,
-        # A deadline leaves out the last rounds: those of the lowest rank.
-        seed="/".join(keys) if deadline is None else None,
+        seed="/".join(keys),
     )
     todo = _rivals_after(todo, rival_of or {})
     progress.begin(trials, timing, todo)
@@ -129,7 +128,7 @@ def run_trials(
         rival_of=dict(rival_of or {}),
         largest_batch=largest_batch,
         sources=sources_folder(store),
-        canaries=canaries and deadline is None,
+        canaries=canaries,
     )
     try:
         for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
@@ -150,15 +149,7 @@ def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> l
     if not todo:
         return []
     first = todo[0][1]
-    begun = [round_ for round_ in todo if round_[1] == first]
-    ends_with_baseline = begun[-1][0] == 0
-
-    def place(round_: tuple[int, int]) -> int:
-        if round_[0] == 0:
-            return 2 if ends_with_baseline else -1
-        return int(round_[0] in rivals)
-
-    return [*sorted(begun, key=place), *(round_ for round_ in todo if round_[1] != first)]
+    return sorted(todo, key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
 
 
 def keep(done: Done, trial: Trial, key: str, store: Store) -> None:

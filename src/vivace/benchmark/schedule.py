@@ -3,8 +3,8 @@
 A speed-up compares a recipe's round with the baseline's round of the same index. Both are measured in one sitting:
 where a recipe is added to a store, the baseline is measured again beside it, under new indices.
 
-Within a round the order is random, so that changes of the machine do not meet the same recipe every time. The baseline
-is the first or the last, and its canary stands at the other end. The order follows from the trials' keys and the
+Within a round the order is random, so that changes of the machine do not meet the same recipe every time, whatever
+their period: no recipe, the baseline included, has a place of its own. The order follows from the trials' keys and the
 round's index alone, so a run that is resumed keeps it.
 """
 
@@ -30,7 +30,7 @@ def missing_rounds(
     goes_on: bool = False,
     rerun: bool = False,
     least_index: int = 0,
-    seed: str | None = None,
+    seed: str = "",
 ) -> list[tuple[int, int]]:
     """Return the rounds to run as (trial, index), interleaved.
 
@@ -39,7 +39,7 @@ def missing_rounds(
         goes_on: the store's last run compared the same trials, so rounds that it began may be completed.
         rerun: measure all rounds again.
         least_index: of new rounds.
-        seed: of the random order within rounds; None: every second round in reverse order (A B, B A).
+        seed: of the random order within rounds.
     """
     baseline = stored[0]
     needed = [0 if _has_failed(of) and not rerun else timing.rounds for of in stored]
@@ -163,11 +163,10 @@ def _time(round_: Round) -> datetime:
     return started if started.tzinfo else started.replace(tzinfo=UTC)
 
 
-def order_within(num_trials: int, index: int, seed: str | None) -> list[int]:
-    """Return the order of a round's trials: random with the baseline at one end, or without a seed alternating."""
-    order = list(range(num_trials))
-    if seed is None:
-        return order if index % 2 == 0 else order[::-1]
-    drawn = random.Random(f"{seed}/{index}")
-    others = drawn.sample(order[1:], num_trials - 1)
-    return [0, *others] if drawn.random() < 0.5 else [*others, 0]
+def order_within(num_trials: int, index: int, seed: str) -> list[int]:
+    """Return the order of a round's trials: random, and every second time the reverse of the round before.
+
+    So two rounds already differ by what a trial's place in a round does to it.
+    """
+    order = random.Random(f"{seed}/{index // 2}").sample(range(num_trials), num_trials)
+    return order[::-1] if index % 2 else order

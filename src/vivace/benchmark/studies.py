@@ -75,8 +75,8 @@ def bench(
         launcher: a running launcher; None to start one.
         gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
-        canaries: in each of two or more rounds, time a few calls of the baseline once more, in a process of their own:
-            the machine's changes are corrected for, or widen the interval. In one place only.
+        canaries: in each of two or more rounds, time a few calls of its first recipe once more at its end, in a process
+            of their own: the machine's changes are corrected for, or widen the interval.
         until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
             several with | between them. `Run.answers` has them.
         max_minutes: with `until`, start no round that would end later.
@@ -203,6 +203,7 @@ class _Comparing:
             pool.num_places,
             self.settings.progress,
             rerun=self.settings.rerun,
+            canaries=self.settings.canaries and timing.rounds > 1,
         )
         try:
             pool.run(spread)

@@ -1,55 +1,65 @@
-"""Speed of the machine while each recipe was measured, from the baseline's own calls through a round."""
+"""Times of recipes as if the machine had kept its speed through each round, from a recipe measured again in it."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from vivace.foundation.spec.record import Record, Round
+from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Levels, level_at
 
+SecondsByRound = dict[int, tuple[float, ...]]
+"""Seconds per image of a recipe's timed calls, by the index of the round."""
 
-def levels_of(baseline: Record) -> dict[int, Levels]:
-    """Return the levels of each of the baseline's rounds that have canaries: its own, and those of the canaries."""
+
+def levels_of(records: Sequence[Record]) -> dict[int, Levels]:
+    """Return the levels of each round in which a recipe has canaries: its own, which is 0, and those of the canaries."""
     levels = {}
-    for round_ in baseline.rounds:
-        if round_.samples and round_.canaries:
-            points = [(_time(round_.started_at), _level([s.total_s for s in round_.samples]))]
-            points += [(_time(canary.started_at), _level(canary.samples_s)) for canary in round_.canaries]
-            levels[round_.index] = sorted(points)
+    for record in records:
+        for round_ in record.rounds:
+            if round_.samples and round_.canaries:
+                own = _level([s.total_s for s in round_.samples])
+                points = [(_time(c.started_at), _level(c.samples_s) - own) for c in round_.canaries]
+                levels[round_.index] = sorted([(_time(round_.started_at), 0.0), *points])
     return levels
 
 
-def moves_of(levels: dict[int, Levels]) -> list[float]:
-    """Return the changes of the logarithm of the baseline's time from one measurement of a round to the next."""
-    return [later - earlier for points in levels.values() for (_, earlier), (_, later) in pairwise(points)]
+def moves_of(records: Sequence[Record]) -> list[float]:
+    """Return the changes of the logarithm of a recipe's time from one measurement of a round to the next."""
+    points = levels_of(records).values()
+    return [later - earlier for of in points for (_, earlier), (_, later) in pairwise(of)]
 
 
-def baseline_beside(
-    samples: dict[int, tuple[float, ...]], rounds: tuple[Round, ...], baseline: Record
-) -> dict[int, tuple[float, ...]]:
-    """Return the baseline's samples by round, corrected to the time of a recipe's rounds.
+def steady_seconds(records: Sequence[Record]) -> list[SecondsByRound]:
+    """Return each record's seconds, as if the machine had kept its speed through each round.
 
-    Between two of the baseline's measurements its time is interpolated; without canaries nothing changes.
-
-    Args:
-        samples: the baseline's, by round.
-        rounds: of the recipe.
+    Between two measurements of a round's first recipe the speed is interpolated; without canaries nothing changes. A
+    record of which a round failed has none.
     """
-    levels, corrected = levels_of(baseline), dict(samples)
-    own = {r.index: r.samples for r in baseline.rounds if r.samples}
-    for round_ in rounds:
-        points = levels.get(round_.index, [])
-        if len(points) > 1 and round_.index in samples:
-            measured = _level([s.total_s for s in own[round_.index]])
-            factor = math.exp(level_at(points, _time(round_.started_at)) - measured)
-            corrected[round_.index] = tuple(x * factor for x in samples[round_.index])
-    return corrected
+    levels = levels_of(records)
+    return [
+        {
+            r.index: tuple(
+                s.total_s
+                / record.trial.workload.batch
+                / math.exp(level_at(levels[r.index], _time(r.started_at)))
+                if r.index in levels
+                else s.total_s / record.trial.workload.batch
+                for s in r.samples
+            )
+            for r in record.rounds
+            if r.samples
+        }
+        if record.outcome is Outcome.MEASURED
+        else {}
+        for record in records
+    ]
 
 
-def _level(seconds: list[float] | tuple[float, ...]) -> float:
+def _level(seconds: Sequence[float]) -> float:
     return math.log(statistics.median(seconds))
 
 

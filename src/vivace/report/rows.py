@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
@@ -27,7 +27,7 @@ from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.fidelity import Fidelity, fidelity, paired_figures
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
 from vivace.report.latency import Latency, ends_of, latency_of
-from vivace.report.machine_speed import baseline_beside, levels_of, moves_of
+from vivace.report.machine_speed import SecondsByRound, moves_of, steady_seconds
 from vivace.report.quality_gate import Judgement, judge
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
@@ -79,6 +79,8 @@ class Row:
     """Time of a fixed Python loop while this row was measured over its time during the baseline; None if unknown."""
     cpu_stretch: float | None = 1.0
     """Factor of the speed-up for a CPU as fast as the baseline's; None if unknown."""
+    steady_s: SecondsByRound = field(default_factory=dict)
+    """What speed-ups are computed from (see `vivace.report.machine_speed`); empty unless measured."""
 
     @property
     def model(self) -> str:
@@ -160,12 +162,16 @@ class Row:
                 "longer: each new shape needs one, such as that of a prompt of another length"
             )
         images = self.record.rounds[0].pictures
-        if hidden := [image for image in images if HIDDEN in image.faults]:
-            which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in hidden[:3])
-            warnings.append(
-                f"the model's safety checker replaced {len(hidden)} of {len(images)} images by black ones, which say "
-                f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
-            )
+        for fault, problem in (
+            (HIDDEN, "the model's safety checker replaced {} by black ones, which say nothing of quality"),
+            ("black", "{} are black"),
+            ("flat", "{} have one colour"),
+        ):
+            empty = [image for image in images if fault in image.faults[-1:]]
+            if empty:
+                which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in empty[:3])
+                count = problem.format(f"{len(empty)} of {len(images)} images")
+                warnings.append(f"{count}: {which}{', ...' if len(empty) > 3 else ''}")
         if self.limit is not None and self.limit.problem is not None:
             warnings.append(self.limit.problem)
         if self.gpu is not None and self.gpu.slowed_down is not None:
@@ -258,12 +264,10 @@ def rows_of(
         limits: the quality limits of the gate.
     """
     limits = limits.for_scorer(quality.scorer)
-    samples = [_samples(record) for record in records]
-    moves = moves_of(levels_of(records[0])) if records else []
-    spread = learn_spread([seconds for seconds in samples if seconds], moves=moves)
+    steady, spread = _steady(records)
     rows = [
-        _row(record, seconds, records[0], samples[0], spread, is_baseline=i == 0)
-        for i, (record, seconds) in enumerate(zip(records, samples, strict=True))
+        _row(record, seconds, records[0], steady[0], spread, is_baseline=i == 0)
+        for i, (record, seconds) in enumerate(zip(records, steady, strict=True))
     ]
     rows = [_with_compilation(row, rows[0]) for row in rows]
     rows = [_unclear_if_disturbed(row, rows[0]) for row in rows]
@@ -274,27 +278,22 @@ def log_speedups(records: Sequence[Record]) -> list[tuple[Record, LogMean | None
     """Return each recipe's record, the logarithm of its speed-up (None if unmeasured) and the number of its rounds."""
     if not records:
         return []
-    samples = [_samples(record) for record in records]
-    spread = learn_spread([s for s in samples if s], moves=moves_of(levels_of(records[0])))
-    ratios: list[tuple[Record, LogMean | None, int]] = []
-    for record, own in zip(records[1:], samples[1:], strict=True):
-        ratio = _log_speedup(record, own, records[0], samples[0], spread)
-        ratios.append((record, ratio, len(set(samples[0]) & set(own))))
-    return ratios
+    (baseline, *others), spread = _steady(records)
+    return [
+        (record, _log_speedup(baseline, own, spread), len(set(baseline) & set(own)))
+        for record, own in zip(records[1:], others, strict=True)
+    ]
 
 
-def _log_speedup(
-    record: Record,
-    samples: dict[int, tuple[float, ...]],
-    beside: Record,
-    baseline: dict[int, tuple[float, ...]],
-    spread: Spread,
-) -> LogMean | None:
-    shared = sorted(set(baseline) & set(samples))
-    if not shared:
-        return None
-    beside_it = baseline_beside(baseline, record.rounds, beside)
-    return log_speedup([beside_it[i] for i in shared], [samples[i] for i in shared], spread)
+def _steady(records: Sequence[Record]) -> tuple[list[SecondsByRound], Spread]:
+    """Return each record's seconds at one speed of the machine, and how much processes differ."""
+    steady = steady_seconds(records)
+    return steady, learn_spread([seconds for seconds in steady if seconds], moves=moves_of(records))
+
+
+def _log_speedup(baseline: SecondsByRound, other: SecondsByRound, spread: Spread) -> LogMean | None:
+    shared = sorted(set(baseline) & set(other))
+    return log_speedup([baseline[i] for i in shared], [other[i] for i in shared], spread) if shared else None
 
 
 def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
@@ -350,24 +349,26 @@ def shared_warnings(rows: Sequence[Row]) -> list[str]:
 
 def _row(
     record: Record,
-    samples: dict[int, tuple[float, ...]],
+    steady: SecondsByRound,
     beside: Record,
-    baseline: dict[int, tuple[float, ...]],
+    baseline: SecondsByRound,
     spread: Spread,
     *,
     is_baseline: bool,
 ) -> Row:
-    if not samples or record.outcome is not Outcome.MEASURED:
+    if not steady:
         return Row(record, is_baseline, None, {}, None, None, None, None, None, None)
-    ratio = None if is_baseline else _log_speedup(record, samples, beside, baseline, spread)
+    ratio = None if is_baseline else _log_speedup(baseline, steady, spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
-    latency, busy_s = latency_of(tuple(samples.values()), spread), _gpu_busy_s(record)
+    seconds = tuple(tuple(s.total_s / batch for s in r.samples) for r in record.rounds if r.samples)
+    latency, busy_s = latency_of(seconds, spread), _gpu_busy_s(record)
     changed = cpu_ratio(record, beside)
     stretch = stretch_of(latency.median.point, busy_s, changed)
-    gain = None if ratio is None else allowing_for(stretch or 1.0, ratio, len(set(baseline) & set(samples)))
+    gain = None if ratio is None else allowing_for(stretch or 1.0, ratio, len(set(baseline) & set(steady)))
     return Row(
         record=record,
+        steady_s=steady,
         is_baseline=is_baseline,
         latency=latency,
         stages_s={k: statistics.median(s.stages_s[k] / batch for s in timed) for k in timed[0].stages_s},
@@ -384,14 +385,6 @@ def _row(
         speedup=None if gain is None else gain[0],
         verdict=None if gain is None else gain[1],
     )
-
-
-def _samples(record: Record) -> dict[int, tuple[float, ...]]:
-    """Return seconds per image by round; empty unless the whole record was measured."""
-    if record.outcome is not Outcome.MEASURED:
-        return {}
-    batch = record.trial.workload.batch
-    return {r.index: tuple(s.total_s / batch for s in r.samples) for r in record.rounds if r.samples}
 
 
 def _memory(record: Record) -> Memory | None:

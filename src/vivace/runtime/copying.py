@@ -24,7 +24,9 @@ def guard(pipe: Any) -> None:
     """Let a pipeline and its networks refuse to be copied or saved, where the result would be wrong."""
     import torch
 
-    networks = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
+    networks = [
+        part for part in getattr(pipe, "components", {}).values() if isinstance(part, torch.nn.Module)
+    ]
     bound = [any(map(_is_bound, network.modules())) for network in networks]
     for owner, is_bound in ((pipe, any(bound) or _is_bound(pipe)), *zip(networks, bound, strict=True)):
         if is_bound:

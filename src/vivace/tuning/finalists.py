@@ -15,8 +15,6 @@ MOST = 5
 """Finalists at most: each is fast, and the baseline's images are drawn once for all."""
 _WORTH_A_PLACE = 0.005
 """Expected improvement that a further finalist must add."""
-_FASTER = 0.01
-"""The smallest gain, as a logarithm, that a final can detect."""
 _MORE_LIKELY = 0.01
 """Increase in the probability that one passes that a further finalist must bring."""
 
@@ -42,15 +40,16 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
     return chosen
 
 
-def portfolio(samples: NDArray[np.float64], floor: float, chosen: Sequence[int]) -> list[int]:
+def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:
     """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
 
     The safest comes first: where time is short, a final leaves out the last ones.
 
     Args:
-        samples, floor: see `useful`.
+        samples: see `useful`.
+        least: the smallest gain that a final can prove.
     """
-    passes: NDArray[np.bool_] = np.asarray(samples > floor + _FASTER)
+    passes: NDArray[np.bool_] = np.asarray(samples > least)
     final = list(chosen)
     held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
     while held.mean() < SURE and len(final) < min(MOST, samples.shape[1]):

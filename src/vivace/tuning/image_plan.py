@@ -45,31 +45,36 @@ class ImagePlan:
         batches: the first is drawn by the rounds of the final.
         sizes: images of a recipe after each batch.
         num_prompts: different prompts after each batch.
+        asks_variety: whether recipes that change the image have to show that images of one prompt still differ.
     """
 
     batches: tuple[WorkloadRequest, ...]
     sizes: tuple[int, ...]
     num_prompts: tuple[int, ...]
+    asks_variety: bool = False
 
     @classmethod
-    def of(cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str]) -> ImagePlan:
-        """Return the plan: new prompts, where the model has a set of them, and then new seeds."""
-        further = FURTHER_PROMPTS.get(located.prompt_set, ())
-        if (
-            request.prompts is not None
-            or request.task not in (None, "text")
-            or request.images
-            or request.controls
-        ):
-            further = ()
+    def of(
+        cls,
+        located: LocatedModel,
+        request: ImageRequest,
+        prompts: Sequence[str],
+        *,
+        asks_variety: bool = False,
+    ) -> ImagePlan:
+        """Return the plan: a second seed where variety is asked; new prompts, where the model has a set of them; and
+        then new seeds."""
+        is_text = request.task in (None, "text") and not request.images and not request.controls
+        further = FURTHER_PROMPTS.get(located.prompt_set, ()) if is_text and request.prompts is None else ()
         parts = [request.of(prompts, seed=FINAL_SEED)]
+        if asks_variety or not further:
+            parts.append(request.of(prompts, seed=FINAL_SEED + 1))
+        parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
         if further:
             every = (*prompts, *(prompt for batch in further for prompt in batch))
-            parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
-            parts.append(request.of(every, seed=FINAL_SEED + 1))
+            parts.append(request.of(every, seed=FINAL_SEED + 2))
         else:
             parts += [
-                request.of(prompts, seed=FINAL_SEED + 1),
                 request.of(prompts, seed=FINAL_SEED + 2),
                 request.of(prompts, seeds=3, seed=FINAL_SEED + 3),
             ]
@@ -79,7 +84,7 @@ class ImagePlan:
             {prompt for part in parts[: look + 1] for prompt in part.prompts or ()}
             for look in range(len(parts))
         ]
-        return cls(tuple(parts), sizes, tuple(map(len, by_look)))
+        return cls(tuple(parts), sizes, tuple(map(len, by_look)), asks_variety)
 
     @property
     def sure(self) -> float:
@@ -117,6 +122,16 @@ class ImagePlan:
             same_picture=trial.recipe.same_picture,
             edits=trial.workload.task == "edit",
         )
+        has_one_seed = fidelity.variety is not None and fidelity.variety.num_seeds == 1
+        is_asked = self.asks_variety and not trial.recipe.same_picture
+        if (
+            is_asked
+            and has_one_seed
+            and stricter.gate is Gate.PASSED
+            and fidelity.num_identical < fidelity.num_pictures
+        ):
+            reason = f"{stricter.reason}; a second seed a prompt has to show that images of one prompt still differ"
+            stricter = Judgement(Gate.UNCLEAR, reason, "variety")
         return replace(row, fidelity=fidelity, judgement=stricter)
 
     def _widened(self, fidelity: Fidelity) -> Fidelity:

@@ -1,4 +1,4 @@
-"""The baseline's canaries: where they stand in a round, and what is stored of them."""
+"""Canaries: where they stand in a round, and what is stored of them."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
+from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
-from vivace.benchmark.schedule import missing_rounds
 from vivace.benchmark.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Round
@@ -22,11 +22,13 @@ class Launched:
 
     def __init__(self, failing: tuple[str, ...] = (), canaries_fail: bool = False) -> None:
         self.measured: list[str] = []
+        self.now = 0.0
         self._failing, self._canaries_fail = failing, canaries_fail
 
     def run(self, request: RoundRequest, limit_s: float, event: Callable[[dict[str, Any]], None]) -> Ending:
         recipe, is_canary = request.trial.recipe.text, request.timing.repeats == CANARY_CALLS
-        self.measured.append("canary" if is_canary else recipe)
+        self.measured.append(f"canary of {recipe}" if is_canary else recipe)
+        self.now += 1.0
         fails = recipe in self._failing or (is_canary and self._canaries_fail)
         outcome = Outcome.CRASHED if fails else Outcome.MEASURED
         round_ = make_round(request.round, outcome=outcome, reason="why" if fails else None)
@@ -35,7 +37,7 @@ class Launched:
 
 
 def measured(
-    launched: Launched, order: tuple[int, ...], *, canaries: bool = True
+    launched: Launched, order: tuple[int, ...], *, canaries: bool = True, until: float | None = None
 ) -> tuple[list[str], dict[int, Round]]:
     """Run one round in that order; return what ran, and what is stored in the end."""
     job = Job(
@@ -47,32 +49,47 @@ def measured(
         canaries=canaries,
     )
     stored: dict[int, Round] = {}
-    for done in rounds_of(job, launched):
+    ones = [1.0] * len(job.trials)
+    deadline = None if until is None else Deadline(until, until, ones, ones, clock=lambda: launched.now)
+    for done in rounds_of(job, launched, deadline=deadline):  # type: ignore[arg-type]
         assert done.is_update is (done.trial in stored)
         stored[done.trial] = done.round
     return launched.measured, stored
 
 
 @pytest.mark.parametrize(
-    ("order", "ran", "num_canaries"),
+    ("order", "ran"),
     [
-        ((0, 1), ["baseline", "tiny_vae", "canary"], 1),
-        ((1, 0), ["canary", "tiny_vae", "baseline"], 1),
+        ((0, 1), ["baseline", "tiny_vae", "canary of baseline"]),
+        ((1, 0), ["tiny_vae", "baseline", "canary of tiny_vae"]),
         (
-            (0, 3, 1, 2, 4),
-            ["baseline", "steps(9)", "tiny_vae", "steps(8)", "canary", "steps(10)", "canary"],
-            2,
+            (3, 0, 1, 2, 4),
+            [
+                "steps(9)",
+                "baseline",
+                "tiny_vae",
+                "steps(8)",
+                "canary of steps(9)",
+                "steps(10)",
+                "canary of steps(9)",
+            ],
         ),
-        ((0,), ["baseline"], 0),
+        ((0,), ["baseline"]),
     ],
 )
-def test_the_baseline_stands_at_both_ends_of_a_round_and_between_many_recipes(
-    order: tuple[int, ...], ran: list[str], num_canaries: int
+def test_the_first_of_a_round_is_measured_again_at_its_end_and_between_many(
+    order: tuple[int, ...], ran: list[str]
 ) -> None:
     names, stored = measured(Launched(), order)
     assert names == ran
-    assert [len(stored[trial].canaries) for trial in order] == [num_canaries if t == 0 else 0 for t in order]
-    assert all(len(canary.samples_s) == CANARY_CALLS for canary in stored[0].canaries)
+    number = sum("canary" in name for name in ran)
+    assert [len(stored[trial].canaries) for trial in order] == [number, *[0] * (len(order) - 1)]
+    assert all(len(canary.samples_s) == CANARY_CALLS for canary in stored[order[0]].canaries)
+
+
+def test_where_time_is_short_canaries_are_left_out_before_rounds_are() -> None:
+    assert measured(Launched(), (0, 1), until=2.5)[0] == ["baseline", "tiny_vae"]
+    assert measured(Launched(), (0, 1), until=4.0)[0] == ["baseline", "tiny_vae", "canary of baseline"]
 
 
 def test_without_canaries_nothing_more_is_measured() -> None:
@@ -82,28 +99,10 @@ def test_without_canaries_nothing_more_is_measured() -> None:
 def test_a_canary_that_fails_is_said() -> None:
     _, stored = measured(Launched(canaries_fail=True), (0, 1))
     assert stored[0].canaries == ()
-    assert stored[0].warnings == ("the baseline's canary crashed: why",)
+    assert stored[0].warnings == ("the recipe's canary crashed: why",)
 
 
 def test_a_recipe_that_fails_last_does_not_keep_the_canary_away() -> None:
     names, stored = measured(Launched(failing=("steps(8)",)), (0, 1, 2))
-    assert names == ["baseline", "tiny_vae", "steps(8)", "canary"]
+    assert names == ["baseline", "tiny_vae", "steps(8)", "canary of baseline"]
     assert len(stored[0].canaries) == 1
-
-
-def test_the_order_within_rounds_is_random_with_the_baseline_at_one_end_and_stays_when_resumed() -> None:
-    ten = Timing(rounds=10)
-    todo = missing_rounds([{}, {}, {}], ten, seed="a")
-    assert todo == missing_rounds([{}, {}, {}], ten, seed="a")
-    assert todo != missing_rounds([{}, {}, {}], ten, seed="b")
-    orders = [tuple(trial for trial, index in todo if index == k) for k in range(10)]
-    assert all(sorted(order) == [0, 1, 2] and order[1] != 0 for order in orders)
-    assert len(set(orders)) == 4, "both ends, and both orders of the others"
-    first = [stored_round(0), {}, {}]
-    rest = missing_rounds(first, Timing(rounds=1), goes_on=True, seed="a")
-    assert [trial for trial, _ in rest] == [trial for trial in orders[0] if trial]
-
-
-def stored_round(index: int) -> dict[int, Round]:
-    at = datetime.now(UTC).isoformat()
-    return {index: make_round(index).model_copy(update={"started_at": at})}

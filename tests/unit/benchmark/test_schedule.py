@@ -25,64 +25,82 @@ def stored(*rounds: Round) -> dict[int, Round]:
     return {r.index: r for r in rounds}
 
 
+def todo(*arguments: Any, **options: Any) -> list[tuple[int, int]]:
+    """Return the missing rounds in the trials' order, whatever their random order is."""
+    missing = missing_rounds(*arguments, **options)
+    assert [index for _, index in missing] == sorted(index for _, index in missing), "round by round"
+    return sorted(missing, key=lambda round_: (round_[1], round_[0]))
+
+
 def test_a_new_comparison_is_interleaved() -> None:
-    assert missing_rounds([{}, {}, {}], TWO) == [(0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1)]
+    assert todo([{}, {}, {}], TWO) == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+
+
+def test_the_order_within_rounds_is_random_and_stays_when_resumed() -> None:
+    ten = Timing(rounds=10)
+    first = missing_rounds([{}, {}, {}], ten, seed="a")
+    assert first == missing_rounds([{}, {}, {}], ten, seed="a") != missing_rounds([{}, {}, {}], ten, seed="b")
+    orders = [tuple(trial for trial, index in first if index == k) for k in range(10)]
+    assert {order[0] for order in orders} == {0, 1, 2}, "no trial has a place of its own"
+    assert all(order == other[::-1] for order, other in zip(orders[::2], orders[1::2], strict=True))
+    rest = missing_rounds([stored(at(0)), {}, {}], Timing(rounds=1), goes_on=True, seed="a")
+    assert [trial for trial, _ in rest] == [trial for trial in orders[0] if trial]
 
 
 def test_nothing_is_measured_twice() -> None:
     both = stored(at(0, 900), at(1, 900))
-    assert missing_rounds([both, both], TWO) == []
-    assert missing_rounds([both, both], TWO, rerun=True) == [(0, 2), (1, 2), (1, 3), (0, 3)]
+    assert todo([both, both], TWO) == []
+    assert todo([both, both], TWO, rerun=True) == [(0, 2), (1, 2), (0, 3), (1, 3)]
 
 
 def test_the_baseline_is_measured_again_beside_a_new_recipe() -> None:
     both = stored(at(0, 5), at(1, 5))
-    assert missing_rounds([both, both, {}], TWO) == [(0, 2), (2, 2), (2, 3), (0, 3)]
+    assert todo([both, both, {}], TWO) == [(0, 2), (2, 2), (0, 3), (2, 3)]
 
 
 def test_an_interrupted_run_completes_its_rounds() -> None:
     first = [stored(at(0, 5)), stored(at(0, 5)), {}]
-    assert missing_rounds(first, TWO, goes_on=True) == [(2, 0), (2, 1), (1, 1), (0, 1)]
+    assert todo(first, TWO, goes_on=True) == [(2, 0), (0, 1), (1, 1), (2, 1)]
     last = [stored(at(0, 5)), stored(at(0, 5), at(1, 4))]
-    assert missing_rounds(last, TWO, goes_on=True) == [(0, 1)], "the second round began with the other recipe"
+    assert todo(last, TWO, goes_on=True) == [(0, 1)], "the second round began with the other recipe"
     old = [stored(at(0, 90)), {}]
-    assert missing_rounds(old, TWO, goes_on=True) == [(1, 1), (0, 1), (0, 2), (1, 2)], "too long ago"
+    assert todo(old, TWO, goes_on=True) == [(0, 1), (1, 1), (0, 2), (1, 2)], "too long ago"
 
 
 def test_rounds_of_other_comparisons_are_no_pairs() -> None:
     """Each was measured with a third recipe; the last run of both was interrupted after one round."""
     baseline, other = stored(at(7, 30), at(8, 29)), stored(at(0, 50), at(1, 49), at(9, 2))
     single = Timing(rounds=1)
-    assert missing_rounds([baseline, other], single, goes_on=True) == [(0, 9)]
-    assert missing_rounds([baseline, other], single) == [(0, 10), (1, 10)]
-    assert missing_rounds([stored(*baseline.values(), at(9)), other], single, goes_on=True) == []
-    assert missing_rounds([stored(), other], single, goes_on=True) == [(0, 9)]
+    assert todo([baseline, other], single, goes_on=True) == [(0, 9)]
+    assert todo([baseline, other], single) == [(0, 10), (1, 10)]
+    assert todo([stored(*baseline.values(), at(9)), other], single, goes_on=True) == []
+    assert todo([stored(), other], single, goes_on=True) == [(0, 9)]
 
 
 def test_more_rounds_are_added() -> None:
     both = stored(at(0), at(1))
-    assert missing_rounds([both, both], Timing(rounds=3), goes_on=True) == [(0, 2), (1, 2)]
+    assert todo([both, both], Timing(rounds=3), goes_on=True) == [(0, 2), (1, 2)]
 
 
 def test_a_failure_is_kept_and_a_crash_tried_again() -> None:
     baseline = stored(at(0, 5), at(1, 5))
     refused = stored(at(0, 5, Outcome.UNSUPPORTED))
-    assert missing_rounds([baseline, refused], TWO) == []
+    assert todo([baseline, refused], TWO) == []
     crashed = stored(at(0, 5), at(1, 4, Outcome.CRASHED))
-    assert missing_rounds([baseline, crashed], TWO) == [(0, 2), (1, 2)]
-    assert missing_rounds([baseline, crashed], TWO, goes_on=True) == [(1, 1)]
+    assert todo([baseline, crashed], TWO) == [(0, 2), (1, 2)]
+    assert todo([baseline, crashed], TWO, goes_on=True) == [(1, 1)]
 
 
 def test_recipes_run_without_a_baseline_that_failed() -> None:
     failed = stored(at(0, 5, Outcome.OUT_OF_MEMORY))
-    assert missing_rounds([failed, {}], TWO) == [(1, 1), (1, 2)]
-    assert missing_rounds([failed, stored(at(1), at(2))], TWO) == []
+    assert todo([failed, {}], TWO) == [(1, 1), (1, 2)]
+    assert todo([failed, stored(at(1), at(2))], TWO) == []
 
 
 def test_rounds_with_too_few_samples_are_measured_again() -> None:
     both = stored(at(0, 5), at(1, 5))
     timing = Timing(rounds=2, repeats=4)
-    assert [index for _, index in missing_rounds([both, both], timing)] == [2, 2, 3, 3]
+    assert [index for _, index in todo([both, both], timing)] == [2, 2, 3, 3]
 
 
 def record(*rounds: Round) -> Record:

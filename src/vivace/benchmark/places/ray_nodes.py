@@ -12,6 +12,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place
 from vivace.foundation.spec.record import Round
 
-_INSTALL = "pip install 'vivace[ray]'"
+_INSTALL = "pip install 'ray[serve]'"
 _ANSWER_S = 5.0
 _POLL_S = 1.0
 """Seconds of each wait in Ray, so that Ctrl-C is noticed."""
@@ -69,7 +70,7 @@ class RayPlace:
                 images = {
                     p.sha256: image_path(Path(folder), p.sha256).read_bytes() for p in done.round.pictures
                 }
-                text = {"trial": done.trial, "round": done.round.model_dump(mode="json"), "log": done.log}
+                text = asdict(done) | {"round": done.round.model_dump(mode="json")}
                 yield json.dumps(text), images
 
     def _gpu(self) -> Place:
@@ -237,7 +238,7 @@ def _sources_of(job: Job) -> dict[str, bytes]:
 
 def _done(text: str) -> Done:
     fields = json.loads(text)
-    return Done(fields["trial"], Round.model_validate(fields["round"]), fields["log"])
+    return Done(**fields | {"round": Round.model_validate(fields["round"])})
 
 
 def _in_a_line(error: Exception) -> str:

@@ -100,7 +100,9 @@ class SpreadTrials:
         progress: Progress,
         *,
         rerun: bool = False,
+        canaries: bool = True,
     ) -> None:
+        self._canaries = canaries
         self._trials = tuple(trials)
         self._timing = timing
         self._store = store
@@ -158,6 +160,9 @@ class SpreadTrials:
         for image in (images or {}).values():
             save_image(self._store.folder / "pictures", image)
         trial = ticket.members[done.trial]
+        if done.is_update:
+            keep(done, self._trials[trial], ticket.keys[done.trial], self._store)
+            return
         self._progress.start_round(trial, done.round.index)
         keep(done, self._trials[trial], ticket.keys[done.trial], self._store)
         self._delivered.add((ticket.keys[done.trial], done.round.index))
@@ -244,6 +249,7 @@ class SpreadTrials:
             rerun=self._rerun,
             # Another place with this environment may be about to return the indices before.
             least_index=self._next_index.get(keys[0], 0),
+            seed="/".join(keys),
         )
         if rounds:
             self._next_index[keys[0]] = 1 + max(index for _, index in rounds)
@@ -254,6 +260,7 @@ class SpreadTrials:
             pictures=images_folder(self._store),
             drawn=tuple(not self._rerun and any(r.pictures for r in of.values()) for of in stored),
             sources=sources_folder(self._store),
+            canaries=self._canaries,
         )
         return Ticket(job, environment, tuple(members), keys)
 

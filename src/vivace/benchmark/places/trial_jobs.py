@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Job(Spec):
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
         largest_batch: the batch was found by `--batch max` for the first trial; a round that runs out of memory says so
             in its reason.
-        canaries: measure the baseline briefly once more in each round, at the other end of it than its own place.
+        canaries: measure the first trial of each round briefly once more at its end.
     """
 
     trials: tuple[Trial, ...]
@@ -61,8 +62,8 @@ class Done:
 
 
 CANARY_CALLS, CANARY_WARMUP = 3, 4
-BETWEEN_BASELINES = 3
-"""Recipes between two measurements of the baseline, at most."""
+MOST_BETWEEN = 3
+"""Trials between two measurements of a round's first one, at most."""
 
 
 def rounds_of(
@@ -81,71 +82,76 @@ def rounds_of(
     """
     failed: set[int] = set()
     drawn = list(job.drawn)
-    own: dict[int, Round] = {}
-    early: dict[int, list[Canary | str]] = {}
-    since = 0
-    for position, (trial, index) in enumerate(job.rounds):
-        if trial in failed or (trial in job.rival_of and failed.issuperset(job.rival_of[trial])):
-            continue
-        if deadline is not None:
-            due = [other for other, same in job.rounds[position:] if same == index and other not in failed]
-            if not deadline.allows(trial, index, due):
+    position = 0
+    for index, group in itertools.groupby(job.rounds, key=lambda place: place[1]):
+        order = [trial for trial, _ in group]
+        anchor: Done | None = None
+        since = 0
+        for place, trial in enumerate(order):
+            position += 1
+            if trial in failed or (trial in job.rival_of and failed.issuperset(job.rival_of[trial])):
                 continue
-            deadline.begin()
-        begins = position == 0 or job.rounds[position - 1][1] != index
-        if job.canaries and 0 not in failed and trial and (0, index) in job.rounds:
-            # At the start where the baseline comes last, and between many recipes.
-            if begins or since >= BETWEEN_BASELINES:
-                canary, since = _canary(job, index, launcher, event), 0
-                if index in own:
-                    own[index] = _with_canary(own[index], canary)
-                    yield Done(0, own[index], is_update=True)
-                else:
-                    early.setdefault(index, []).append(canary)
-            since += 1
-        start(trial, index)
-        images = None if drawn[trial] else job.pictures
-        round_, log = _run_round(job, trial, index, launcher, event, images, deadline)
-        if deadline is not None:
-            if round_.outcome is Outcome.TIMED_OUT and deadline.left_for_rounds_s <= 0:
-                return
-            deadline.end(trial, index)
-        drawn[trial] |= bool(round_.pictures)
-        if job.largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
-            why = _why_not_largest(job.trials[trial], None if trial == 0 else job.trials[0])
-            round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
-        if round_.outcome is not Outcome.MEASURED:
-            failed.add(trial)
-        if trial == 0 and round_.outcome is Outcome.MEASURED:
-            for canary in early.pop(index, []):
-                round_ = _with_canary(round_, canary)
-            own[index], since = round_, 0
-        yield Done(trial, round_, log)
-        ends = all(i != index or t in failed for t, i in job.rounds[position + 1 :])
-        if job.canaries and ends and trial and index in own:
-            own[index] = _with_canary(own[index], _canary(job, index, launcher, event))
-            since = 0
-            yield Done(0, own[index], is_update=True)
+            if deadline is not None and not deadline.allows(
+                trial, index, [other for other in order[place:] if other not in failed]
+            ):
+                continue
+            if anchor is not None and since >= MOST_BETWEEN:
+                yield (anchor := _with_canary(job, anchor, launcher, event, deadline, position - 1))
+                since = 0
+            if deadline is not None:
+                deadline.begin()
+            start(trial, index)
+            images = None if drawn[trial] else job.pictures
+            round_, log = _run_round(job, trial, index, launcher, event, images, deadline)
+            if deadline is not None:
+                if round_.outcome is Outcome.TIMED_OUT and deadline.left_for_rounds_s <= 0:
+                    return
+                deadline.end(trial, index)
+            drawn[trial] |= bool(round_.pictures)
+            if job.largest_batch and round_.outcome is Outcome.OUT_OF_MEMORY:
+                why = _why_not_largest(job.trials[trial], None if trial == 0 else job.trials[0])
+                round_ = round_.model_copy(update={"reason": f"{round_.reason}; {why}"})
+            done = Done(trial, round_, log)
+            yield done
+            if round_.outcome is not Outcome.MEASURED:
+                failed.add(trial)
+            elif anchor is None:
+                anchor = done if job.canaries else None
+            else:
+                since += 1
+        if anchor is not None and since:
+            yield _with_canary(job, anchor, launcher, event, deadline, position)
 
 
-def _canary(
-    job: Job, index: int, launcher: Launcher, event: Callable[[dict[str, Any]], None]
-) -> Canary | str:
-    """Measure the baseline briefly; return its calls, or the reason for having none."""
+def _with_canary(
+    job: Job,
+    anchor: Done,
+    launcher: Launcher,
+    event: Callable[[dict[str, Any]], None],
+    deadline: Deadline | None,
+    position: int,
+) -> Done:
+    """Measure the round's first trial briefly once more; return it with its calls, or the reason for having none.
+
+    Args:
+        deadline: rounds from `position` on come first: without time for a canary too there is none.
+    """
+    round_ = anchor.round
+    rest = [trial for trial, _ in job.rounds[position:]]
+    if deadline is not None and not deadline.has_time_for([anchor.trial, *rest]):
+        return replace(anchor, is_update=True)
     warmup = min(CANARY_WARMUP, job.timing.max_warmup)
     short = job.model_copy(
         update={"timing": job.timing.model_copy(update={"repeats": CANARY_CALLS, "max_warmup": warmup})}
     )
-    round_, _ = _run_round(short, 0, index, launcher, event, None)
-    if round_.outcome is not Outcome.MEASURED:
-        return f"the baseline's canary {round_.outcome.value.replace('_', ' ')}: {round_.reason}"
-    return Canary(started_at=round_.started_at, samples_s=tuple(s.total_s for s in round_.samples))
-
-
-def _with_canary(round_: Round, canary: Canary | str) -> Round:
-    if isinstance(canary, str):
-        return round_.model_copy(update={"warnings": (*round_.warnings, canary)})
-    return round_.model_copy(update={"canaries": (*round_.canaries, canary)})
+    brief, _ = _run_round(short, anchor.trial, round_.index, launcher, event, None, deadline)
+    if brief.outcome is Outcome.MEASURED:
+        canary = Canary(started_at=brief.started_at, samples_s=tuple(s.total_s for s in brief.samples))
+        update: dict[str, Any] = {"canaries": (*round_.canaries, canary)}
+    else:
+        why = f"the recipe's canary {brief.outcome.value.replace('_', ' ')}: {brief.reason}"
+        update = {"warnings": (*round_.warnings, why)}
+    return replace(anchor, round=round_.model_copy(update=update), is_update=True)
 
 
 def _run_round(

@@ -11,6 +11,7 @@ from vivace.foundation.spec.environment import Place
 from vivace.foundation.stats import Interval, Spread, Verdict, learn_spread, log_speedup
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, LogMean
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, most_stretch, stretch_of
+from vivace.report.machine_speed import moves_of
 from vivace.report.rows import Row
 
 
@@ -54,7 +55,7 @@ def speed_up(
     Args:
         baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.
     """
-    old, new = _samples(before), _samples(after)
+    old, new = before.steady_s, after.steady_s
     shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
     times, beside = None, None
     if shared:
@@ -92,9 +93,9 @@ def _beside(
     baselines: Sequence[Row], row: Row, spread: Spread
 ) -> tuple[LogMean, int, tuple[float, float]] | None:
     """Return the speed-up over the baseline of the same place, the number of its rounds, and both times."""
-    new = _samples(row)
+    new = row.steady_s
     for baseline in baselines:
-        old = _samples(baseline)
+        old = baseline.steady_s
         shared = sorted(set(old) & set(new)) if _place(baseline) == _place(row) else []
         if shared:
             ratio = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
@@ -116,24 +117,17 @@ def _difference(mean: LogMean, other: LogMean) -> LogMean:
 def spread_of(rows: Iterable[Row]) -> Spread:
     """Return the spread between processes, estimated from rows that were measured beside each other."""
     spread = DEFAULT_SPREAD
-    by_place: dict[Place | None, list[dict[int, tuple[float, ...]]]] = {}
+    by_place: dict[Place | None, list[Row]] = {}
     for row in rows:
-        if samples := _samples(row):
-            by_place.setdefault(_place(row), []).append(samples)
-    for trials in by_place.values():
-        spread = learn_spread(trials, spread)
+        if row.steady_s:
+            by_place.setdefault(_place(row), []).append(row)
+    for group in by_place.values():
+        spread = learn_spread([r.steady_s for r in group], spread, moves_of([r.record for r in group]))
     return spread
 
 
 def _place(row: Row) -> Place | None:
     return row.record.environment.place
-
-
-def _samples(row: Row) -> dict[int, tuple[float, ...]]:
-    if row.latency is None:
-        return {}
-    batch = row.record.trial.workload.batch
-    return {r.index: tuple(s.total_s / batch for s in r.samples) for r in row.record.rounds if r.samples}
 
 
 def _cpu_ratio(before: Row, after: Row) -> float | None:

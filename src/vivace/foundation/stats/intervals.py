@@ -2,7 +2,8 @@
 
 A round's samples share a process and a stretch of time, so they agree with each other better than with the next
 process. The interval over rounds is therefore Student's, on one value per round: its logarithmic median. Two rounds say
-little about how much processes differ, so the variance starts from a prior (`Spread`) worth a few observations.
+little about how much processes differ, so the variance starts from a prior (`Spread`) worth a few observations; where
+they contradict it, it is left out.
 `benchmarks/coverage.py` simulates the coverage of the intervals.
 """
 
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 MIN_SAMPLES = 3
 """Least number of samples: fewer have no interval."""
 _MAX_AUTOCORRELATION = 0.9
+_CONTRADICTED = 8.0
+"""Times the assumed variance at which rounds speak for themselves: chance gives two rounds that in one of twenty."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ def mean_over_rounds(
     if number == 1:
         return LogMean(mean, math.sqrt(within), math.inf)
     observed = sum((log - mean) ** 2 for log in logs)
+    if observed / (number - 1) > _CONTRADICTED * (variance + within):
+        return LogMean(mean, math.sqrt(observed / (number - 1) / number), number - 1)
     total = (dof * (variance + within) + observed) / (dof + number - 1)
     return LogMean(mean, math.sqrt(total / number), dof + number - 1)
 
@@ -164,10 +169,15 @@ def autocorrelation(values: NDArray[np.float64]) -> float:
 
 
 def student_t(probability: float, dof: float) -> float:
-    """Return the quantile of Student's distribution, by Cornish and Fisher's expansion; within 1 % for 4 or more."""
+    """Return the quantile of Student's distribution: exact for 1 and 2, else by Cornish and Fisher's expansion, within
+    2 % for 3 and within 1 % for more."""
     z = NormalDist().inv_cdf(probability)
     if math.isinf(dof):
         return z
+    if dof == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if dof == 2:
+        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
     return (
         z
         + (z**3 + z) / (4 * dof)

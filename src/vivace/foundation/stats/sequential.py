@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vivace.foundation.stats.intervals import Interval, Spread, mean_over_rounds
-from vivace.foundation.stats.ratios import pair_logs
+from vivace.foundation.stats.intervals import Interval, Spread
+from vivace.foundation.stats.ratios import log_speedup
+from vivace.foundation.stats.spread import learn_spread
 from vivace.foundation.stats.verdicts import SAME_WITHIN, Verdict
 
 FIRST_LOOK = 3
@@ -73,23 +74,18 @@ def decide(
     second: Sequence[Sequence[float]],
     num_looks: int,
     fail_if: float | None = None,
+    moves: Sequence[float] = (),
 ) -> Decision:
     """Return the decision at one of `num_looks` looks.
 
     Args:
         first, second: seconds by round, in the same order.
         fail_if: the allowed slowdown of the second.
+        moves: of the machine within rounds, see `learn_spread`.
     """
-    return decide_logs(*pair_logs(first, second), num_looks, fail_if)
-
-
-def decide_logs(
-    logs: Sequence[float], errors: Sequence[float] | None, num_looks: int, fail_if: float | None = None
-) -> Decision:
-    """Return the decision from the pairs' logarithms of first over second, and their standard errors."""
-    mean = mean_over_rounds([-log for log in logs], errors, 2 * PRIOR.sd**2, PRIOR.dof)
+    mean = log_speedup(second, first, learn_spread((), PRIOR, moves))
     sure, usual = (mean.interval(1 - 2 * error / num_looks) for error in (FALSE_DIFFERENCE, FALSE_SAME))
-    number = len(logs)
+    number = min(len(first), len(second))
     if number < 2 or sure.low is None or sure.high is None or usual.low is None or usual.high is None:
         return Decision(Verdict.UNCLEAR, None, Interval(sure.point, None, None), number, fail_if)
     regressed = _regressed(sure, usual, fail_if)

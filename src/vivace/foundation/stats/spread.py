@@ -25,7 +25,7 @@ def learn_spread(
 
     Args:
         trials: samples by round of each trial, the first one's rounds deciding which count.
-        moves: logarithmic changes of the baseline's time within rounds, from one of its processes to the next. Each is
+        moves: logarithmic changes of one recipe's time within rounds, from one of its processes to the next. Each is
             the difference of two processes, and of the machine between them, so it tells of both.
     """
     prior = _moved(prior, moves)
@@ -34,7 +34,9 @@ def learn_spread(
     rounds = sorted(trials[0])
     shared = [trial for trial in trials if set(rounds) <= set(trial)]
     dof = (len(shared) - 1) * (len(rounds) - 1)
-    if dof == 0:
+    if (
+        len(shared) < 3 or dof == 0
+    ):  # two trials tell no more than their own ratios, which count by themselves
         return prior
     logs = np.log([[float(np.median(trial[r])) for r in rounds] for trial in shared])
     rest = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()

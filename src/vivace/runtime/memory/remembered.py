@@ -82,7 +82,7 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
 
 def _key(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> str:
     parts = {
-        "model": [model.name, model.dtype, repr(sorted(model.defaults.items()))],
+        "model": [model.name, model.dtype, model.gguf_bytes, repr(sorted(model.defaults.items()))],
         "files": None if model.located is None else _files(model.located),
         "recipe": recipe.pinned().spec.model_dump(mode="json"),
         "asked": request,
