@@ -1,16 +1,20 @@
 """Pipelines that a user prepared before the recipe: offloaded, adapted, quantised, cast. Right, or refused by name."""
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention as _attend
 
 import vivace
 from tests.contract.test_technique_contract import ALL, RECIPES
 from tests.families import build, draw, drawn
 from vivace.errors import NoEffect, Unsupported
+from vivace.machinery.families.pipeline_code import never_asks_pytorch
 
 CALL: dict[str, Any] = {"num_inference_steps": 2, "height": 32, "width": 32}
 FIRST = {name: next(recipe for technique, recipe in RECIPES if technique == name) for name in ALL}
@@ -167,3 +171,69 @@ def test_a_lora_is_not_rounded_to_eight_bits(tmp_path: Any) -> None:
     _cast_by_diffusers(pipe)
     with pytest.raises(Unsupported, match="stored in 8 bits"):
         vivace.apply(pipe, f"lora('{path}')")
+
+
+class ByHand:
+    """Attention of a user's own, without PyTorch's function."""
+
+    def __call__(self, attn: Any, hidden_states: Any, encoder_hidden_states: Any = None, **_: Any) -> Any:
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        query, key, value = (
+            attn.head_to_batch_dim(x)
+            for x in (attn.to_q(hidden_states), attn.to_k(context), attn.to_v(context))
+        )
+        scores = torch.softmax(query @ key.transpose(1, 2) * attn.scale, dim=-1)
+        return attn.to_out[0](attn.batch_to_head_dim(scores @ value))
+
+
+class Around:
+    """A user's own, around diffusers'."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+class Aliased:
+    def __call__(self, attn: Any, hidden_states: Any, **_: Any) -> Any:
+        return _attend(hidden_states, hidden_states, hidden_states)
+
+
+@pytest.mark.parametrize("backend", ["math", "flash"])
+def test_attention_has_no_effect_on_a_processor_that_computes_by_hand(backend: str) -> None:
+    pipe = build("sd")
+    pipe.unet.set_attn_processor(ByHand())
+    with pytest.raises(Unsupported, match="ByHand, which asks no kernel"):
+        vivace.apply(pipe, f"attention({backend})")
+
+
+def test_processors_around_pytorch_s_attention_are_seen_through() -> None:
+    from diffusers.models.attention_processor import AttnProcessor2_0, SlicedAttnProcessor
+
+    for processor, asks in (
+        (Around(AttnProcessor2_0()), True),
+        (functools.partial(Around(AttnProcessor2_0())), True),
+        (Aliased(), True),
+        (AttnProcessor2_0(), True),
+        (ByHand(), False),
+        (Around(ByHand()), False),
+        (SlicedAttnProcessor(1), False),
+    ):
+        layer = SimpleNamespace(processor=processor)
+        assert never_asks_pytorch(layer) is not asks, processor
+    pipe = build("sd")
+    pipe.unet.set_attn_processor(Around(AttnProcessor2_0()))
+    vivace.apply(pipe, "attention(math)")
+
+
+def test_a_trace_without_attention_refutes_it() -> None:
+    pipe = build("sd")
+    session = vivace.apply(pipe, "attention(math)")
+    assert (
+        session.refuted({"attention_kernels": ["denoiser: aten::_scaled_dot_product_attention_math"]}) is None
+    )
+    refuted = session.refuted({"attention_kernels": []})
+    assert refuted is not None
+    assert "asked for no kernel" in refuted
