@@ -108,7 +108,8 @@ def _unreadable(part: Any) -> str | None:
     is_ours = isinstance(part, torch.nn.Module) and getattr(part, "hf_quantizer", None) is None
     if not is_ours or not hasattr(type(part), "from_pretrained"):
         return None
-    state = part.state_dict()
+    beside = {name: tensor for name, tensor in part.named_buffers() if ".vivace_" in name}  # of a hot LoRA
+    state = part.state_dict() | beside
     if absent := [name for name, tensor in state.items() if tensor.is_meta]:
         return f"{absent[0]} is on the meta device, where other libraries offload it"
     if stored := [name for name, tensor in state.items() if hasattr(tensor, "__tensor_flatten__")]:
