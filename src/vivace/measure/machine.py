@@ -22,8 +22,8 @@ def choose_device(device: str) -> str:
     """
     if device not in DEVICES:
         raise UsageError(
-            f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}{nearest(str(device), DEVICES)}; "
-            "CUDA_VISIBLE_DEVICES chooses one of several GPUs"
+            f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}; CUDA_VISIBLE_DEVICES chooses one of "
+            f"several GPUs{nearest(str(device), DEVICES)}"
         )
     import torch
 
