@@ -17,7 +17,7 @@ from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
 from vivace.serve import memory_room, speeds
 from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
-from vivace.serve.states import state_of
+from vivace.serve.replica import state_of
 from vivace.serve.warm_session import Drawing
 
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
