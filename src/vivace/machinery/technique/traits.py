@@ -102,7 +102,11 @@ _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
     (_ON_WEIGHTS, Rule(Trait.IN_GROUPS, f"new weights would be in no group; {_BEFORE}, or take offload(group)")),
     (
         frozenset({Stage.MERGE, Stage.FUSE}),
-        Rule(Trait.IN_8_BITS, f"sums and new layers would be rounded or not cast; {_BEFORE}"),
+        Rule(
+            Trait.IN_8_BITS,
+            f"sums and new layers would be rounded or not cast; {_BEFORE}",
+            unless=Trait.FUSED,
+        ),
     ),
     (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"hooks would go on casting to the former precision; {_BEFORE}")),
     (
