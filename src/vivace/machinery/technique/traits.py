@@ -102,7 +102,11 @@ _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
     (_ON_WEIGHTS, Rule(Trait.IN_GROUPS, f"new weights would be in no group; {_BEFORE}, or take offload(group)")),
     (
         frozenset({Stage.MERGE, Stage.FUSE}),
-        Rule(Trait.IN_8_BITS, f"sums and new layers would be rounded or not cast; {_BEFORE}"),
+        Rule(
+            Trait.IN_8_BITS,
+            f"sums and new layers would be rounded or not cast; {_BEFORE}",
+            unless=Trait.FUSED,
+        ),
     ),
     (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"hooks would go on casting to the former precision; {_BEFORE}")),
     (
@@ -149,6 +153,7 @@ def exclusion(technique: Technique, target: Target) -> str | None:
     """Return why a technique cannot work with the traits that the pipeline's modules have; None if it can."""
     if target.pipe is None:
         return None
+    other = "; or leave it out with @" if len(target.modules(technique.targets)) > 1 else ""
     for component, module in target.modules(technique.targets or COMPONENTS).items():
         traits = traits_of(module)
         if not target.model.has_weights:
@@ -156,7 +161,7 @@ def exclusion(technique: Technique, target: Target) -> str | None:
         for rule in (*technique.excludes, *(rule for stages, rule in _RULES if technique.place in stages)):
             applies = not rule.components or component in rule.components
             if applies and rule.trait in traits and rule.unless not in traits:
-                return f"the {component} is {rule.trait}: {rule.because}"
+                return f"the {component} is {rule.trait}: {rule.because}{other}"
     return None
 
 
