@@ -4,7 +4,7 @@ python -m benchmarks.against_itself             50 comparisons with one core kep
 python -m benchmarks.against_itself --quiet     50 without
 python -m benchmarks.against_itself --number N
 
-Every comparison is a `vivace.bench` of the baseline with itself: two rounds (A B, B A), each in a process of its own,
+Every comparison is a `vivace.bench` of the baseline with itself: two rounds, each in a process of its own,
 with one thread, which needs no part of the busy core. The record, results/against-itself.json, is written after each
 comparison; the same command goes on. Each case has the machine's load before it: what else ran there shares the cores.
 """

@@ -202,10 +202,15 @@ def _with_ends(row: EvidenceRow) -> Interval:
 
 
 def gain_apart(latency: Interval, baseline: Interval) -> Interval:
-    """Return the speed-up of times that were not measured side by side, with what cards of one kind differ by."""
-    low = (baseline.low or baseline.point) / (latency.high or latency.point) / (1 + CARDS_DIFFER)
-    high = (baseline.high or baseline.point) / (latency.low or latency.point) * (1 + CARDS_DIFFER)
-    return Interval(baseline.point / latency.point, low, high)
+    """Return the speed-up of times that were not measured side by side, with what cards of one kind differ by.
+
+    It has no interval where one of the times has none, e.g. that of two calls.
+    """
+    point = baseline.point / latency.point
+    if baseline.low is None or baseline.high is None or latency.low is None or latency.high is None:
+        return Interval(point, None, None)
+    low = baseline.low / latency.high / (1 + CARDS_DIFFER)
+    return Interval(point, low, baseline.high / latency.low * (1 + CARDS_DIFFER))
 
 
 def of_study(sittings: Sequence[Sitting], path: Path) -> Iterator[EvidenceTable]:

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.block_bootstrap import block_length, resampled
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.stats.block_bootstrap import block_length, resampled
 from vivace.foundation.stats.intervals import Interval
 
 Part = Literal["memory", "leaving", "overload"]

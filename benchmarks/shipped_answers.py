@@ -13,6 +13,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import vivace
 from benchmarks.memory_caps import CARDS_GB, MODELS
@@ -23,10 +26,14 @@ from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Hub
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.memory import remembered
 from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.remembered import Answer, collected
 from vivace.runtime.memory.shipped_answers import FILE, versions
-from vivace.runtime.memory.weightless import find_weightless
+from vivace.runtime.memory.weightless import Weightless, find_weightless
+
+Answer = list[Any]
+"""Model, recipe, and the prediction or refusal as JSON holds it."""
 
 
 def main(names: list[str]) -> None:
@@ -44,9 +51,27 @@ def main(names: list[str]) -> None:
         print(f"{name}: {sum(answer[0] == name for answer in answers.values())} answers", flush=True)
 
 
+@contextmanager
+def _collected() -> Iterator[list[Answer]]:
+    """Collect the answers that are made inside the context, of which none is taken from the package."""
+    answers: list[Answer] = []
+    predict, shipped = remembered.predict_or_refuse, remembered.shipped_answer
+
+    def collect(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> Any:
+        content = predict(model, recipe, request)
+        answers.append([model.name, recipe.text, content])
+        return content
+
+    remembered.predict_or_refuse, remembered.shipped_answer = collect, lambda *_: None
+    try:
+        yield answers
+    finally:
+        remembered.predict_or_refuse, remembered.shipped_answer = predict, shipped
+
+
 def _answers(name: str) -> list[Answer]:
     """Return each prediction and refusal of a model."""
-    with tempfile.TemporaryDirectory() as folder, collected() as answers:
+    with tempfile.TemporaryDirectory() as folder, _collected() as answers:
         os.environ["VIVACE_CACHE"] = folder  # so that nothing is known already
         for gigabytes in CARDS_GB if name in MODELS else ():
             card = CardMemory(gigabytes * 1e9, f"{gigabytes} GB")

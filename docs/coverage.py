@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sequential_coverage import FAIL_IF, SLOWDOWNS
-
-from benchmarks import against_itself, movement_coverage
+from benchmarks import against_itself, command_coverage
+from benchmarks.command_coverage import FAIL_IF, SLOWDOWNS
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
-from vivace.benchmark.places.trial_jobs import BETWEEN_BASELINES, CANARY_CALLS
+from vivace.benchmark.places.trial_jobs import CANARY_CALLS, MOST_BETWEEN
 from vivace.foundation.stats import DEFAULT_SPREAD, Verdict
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
@@ -38,7 +37,8 @@ least and the most of these cases.
   2001), widened by the calls' autocorrelation. Spikes hardly matter.
 - Over rounds, the mean of logarithms has a Student interval. Two rounds say little about how much processes differ, so
   the variance starts from an assumed {sd:.0%}, worth {dof:.0f} observations, and learns from the rounds of all recipes
-  of the comparison.
+  of the comparison. Rounds that contradict it (in one of twenty by chance) stand for themselves: two rounds that
+  differ by 26 % have an interval by their own difference alone, which says that they tell little.
 - The speed-up is the ratio of two such times, compared round by round. Fewer than {fewest} timed calls have no
   interval.
 - *Faster* and *slower* mean beyond {same:.0%} with {sure:.0%} confidence; with a single round, beyond {margin:.0%}.
@@ -58,20 +58,25 @@ least and the most of these cases.
 
 The most with two or more rounds: {worst}.
 
-### Where the machine moves within rounds
+## Each command, while the machine moves within rounds
 
-A round that stands still is a kind assumption: clocks rise and fall, and other programs come and go. So the order of
-recipes within a round is random, and the baseline is measured at both ends of each round, and after every
-{between} recipes: its *canary*, {canary_calls} calls in a process of their own. What it shows is used twice: the
-baseline's time is interpolated to the time of each recipe, and its changes widen the spread that all intervals rest on.
+Clocks rise and fall, and other programs come and go, at times with a period that is that of a round. So the order of a
+round is random, and every second round has that of the one before, rotated: no recipe, the baseline included, has a
+place of its own. The first recipe of a round is measured again at its end, and after every {between} others: its
+*canary*, {canary_calls} calls in a process of their own. What it shows is used twice: all times of the round are
+corrected to one speed of the machine, and the changes widen the spread that all intervals rest on. All commands that
+compare do so wherever there are two rounds or more; `tune` leaves canaries out where its time is short.
 
-Simulated: {movement_repeats} comparisons of two or five recipes in 2, 4 or 6 rounds, whose processes differ by 0, 1 or
-3 %. The fixed order (A B, B A) without canaries is that of earlier versions, and still that of `vivace tune`, of
-studies and of several GPUs. Cells give the least and the most.
+Simulated: {command_repeats} comparisons of recipes that do the same, with each command's own schedule and statistics,
+for 2 and 4 rounds (`compare`: up to {max_pairs} pairs) whose processes differ by 1 or 3 %. A cell has the least share
+of 95 % intervals of a speed-up that hold the truth, and the most that are called faster or slower.
 
-{movement}
+{commands}
 
-The most with canaries: {worst_movement}.
+The least is {least_covered}; the most called, {most_called}.
+
+`vivace bench --endpoint` gives no interval: a single load cannot say how far another's figures would be from its own.
+With `--repeats` it shows the least and the most of several ([how](bench-endpoint.md)).
 
 ### For real
 
@@ -89,15 +94,15 @@ The most with canaries: {worst_movement}.
 
 Simulated: {pair_repeats} comparisons for each of {pair_cases} cases, of at most {max_pairs} pairs. The data is looked
 at after {looks} pairs; each look has its share of the allowed error, {false_difference:.0%} for a
-difference (one-sided) and {false_same:.0%} for "same". Cells give the least and the most over the kinds of calls. With
-`--fail-if {fail_if:.0%}`, "failed" means surely slower by more than that, "passed" surely not.
+difference (one-sided) and {false_same:.0%} for "same". Cells give the least and the most over the machine's movements
+above. With `--fail-if {fail_if:.0%}`, "failed" means surely slower by more than that, "passed" surely not.
 
 {pairs}
 
 - A recipe against itself is called faster or slower in {worst_pair:.1%} of comparisons at most, all looks together.
 - With `--fail-if {fail_if:.0%}`, one that is slower by exactly as much as allowed fails in {worst_fail:.1%} at most.
-- Where processes differ by 3 %, {max_pairs} pairs cannot show that two recipes are within 1 % of each other. The
-  verdict is then "unclear".
+- Where processes differ by 3 %, or the machine moves much, {max_pairs} pairs cannot show that two recipes are within
+  1 % of each other. The verdict is then "unclear".
 
 Made by `python -m benchmarks.coverage` ([record](../results/{record})).
 """
@@ -124,11 +129,10 @@ def page(note: str, record: Path) -> str:
         f"recipes, {worst['rounds']} rounds)",
         power_3=_table(cases, "power_3"),
         power_10=_table(cases, "power_10"),
-        between=BETWEEN_BASELINES,
+        between=MOST_BETWEEN,
         canary_calls=CANARY_CALLS,
-        movement_repeats=coverage["movement_repeats"],
-        movement=_movement_table(coverage["movement"]),
-        worst_movement=_worst_movement(coverage["movement"]),
+        command_repeats=coverage["command_repeats"],
+        **_of_commands(coverage["commands"], coverage["pairs"]),
         record=record.name,
         real=_for_real(record.with_name(against_itself.RESULTS.name)),
         **_of_pairs(coverage),
@@ -180,28 +184,39 @@ def _of_pairs(coverage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _movement_table(cases: Sequence[Case]) -> str:
-    lines = [
-        "| the machine's speed | called, fixed order | called, with canaries | 10 % found, fixed order | 10 % found, "
-        "with canaries |",
-        "|" + " --- |" * 5,
-    ]
-    for move in movement_coverage.MOVES:
-        of = [case for case in cases if case["move"] == move]
+def _of_commands(cases: Sequence[Case], pairs: Sequence[Case]) -> dict[str, str]:
+    """Return what the page says of all commands while the machine moves."""
+    designs = command_coverage.DESIGNS
+    rows = []
+    for move in command_coverage.MOVES:
         cells = []
-        for name, design in itertools.product(("false", "power_10"), movement_coverage.DESIGNS):
-            values = [case[design][name] for case in of]
-            cells.append(_range(min(values), max(values)))
-        lines.append(f"| {move} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for name in designs:
+            of = [case for case in cases if (case["move"], case["command"]) == (move, name)]
+            if name == "compare":
+                of = [
+                    case | {"false": case["faster"] + case["slower"]}
+                    for case in pairs
+                    if case["move"] == move
+                ]
+                cells.append(f"{max(case['false'] for case in of if case['slowdown'] == 0):.0%} called")
+                continue
+            cells.append(f"{min(c['covered'] for c in of):.0%}, {max(c['false'] for c in of):.0%} called")
+        rows.append([move, *cells])
 
+    def where(case: Case) -> str:
+        return (
+            f"{designs[case['command']].title}; {case['move']}; processes ±{case['process_sd']:.0%}; "
+            f"{case['rounds']} rounds"
+        )
 
-def _worst_movement(cases: Sequence[Case]) -> str:
-    worst = max(cases, key=lambda case: case["canaries"]["false"])
-    return (
-        f"{worst['canaries']['false']:.1%} ({worst['move']}; processes ±{worst['process_sd']:.0%}, {worst['recipes']} "
-        f"recipes, {worst['rounds']} rounds)"
-    )
+    least, most = min(cases, key=lambda c: c["covered"]), max(cases, key=lambda c: c["false"])
+    return {
+        "commands": "\n".join(
+            markdown_lines(["the machine's movement", *(design.title for design in designs.values())], rows)
+        ),
+        "least_covered": f"{least['covered']:.0%} ({where(least)})",
+        "most_called": f"{most['false']:.0%} ({where(most)})",
+    }
 
 
 def _pair_table(cases: Sequence[Case]) -> str:
@@ -209,7 +224,7 @@ def _pair_table(cases: Sequence[Case]) -> str:
         f"| true slowdown | processes | slower | same | unclear | pairs | failed at {FAIL_IF:.0%} | passed | pairs |",
         "|" + " --- |" * 9,
     ]
-    for slowdown, process_sd in itertools.product(SLOWDOWNS, PROCESS_SDS):
+    for slowdown, process_sd in itertools.product(SLOWDOWNS, command_coverage.PROCESS_SDS):
         of = [c for c in cases if (c["slowdown"], c["process_sd"]) == (slowdown, process_sd)]
         cells = []
         for name in ("slower", "same", "unclear", "pairs", "failed", "passed", "fail_if_pairs"):

@@ -10,6 +10,7 @@ counts on cards that these records lack, and is marked.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -56,6 +57,7 @@ class Measurement:
         gain: over `reference`; None if it was not compared.
         is_apart: the reference is of another run or card.
         is_encoded_before: the call leaves the text encoders out.
+        calls_s: the timed calls, where they are too few for an interval.
         record: the file's path in the repository.
         is_reported: an owner of the card sent it.
     """
@@ -75,6 +77,7 @@ class Measurement:
     is_apart: bool = False
     is_encoded_before: bool = False
     is_reported: bool = False
+    calls_s: tuple[float, ...] = ()
 
     @property
     def is_surely_faster(self) -> bool:
@@ -100,11 +103,21 @@ class Fastest:
             gain = "-"
         else:
             over = "" if best.reference == BASELINE else f" over `{best.reference}`"
-            gain = f"{ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
-            recipe = recipe if best.is_surely_faster else f"not proven: {recipe}"
+            between = _between_calls(best, self.baseline)
+            gain = f"{between or ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
+            recipe = recipe if best.is_surely_faster or between else f"not proven: {recipe}"
         card = best.card.removeprefix("NVIDIA ")
         record = f"[{'reported by others' if best.is_reported else 'record'}](../{best.record})"
         return [best.model, card, steps, *start, recipe, _time(best), gain, _peak(best), record]
+
+
+def _between_calls(best: Measurement, baseline: Measurement | None) -> str:
+    """Return the least and the most speed-up of a few calls of each, which have no interval; "" if they overlap."""
+    if baseline is None or not best.calls_s or not baseline.calls_s:
+        return ""
+    least, most = min(baseline.calls_s) / max(best.calls_s), max(baseline.calls_s) / min(best.calls_s)
+    number = max(len(best.calls_s), len(baseline.calls_s))
+    return f"{least:.2f} to {most:.2f}x ({number} calls each)" if least > 1 + ONE_ROUND_MARGIN else ""
 
 
 def _time(measured: Measurement) -> str:
@@ -123,6 +136,16 @@ def table(fastest: Iterable[Fastest], top: str = "../") -> list[str]:
     """
     rows = [[cell.replace("(../", f"({top}") for cell in row.cells] for row in fastest]
     return markdown_lines(HEADINGS, rows)
+
+
+def filled(page: str, measurements: Sequence[Measurement]) -> str:
+    """Return a page of docs/performance with the tables of the models that its marks name."""
+
+    def block(mark: re.Match[str]) -> str:
+        lines = table(fastest_known(measurements, mark[1].split()), top="../../")
+        return "\n".join([f"<!-- fastest {mark[1]} -->", *lines, "<!-- end -->"])
+
+    return re.sub(r"<!-- fastest ([\w. -]+?) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def fastest_known(measurements: Iterable[Measurement], models: Sequence[str] = ()) -> list[Fastest]:
@@ -218,6 +241,7 @@ def of_table(evidence: EvidenceTable) -> Iterator[Measurement]:
             record=f"results/community/{evidence.place}" if is_reported else evidence.place,
             num_rounds=row.num_rounds,
             timed_steps=row.timed_steps,
+            calls_s=() if row.timed_steps else row.calls_s,
             is_apart=BESIDE_NONE in row.note,
             is_encoded_before=WITHOUT_ENCODERS in row.note,
             is_reported=is_reported,

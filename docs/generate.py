@@ -34,6 +34,7 @@ from docs import (
     costs,
     coverage,
     energy,
+    fastest,
     hardware,
     lint,
     models_measured,
@@ -77,6 +78,11 @@ def _readme() -> str:
     return readme.filled(text, RESULTS / "demo-cpu.json", _searches(), all_measurements())
 
 
+def _performance_page(name: str) -> str:
+    text = (DOCS / "performance" / f"{name}.md").read_text(encoding="utf-8")
+    return fastest.filled(text, all_measurements())
+
+
 def _searches() -> list[Path]:
     return sorted(RESULTS.glob("tune-*.json"))
 
@@ -96,8 +102,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/lint.md": partial(lint.page, NOTE),
     "docs/loras.md": lambda: costs.loras((DOCS / "loras.md").read_text(encoding="utf-8")),
     "docs/performance/energy.md": partial(energy.page, NOTE, RESULTS, record_of_card("H200")),
+    "docs/performance/flux.md": partial(_performance_page, "flux"),
     "docs/performance/targets.md": partial(targets.page, NOTE, RESULTS),
     "docs/performance/throughput.md": partial(throughput.page, NOTE, RESULTS),
+    "docs/performance/today.md": partial(_performance_page, "today"),
+    "docs/performance/unets.md": partial(_performance_page, "unets"),
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }

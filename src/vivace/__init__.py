@@ -31,8 +31,8 @@ if is_command:
         # Until the command begins there is nothing to clean up, and a traceback of imports says nothing.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib  # noqa: E402 - an interrupt is heard first
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile

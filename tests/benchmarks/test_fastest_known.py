@@ -11,6 +11,7 @@ from benchmarks.technique_records import read_records
 from docs import fastest, readme
 from docs.choosing import FULL_SIZE
 from docs.fastest import Measurement, all_measurements, fastest_known
+from docs.targets import TARGETS, fastest_of
 from vivace.errors import RecipeError, StoreError
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
@@ -18,6 +19,7 @@ from vivace.foundation.stats import Interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
+from vivace.report.summary import seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,6 +114,27 @@ def test_a_record_of_fewer_steps_is_not_beaten_by_slower_ones_of_more() -> None:
     assert "fused(fp8" in row.best.recipe
     assert row.best.latency.point < 1.2
     assert row.cells[2].startswith("50, from ")
+
+
+PAGES = ("README.md", "docs/models-measured.md", "docs/choosing.md", *(f"docs/performance/{n}.md" for n in ("flux", "today", "unets")))
+
+
+def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
+    """Also on the page of targets, for those at the model's own number of steps."""
+    figures: dict[tuple[str, str, str], set[str]] = {}
+    for page in PAGES:
+        lines = (ROOT / page).read_text().splitlines()
+        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+        for cells in rows:
+            if len(cells) == len(fastest.HEADINGS) and cells[0] in CATALOGUE:
+                figures.setdefault((cells[0], cells[1], cells[2].split(",")[0]), set()).add(cells[6].split(" s")[0])
+    for target in TARGETS:
+        for timed in [] if target.part else fastest_of(target, RESULTS):
+            key = (target.model, timed.card, str(target.steps))
+            if key in figures:
+                figures[key].add(seconds(timed.latency.point).removesuffix(" s"))
+    assert len(figures) > 20
+    assert {key: values for key, values in figures.items() if len(values) > 1} == {}
 
 
 @pytest.mark.parametrize(

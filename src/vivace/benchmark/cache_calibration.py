@@ -118,9 +118,7 @@ def calibrate_caches(
         "device": device,
         "rivals": False,
     }
-    settings = RunSettings(
-        store=store, progress=progress or SILENT, canaries=True, purpose=Purpose.CALIBRATION
-    )
+    settings = RunSettings(store=store, progress=progress or SILENT, purpose=Purpose.CALIBRATION)
     comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
     with start_launcher(device) as launcher:
 

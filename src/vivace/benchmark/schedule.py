@@ -164,9 +164,11 @@ def _time(round_: Round) -> datetime:
 
 
 def order_within(num_trials: int, index: int, seed: str) -> list[int]:
-    """Return the order of a round's trials: random, and every second time the reverse of the round before.
+    """Return the order of a round's trials: random, and every second time that of the round before, rotated at random.
 
-    So two rounds already differ by what a trial's place in a round does to it.
+    So each trial changes its place, and two rounds already differ by what its place in a round does to it.
     """
-    order = random.Random(f"{seed}/{index // 2}").sample(range(num_trials), num_trials)
-    return order[::-1] if index % 2 else order
+    drawn = random.Random(f"{seed}/{index // 2}")
+    order = drawn.sample(range(num_trials), num_trials)
+    first = drawn.randrange(1, max(2, num_trials)) if index % 2 else 0
+    return order[first:] + order[:first]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
 from vivace.foundation.spec.workload import Workload
+from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.image_files import open_image
 from vivace.models.sources import sha_of
 
@@ -66,15 +64,4 @@ def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
 def _write(path: Path, png: bytes) -> None:
     if path.exists():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(png)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace(path, png)

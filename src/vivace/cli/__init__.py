@@ -1,4 +1,4 @@
-"""Command line: `commands` lists the commands. Importing this imports none of them, so that Ctrl-C is heard meanwhile."""
+"""Command line: `commands` has the commands. Importing this imports none, so that Ctrl-C is heard meanwhile."""
 
 from __future__ import annotations
 

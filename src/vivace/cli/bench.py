@@ -107,7 +107,7 @@ def parse_batches(context: click.Context, parameter: click.Parameter, value: str
     "--canaries/--no-canaries",
     default=True,
     show_default=True,
-    help="At the end of each round, time its first recipe briefly in a process of its own, to follow the machine's speed.",
+    help="In each round, time its first recipe briefly once more at its end, to follow the machine's speed.",
 )
 @options.warmup
 @options.timeout

@@ -158,6 +158,13 @@ def parse_fractions(context: click.Context, parameter: click.Parameter, value: s
 @click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the arrivals."
 )
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Independent loads of each kind: figures come with the least and the most of them.",
+)
 @click.option("--label", metavar="TEXT", help="Names the server in rows and tables; default: its URL.")
 @click.option(
     "-o",
@@ -212,7 +219,7 @@ def bench_endpoint(
     """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
 
     One client alone, closed loops of several, then users who come at random at fractions of the capacity. The latency
-    of users counts from their arrival, even if the server was behind. Figures have 95 % intervals.
+    of users counts from their arrival, even if the server was behind. Each answer is decoded and looked at.
 
     Exit codes: 0 done, 4 some requests returned no image; others as for all commands.
 

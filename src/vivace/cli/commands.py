@@ -78,6 +78,7 @@ for command in (
 ):
     app.add_command(command)
     for subcommand in command.commands.values() if isinstance(command, click.Group) else (command,):
+        options.check_first(subcommand)
         options.debug(subcommand)
 options.debug(bench_endpoint)
 

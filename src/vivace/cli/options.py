@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _MAX_PROMPT_BYTES = 10_000_000
 _MAX_PROMPTS = 10_000
+_ELSEWHERE = ("ray", "ray_address", "endpoint", "dry_run", "replicas")
+_LOADS_NOTHING = ("study", "doctor", "techniques")
 MAX_SEED = 2**63 - 1
 
 
@@ -333,6 +335,30 @@ def read_prompts(path: Path) -> list[str]:
     if len(prompts) > _MAX_PROMPTS:
         raise WorkloadError(f"--prompts {path}: {len(prompts):,} prompts; give at most {_MAX_PROMPTS:,}")
     return prompts
+
+
+def check_first(command: click.Command) -> None:
+    """Let a command say at once if this machine lacks its device, or cannot load its model.
+
+    Commands that end elsewhere, on a cluster or at an endpoint, or load nothing, are left alone; `tune` asks for more.
+    """
+    inner = command.callback
+    assert inner is not None
+
+    @functools.wraps(inner)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is not None and command.name != "tune" and not any(kwargs.get(name) for name in _ELSEWHERE):
+            from vivace.models.catalogue import CATALOGUE
+            from vivace.tuning.readiness import check_runs_here
+
+            sides = [str(kwargs[name]).partition(":")[0] for name in ("a", "b") if name in kwargs]
+            models = [kwargs.get("model"), *(side for side in sides if side in CATALOGUE)]
+            for model in models if command.name not in _LOADS_NOTHING else [None]:
+                check_runs_here(model, device)
+        return inner(*args, **kwargs)
+
+    command.callback = checked
 
 
 def command_line() -> str:

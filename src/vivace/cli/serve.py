@@ -42,7 +42,7 @@ _BACKLOG = 128
     metavar="MIN",
     help="Search for the recipe first, as `vivace tune` does.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, ...")
+@options.device
 @click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
 @click.option(
     "--ray",

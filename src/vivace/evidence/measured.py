@@ -120,10 +120,18 @@ def evidence_row_of(
         spread=_spread(row) if is_timed and timed_steps is None else None,
         num_rounds=sum(r.outcome is Outcome.MEASURED for r in record.rounds),
         timed_steps=timed_steps,
+        calls_s=_few_calls(row) if is_timed and timed_steps is None else (),
         parts=parts_of(record),
         judged=judgement_of(row),
         note="; ".join((*record.rounds[0].warnings, *doubts)),
     )
+
+
+def _few_calls(row: Row) -> tuple[float, ...]:
+    """Return the seconds of the calls where they are too few for an interval."""
+    if row.latency is None or row.latency.median.low is not None:
+        return ()
+    return tuple(round(s, 4) for of_round in row.latency.samples_s for s in of_round)
 
 
 def parts_of(record: Record) -> CallParts | None:

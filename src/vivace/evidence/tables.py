@@ -90,6 +90,7 @@ class EvidenceRow(Spec):
         batch: images per call.
         num_rounds: processes that were timed; None if the source does not say.
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
+        calls_s: the timed calls, where they are too few for an interval.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
         measured_s: the time in that record.
         parts: the parts of the timed calls, for single images of random weights on a GPU.
@@ -112,6 +113,7 @@ class EvidenceRow(Spec):
     spread: CallSpread | None = None
     num_rounds: int | None = None
     timed_steps: int | None = None
+    calls_s: tuple[float, ...] = ()
     predicted_from: str | None = None
     measured_s: float | None = None
     parts: CallParts | None = None
@@ -135,6 +137,7 @@ class EvidenceTable(Spec):
     Attributes:
         place: the store's folder, the file of the record, or the study.
         model: without "synthetic:".
+        of: the model that was measured, where `model` is a file or a folder of its architecture; "" else.
         random_weights: times and memory are the architecture's, and images have no content.
         device: "cuda" or "cpu".
         gpu: the device's name, as the source gives it.
@@ -150,6 +153,7 @@ class EvidenceTable(Spec):
     kind: Kind
     place: str
     model: str
+    of: str = ""
     random_weights: bool = False
     device: str = "cuda"
     gpu: str

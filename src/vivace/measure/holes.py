@@ -38,13 +38,15 @@ class _Rectangle(NamedTuple):
 
 
 def hole_share(image: Pixels, reference: Pixels) -> float:
-    """Return the share of an image (H, W, 3), 0 to 255, that is holes in its reference of the same size.
+    """Return the share of an image (H, W, 3), 0 to 255, that is holes, of which its reference has none.
 
-    It is 0 if the images differ elsewhere too.
+    It is 0 if the images, of the same size, differ elsewhere too.
     """
     if not np.isfinite(image).all():
         return 0.0
     listed = [r for r in _rectangles(image) if np.abs(r.of(image) - r.of(reference)).mean() > _OFF]
+    drawn = set(_rectangles(reference)) if listed else set()
+    listed = [rectangle for rectangle in listed if rectangle not in drawn]  # those have another colour
     if not listed:
         return 0.0
     filled = image.copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from vivace.errors import Unsupported, UsageError
+from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.untrusted.reading import is_out_of_memory, reason
@@ -21,7 +21,10 @@ def choose_device(device: str) -> str:
         Unsupported: a GPU was requested and there is none.
     """
     if device not in DEVICES:
-        raise UsageError(f"--device {str(device)[:40]}: no such device; take one of {', '.join(DEVICES)}")
+        raise UsageError(
+            f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}; CUDA_VISIBLE_DEVICES chooses one of "
+            f"several GPUs{nearest(str(device), DEVICES)}"
+        )
     import torch
 
     if device == "auto":

@@ -7,9 +7,7 @@ the clock's resolution do not matter. The shapes are those of FLUX, SDXL and SD 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 from vivace.errors import OutputError
 from vivace.foundation.spec.ceilings import Ceiling, Ceilings, CeilingsIdentity, Operation, identity_of
 from vivace.foundation.spec.environment import Environment
+from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_bytes
 from vivace.machinery.technique.cache_folder import cache_folder
 
@@ -149,15 +148,10 @@ def keep(ceilings: Ceilings) -> Path:
     """
     file = _file(ceilings.identity)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(ceilings.model_dump_json(indent=1))
-        os.replace(temporary, file)
-    except OSError as error:
+        replace(file, ceilings.model_dump_json(indent=1).encode())
+    except OutputError as error:
         raise OutputError(
-            f"the measured limits cannot be kept in {file.parent}: {error.strerror}; set VIVACE_CACHE to a folder "
-            "that can be written"
+            f"the measured limits are lost: {error}; set VIVACE_CACHE to a folder that can be written"
         ) from error
     return file
 

@@ -70,7 +70,7 @@ def check_tokenizers(pipe: Any, model: str) -> None:
         model: its name for messages.
     """
     for name, tokenizer in pipe.components.items():
-        encoder = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
+        encoder: Any = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
         if (
             not name.startswith("tokenizer")
             or tokenizer is None

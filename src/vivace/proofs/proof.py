@@ -11,7 +11,7 @@ from vivace.proofs.by_size import SizeFigures
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.legible import Legibility
-from vivace.proofs.pair_figures import AGAINST, PairFigures, ReadImage
+from vivace.proofs.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
 from vivace.proofs.same import OwnDistances, means, worst_pairs
 from vivace.proofs.server_checks import ServerCheck
 from vivace.proofs.speed_text import speed_dict
@@ -149,7 +149,8 @@ class Proof:
     def headline(self) -> str:
         """The verdict as a sentence, without the names of both sides."""
         if self.same.verdict is ProofVerdict.PROVEN and self.good.verdict is not ProofVerdict.FAILED:
-            text = f"B draws {'nearly ' if self.findings else ''}the same images as A"
+            is_exact = all(pair.nearness is Nearness.ITSELF for pair in self.pairs if pair.against)
+            text = f"B draws {'' if is_exact and not self.findings else 'nearly '}the same images as A"
         elif self.good.verdict is not ProofVerdict.FAILED and "same" in self.claims and self.why:
             text = f"B differs from A: {self.why}"
         elif self.good.verdict is ProofVerdict.PROVEN:

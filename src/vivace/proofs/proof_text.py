@@ -144,7 +144,7 @@ def _speed(speed: SpeedAnswer) -> Iterator[str]:
     if speed.loads:
         limit = in_time(speed.loads)
         yield ""
-        yield "under load [95 % intervals]" + (f", in time within {limit}" if limit else "")
+        yield "under load" + (f", in time within {limit}" if limit else "")
     for load in speed.loads:
         yield from _wrapped(f"  {load_in_words(load)}", indent="    ")
 

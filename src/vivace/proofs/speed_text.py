@@ -6,26 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.benchmark.load_testing.load_figures import figures_of
-from vivace.benchmark.load_testing.load_report import as_dict, figure_text
+from vivace.benchmark.load_testing.load_report import as_dict, errors_text, figure_text
 from vivace.benchmark.load_testing.load_rows import LoadRow
 from vivace.foundation.stats import EquivalenceTest
-from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.side_loads import SideLoad
 
 
 def load_in_words(load: SideLoad) -> str:
-    """Return a load as a sentence, e.g. B, 8 clients: 2.1 [2.0, 2.2] images/s, p50 3.8 s, ..."""
+    """Return a load as a sentence, e.g. B, 8 clients: 2.1 images/s, p50 3.8 s, ..."""
     if load.row is None:
         return f"{load.side}: no load was measured: {load.reason}"
     figures = figures_of(load.row)
-    parts = [f"{figure_text(figures.throughput)} images/s"]
-    parts += [f"p{p} {figure_text(figures.latency_s[p])} s" for p in (50, 95) if p in figures.latency_s]
+    parts = [f"{figure_text([figures.throughput])} images/s"]
+    parts += [f"p{p} {figure_text([figures.latency_s[p]])} s" for p in (50, 95) if p in figures.latency_s]
     if figures.within_slo is not None:
-        parts.append(f"in time {figure_text(figures.within_slo, percent=True)}")
+        parts.append(f"in time {figure_text([figures.within_slo], percent=True)}")
     if figures.goodput is not None:
-        parts.append(f"goodput {figure_text(figures.goodput)}/s")
+        parts.append(f"goodput {figure_text([figures.goodput])}/s")
     parts += [f"{number} {plain(kind)}" for kind, number in figures.errors.items()]
     return f"{load.side}, {name_of(load.row)}: {', '.join(parts)}"
 
@@ -46,15 +45,13 @@ def in_time(loads: Sequence[SideLoad]) -> str:
 def cells_of(row: LoadRow) -> list[str]:
     """Return a load's figures: requests, images a second, p50, p95, in time, goodput, errors."""
     figures = figures_of(row)
-    latency = [figure_text(figures.latency_s[p]) if p in figures.latency_s else "–" for p in (50, 95)]
-    errors = ", ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items())
+    values = (figures.throughput, *(figures.latency_s.get(p) for p in (50, 95)))
     return [
         str(figures.num_requests),
-        figure_text(figures.throughput),
-        *latency,
-        _or_dash(figures.within_slo, percent=True),
-        _or_dash(figures.goodput),
-        errors or "none",
+        *(figure_text([value]) or "–" for value in values),
+        figure_text([figures.within_slo], percent=True) or "–",
+        figure_text([figures.goodput]) or "–",
+        errors_text(figures.errors),
     ]
 
 
@@ -81,7 +78,3 @@ def _interval(test: EquivalenceTest | None) -> dict[str, Any] | None:
         return None
     low, high = test.interval.low, test.interval.high
     return {"mean": test.interval.point, "interval90": None if low is None else [low, high]}
-
-
-def _or_dash(interval: Interval | None, *, percent: bool = False) -> str:
-    return "–" if interval is None else figure_text(interval, percent=percent)

@@ -16,7 +16,7 @@ SecondsByRound = dict[int, tuple[float, ...]]
 
 
 def levels_of(records: Sequence[Record]) -> dict[int, Levels]:
-    """Return the levels of each round in which a recipe has canaries: its own, which is 0, and those of the canaries."""
+    """Return the levels of each round in which a recipe has canaries: its own, which is 0, and the canaries'."""
     levels = {}
     for record in records:
         for round_ in record.rounds:

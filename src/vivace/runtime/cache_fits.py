@@ -116,7 +116,5 @@ def _name(located: LocatedModel) -> str:
 def _saved(save: Callable[[], Path]) -> Path:
     try:
         return save()
-    except OSError as error:
-        raise OutputError(
-            f"the result cannot be saved: {error.filename}: {error.strerror}; set VIVACE_CACHE to a writable folder"
-        ) from None
+    except OutputError as error:
+        raise OutputError(f"the result is lost: {error}; set VIVACE_CACHE to a writable folder") from None

@@ -15,6 +15,7 @@ from vivace.machinery.technique import CallContext, call_of, call_parameters, ig
 from vivace.models.sources import example_images
 
 if TYPE_CHECKING:
+    import torch
     from diffusers import DiffusionPipeline
 
 Call = Sequence[tuple[int, str, int]]
@@ -101,16 +102,18 @@ def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
 
     Techniques change the denoiser alone. The ControlNet is patched as an instance.
     """
-    from torch.utils._pytree import tree_map_only
-
     controlnet = getattr(pipe, "controlnet", None)
     if controlnet is None:
         return
-    import torch
-
     if controlnet.device.type != "meta":
         controlnet.to(device)
-    forward, own = controlnet.forward, controlnet.dtype
+    cast_forward = functools.partial(_cast_forward, controlnet.forward, controlnet.dtype)
+    controlnet.forward = functools.update_wrapper(cast_forward, controlnet.forward)
+
+
+def _cast_forward(forward: Callable[..., Any], own: torch.dtype, /, *args: Any, **kwargs: Any) -> Any:
+    import torch
+    from torch.utils._pytree import tree_map_only
 
     def cast(values: Any, dtype: torch.dtype) -> Any:
         # Timesteps, which are scalars or rows of numbers, are cast where they are embedded.
@@ -118,13 +121,9 @@ def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
             torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() and t.dim() > 1 else t, values
         )
 
-    @functools.wraps(forward)
-    def cast_forward(*args: Any, **kwargs: Any) -> Any:
-        latents = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
-        assert latents is not None
-        return cast(forward(*cast(args, own), **cast(kwargs, own)), latents.dtype)
-
-    controlnet.forward = cast_forward
+    latents = args[0] if args else kwargs.get("sample", kwargs.get("hidden_states"))
+    assert latents is not None
+    return cast(forward(*cast(args, own), **cast(kwargs, own)), latents.dtype)
 
 
 def accepted_by(pipe: DiffusionPipeline) -> set[str]:
@@ -231,12 +230,14 @@ def signature_defaults(pipe: DiffusionPipeline) -> dict[str, Any]:
 
 
 def in_contexts(forward: Callable[..., Any], contexts: Sequence[CallContext]) -> Callable[..., Any]:
-    """Return a forward that runs inside the contexts."""
+    """Return a forward that runs inside the contexts. A copy of the module runs its own."""
+    return functools.partial(_run_in_contexts, forward, contexts)
 
-    def forward_in_contexts(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context())
-            return forward(*args, **kwargs)
 
-    return forward_in_contexts
+def _run_in_contexts(
+    forward: Callable[..., Any], contexts: Sequence[CallContext], /, *args: Any, **kwargs: Any
+) -> Any:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        return forward(*args, **kwargs)

@@ -27,8 +27,6 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = Fals
     Args:
         shares_scheduler: another pipeline has the scheduler too, which is patched already.
     """
-    import torch
-
     if not shares_scheduler:
         override(pipe.scheduler, "step", _stepping_in_fp32)
     is_patched = shares_scheduler and "encode" in vars(pipe.vae)  # of an earlier pipeline that shares it
@@ -37,21 +35,22 @@ def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = Fals
 
     prepare = getattr(pipe, "prepare_latents", None)
     if prepare is not None and "dtype" in inspect.signature(prepare).parameters:
-        signature = inspect.signature(prepare)
+        pipe.prepare_latents = functools.partial(_prepare_in_fp32, pipe, prepare)
 
-        def prepare_in_fp32(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            dtype = bound.arguments["dtype"]
-            bound.arguments["dtype"] = torch.float32
-            vae = getattr(pipe, "vae", None)
-            own = weights_dtype(vae)
-            made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
-            if vae is not None and weights_dtype(vae) != own:
-                # SDXL's pipelines encode images in fp32, and then cast the VAE to the dtype that they were given.
-                vae.to(dtype=own)
-            return made
 
-        pipe.prepare_latents = prepare_in_fp32
+def _prepare_in_fp32(pipe: Any, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    bound = inspect.signature(prepare).bind(*args, **kwargs)
+    dtype = bound.arguments["dtype"]
+    bound.arguments["dtype"] = torch.float32
+    vae = getattr(pipe, "vae", None)
+    own = weights_dtype(vae)
+    made = _cast(prepare(*bound.args, **bound.kwargs), dtype)
+    if vae is not None and weights_dtype(vae) != own:
+        # SDXL's pipelines encode images in fp32, and then cast the VAE to the dtype that they were given.
+        vae.to(dtype=own)
+    return made
 
 
 def _stepping_in_fp32(step: Method) -> Method:
@@ -71,22 +70,19 @@ def _sample_latents_in_fp32(vae: Any) -> None:
 
     A VAE encodes an image as a distribution, from which the pipeline samples with the call's generator.
     """
+    vae.encode = functools.update_wrapper(functools.partial(_encode_in_fp32, vae, vae.encode), vae.encode)
 
-    encode = vae.encode
 
-    @functools.wraps(encode)
-    def encode_in_fp32(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        own = next(vae.encoder.parameters()).dtype
-        # Weights that are stored in 8 bits are cast, to the dtype of their inputs.
-        output = encode(x.to(own) if own.is_floating_point and own.itemsize > 1 else x, *args, **kwargs)
-        distribution = getattr(output, "latent_dist", None)
-        if distribution is not None and hasattr(distribution, "parameters"):
-            output.latent_dist = type(distribution)(
-                distribution.parameters.float(), deterministic=distribution.deterministic
-            )
-        return output
-
-    vae.encode = encode_in_fp32
+def _encode_in_fp32(vae: Any, encode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    own = next(vae.encoder.parameters()).dtype
+    # Weights that are stored in 8 bits are cast, to the dtype of their inputs.
+    output = encode(x.to(own) if own.is_floating_point and own.itemsize > 1 else x, *args, **kwargs)
+    distribution = getattr(output, "latent_dist", None)
+    if distribution is not None and hasattr(distribution, "parameters"):
+        output.latent_dist = type(distribution)(
+            distribution.parameters.float(), deterministic=distribution.deterministic
+        )
+    return output
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

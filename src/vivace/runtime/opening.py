@@ -120,8 +120,11 @@ def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -
     """Apply a recipe to a pipeline in place; see `vivace.apply`."""
     resolved = resolve(recipe)
     inner = _computing(pipe)
+    place = getattr(inner, "device", "cpu")
+    if str(place) == "meta":  # other libraries offload it
+        place = inner._execution_device
     target = Target(
-        Placement(this_machine(torch_type(getattr(inner, "device", "cpu")))),
+        Placement(this_machine(torch_type(place))),
         inner,
         ModelFacts(defaults=signature_defaults(pipe)),
         Request(prompts=tuple(prompts)),

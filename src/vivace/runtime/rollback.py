@@ -1,9 +1,9 @@
 """Restore a pipeline to its state before a recipe, if the recipe is refused.
 
 Techniques change attributes, hooks and layers, and weights. References to weights are weak, so that weights replaced by
-a technique are freed at once, as without a snapshot; except to tensor subclasses, which PyTorch cannot move while a weak
-reference to them exists. Hence only a pipeline whose weights are all untouched can be
-restored; otherwise nothing is.
+a technique are freed at once, as without a snapshot; except to tensor subclasses, which PyTorch cannot move while there
+is a weak reference to them. Hence only a pipeline whose weights are all untouched can be restored; otherwise nothing
+is.
 """
 
 from __future__ import annotations

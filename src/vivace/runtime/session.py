@@ -38,6 +38,7 @@ from vivace.runtime.calls import (
     with_size_of_image,
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
+from vivace.runtime.copying import guard
 from vivace.runtime.finite_images import FiniteCheck
 from vivace.runtime.loras import set_lora
 from vivace.runtime.outputs import PipelineOutput
@@ -131,6 +132,8 @@ class Session:
             if effect.finish is not None:
                 effect.finish()
         self._enter_contexts()
+        if recipe.techniques and target.model.has_weights:
+            guard(target.pipe)
 
     def _apply_technique(
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
@@ -175,6 +178,11 @@ class Session:
         for _, effect in reversed(self._applied):
             if effect.close is not None:
                 effect.close()
+
+    def __deepcopy__(self, _: object) -> Session:
+        raise Unsupported(
+            "a session cannot be copied; apply the recipe to a copy of the pipeline it was made of"
+        )
 
     def __enter__(self) -> Session:
         return self

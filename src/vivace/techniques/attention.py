@@ -41,6 +41,7 @@ from vivace.machinery.compilation.compiled_code import counting_graphs, keep_com
 from vivace.machinery.families import family_of
 from vivace.machinery.families.pipeline_code import never_asks_pytorch
 from vivace.machinery.technique import (
+    COMPONENTS,
     Arithmetic,
     CallContext,
     Component,
@@ -53,6 +54,7 @@ from vivace.machinery.technique import (
     working_part,
 )
 from vivace.machinery.technique.script import Script
+from vivace.machinery.technique.traits import traits_of
 
 _FP8 = ("flash3_fp8", "cudnn_fp8")
 _OPERATORS = {
@@ -150,7 +152,7 @@ class Attention(Technique):
             {c: _joined(chosen_by_pytorch(m, _device(target, m))) for c, m in modules.items()}
         )
         if self.backend in OF_PYTORCH:
-            return self._select(changed, list(modules), _compiled_later(target))
+            return self._select(changed, list(modules), *_compiled_later(target))
         keep_compiled_code()
         redirected = {component: RedirectedAttention(self.backend) for component in modules}
         if self.bf16_blocks:
@@ -199,12 +201,14 @@ class Attention(Technique):
         changed: dict[str, int | float | str],
         components: list[Component],
         compiled: frozenset[Component] = frozenset(),
+        eager: frozenset[Component] = frozenset(),
     ) -> Effect:
         """Select one of PyTorch's own kernels.
 
         Args:
             compiled: components that a later technique compiles and nothing captures. The compiler keeps calls of fused
                 kernels, and takes `math` to pieces, which a trace cannot tell from other matmuls.
+            eager: components that nothing compiles or captures, whose kernels are all in a trace.
         """
         operator_name = _OPERATORS[self.backend]
 
@@ -216,10 +220,10 @@ class Attention(Technique):
                 names = [n for n in evidence.get("attention_kernels", []) if n.startswith(f"{component}: ")]
                 if names and not any(operator_name in name for name in names):
                     return f"{self.backend} attention was asked for, but {', '.join(names)} ran"
-                traced = "attention_kernels" in evidence
-                if traced and not names and component in compiled and self.backend != "math":
-                    compiled_code = f"the {component}'s compiled code calls no fused kernel"
-                    return f"{self.backend} attention was asked for, but {compiled_code}"
+                is_silent = "attention_kernels" in evidence and not names
+                if is_silent and (component in eager or (component in compiled and self.backend != "math")):
+                    asked = "layers asked for no" if component in eager else "compiled code calls no fused"
+                    return f"{self.backend} attention was asked for, but the {component}'s {asked} kernel"
             return None
 
         contexts: dict[Component, CallContext] = dict.fromkeys(components, context)
@@ -272,15 +276,22 @@ class Attention(Technique):
         )
 
 
-def _compiled_later(target: Target) -> frozenset[Component]:
-    """Return the components that a later technique compiles, without those captured in a CUDA graph."""
+def _compiled_later(target: Target) -> tuple[frozenset[Component], frozenset[Component]]:
+    """Return the components that a later technique compiles, without those captured in a CUDA graph, and the components
+    that nothing compiles or captures."""
 
     def having(trait: Trait) -> set[Component]:
         return {
             c for technique in target.request.later if trait in technique.provides for c in technique.targets
         }
 
-    return frozenset(having(Trait.COMPILED) - having(Trait.CAPTURED))
+    compiled, captured = having(Trait.COMPILED), having(Trait.CAPTURED)
+    opaque = {
+        component
+        for component, module in target.modules(COMPONENTS).items()
+        if {Trait.COMPILED, Trait.CAPTURED} & traits_of(module)
+    }
+    return frozenset(compiled - captured), frozenset(COMPONENTS) - compiled - captured - opaque
 
 
 def _chain(module: Any) -> list[Any]:

@@ -14,6 +14,7 @@ embeddings), and so do the layers that its authors name.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from vivace.errors import NoEffect
@@ -173,8 +174,8 @@ _CASTS = (
 def _fixed_dtype(layer: Any) -> str | None:
     """Return the dtype in which a quantised layer computes whatever its inputs; None if it casts to that of these.
 
-    GGUF's layers name it, tensors of torchao and quanto have it; torch.ao's layers, whose weight is a method, compute in
-    fp32. Weights that are stored as whole numbers (of bitsandbytes) are cast.
+    GGUF's layers name it, tensors of torchao and quanto have it; torch.ao's, whose weight is a method, compute in fp32.
+    Inputs of those with weights of whole numbers (of bitsandbytes) are cast.
     """
     weight = getattr(layer, "weight", None)
     if hasattr(weight, "quant_shape"):
@@ -283,13 +284,12 @@ def _cast_between_components(target: Target) -> None:
         part._vivace_casts_to = dtype
     vae = target.module("vae")
     if vae is not None and not getattr(vae, "_vivace_casts", False):
-        decode = vae.decode
-
-        def cast_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
-            return decode(z.to(vae.dtype), *args, **kwargs)  # SDXL's pipeline changes it between calls
-
-        vae.decode = cast_and_decode
+        vae.decode = functools.partial(_cast_and_decode, vae, vae.decode)
         vae._vivace_casts = True
+
+
+def _cast_and_decode(vae: Any, decode: Any, z: Any, *args: Any, **kwargs: Any) -> Any:
+    return decode(z.to(vae.dtype), *args, **kwargs)  # SDXL's pipeline changes it between calls
 
 
 def _cast_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

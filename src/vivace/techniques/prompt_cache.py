@@ -9,8 +9,9 @@ Needs: a pipeline with an `encode_prompt`. `free_encoders` needs a GPU.
 Source: diffusers, "Reduce memory usage" (prompt embeddings computed ahead); common in serving systems.
 
 A hit needs the same arguments of `encode_prompt` (prompts and negative prompts, pixels of images that the encoder
-sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders
-(dtype, adapters, added tokens); the weights themselves are assumed not to change. Embeddings given by the caller pass
+sees, images per prompt, guidance on or off, sequence length, clip skip, LoRA scale, device) and the same encoders: each
+weight's identity, version and a few of its values, adapters with their scales, added tokens. A write through `.data`
+that changes few values may not be seen; `session.forget_prompts()` after it. Embeddings given by the caller pass
 through. In a benchmark the prompts of every call count as new, so it is `no_effect` there, and `free_encoders` moves
 the encoders in every call; with `--text repeated` all timed calls have one prompt. The record counts hits and misses.
 """
@@ -22,7 +23,6 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakSet
 
 from vivace.errors import NoEffect
 from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
@@ -41,8 +41,9 @@ from vivace.models.sources import sha_of
 if TYPE_CHECKING:
     import torch
 
-_CACHING: WeakSet[Any] = WeakSet()
-"""Pipelines that cache their prompts."""
+_NUM_VALUES = 8
+"""Of each weight, to see writes that do not raise its version."""
+_OF_ADAPTERS = ("scaling", "active_adapters", "merged_adapters", "disable_adapters")
 
 
 class PromptCache(Technique):
@@ -100,21 +101,12 @@ class PromptCache(Technique):
     def _caching(self, pipe: Any, free: Callable[[torch.nn.Module], None]) -> Effect:
         """Cache prompts; `free` takes an encoder's weights from the device."""
         encode = pipe.encode_prompt
-        if pipe in _CACHING:
+        if isinstance(encode, functools.partial) and encode.func is _encode_once:
             raise NoEffect("the pipeline already caches its prompts", already_so=True)
         cache = _Cache(encode, functools.partial(_state, pipe), self.keep)
         offload = _EncoderOffload(_encoders(pipe), free) if self.free_encoders else None
 
-        @functools.wraps(encode)
-        def encode_once(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return cache(*args, **kwargs)
-            finally:
-                if offload is not None:
-                    offload.offload()
-
-        pipe.encode_prompt = encode_once
-        _CACHING.add(pipe)
+        pipe.encode_prompt = functools.update_wrapper(functools.partial(_encode_once, cache, offload), encode)
 
         def evidence() -> dict[str, int | float | str]:
             facts: dict[str, int | float | str] = {
@@ -137,6 +129,14 @@ class PromptCache(Technique):
         if offload is not None:
             changed["freed_text_encoders"] = len(_encoders(pipe))
         return Effect(changed=changed, evidence=evidence, forget=cache.forget, refuted=refuted)
+
+
+def _encode_once(cache: _Cache, offload: _EncoderOffload | None, /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return cache(*args, **kwargs)
+    finally:
+        if offload is not None:
+            offload.offload()
 
 
 class _Cache:
@@ -205,12 +205,38 @@ def _frozen(value: Any) -> Hashable:
 
 def _state(pipe: Any) -> Hashable:
     """Return the conditions of the embeddings besides the arguments of the call."""
-    encoders = tuple(
-        (id(encoder), encoder.dtype, encoder.training, tuple(getattr(encoder, "peft_config", ())))
-        for encoder in _encoders(pipe)
-    )
+    encoders = tuple((id(encoder), encoder.training, _weights(encoder)) for encoder in _encoders(pipe))
     tokenizers = [getattr(pipe, name, None) for name in ("tokenizer", "tokenizer_2", "tokenizer_3")]
     return encoders, tuple(len(words) if words is not None else 0 for words in tokenizers)
+
+
+def _weights(encoder: torch.nn.Module) -> Hashable:
+    """Return what differs after any change of a module's weights.
+
+    PEFT, for one, merges adapters by `weight.data +=`, which raises no version. Weights that other libraries bring in
+    for a moment have neither identity nor values here.
+    """
+    import torch
+
+    facts: list[Hashable] = []
+    values: dict[Hashable, list[torch.Tensor]] = {}
+    for part in encoder.modules():
+        if "base_layer" in part._modules:
+            facts.append(str([getattr(part, name, None) for name in _OF_ADAPTERS]))
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is None:
+                continue
+            facts.append((tensor.dtype, tensor.shape))
+            if tensor.is_meta:
+                continue
+            facts.append((id(tensor), 0 if tensor.is_inference() else tensor._version))
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                flat = tensor.detach().flatten()
+                values.setdefault((tensor.dtype, tensor.device), []).append(
+                    flat[:: max(1, len(flat) // _NUM_VALUES)]
+                )
+    read = (torch.cat(several).cpu().view(torch.uint8).numpy().tobytes() for several in values.values())
+    return tuple(facts), tuple(read)
 
 
 def _encoders(pipe: Any) -> list[Any]:

@@ -9,6 +9,7 @@ Source: diffusers, `vae.enable_slicing`.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
@@ -42,16 +43,11 @@ class VaeSlicing(Technique):
             raise NoEffect("the VAE already decodes image by image", already_so=True)
         vae.enable_slicing()
         counts = {"vae_batch": 0, "vae_slices": 0}
-        decode = vae.decode
-
-        def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
-            counts["vae_batch"] = max(counts["vae_batch"], int(z.shape[0]))
-            return decode(z, *args, **kwargs)
 
         def count(decoder: Any, args: tuple[Any, ...]) -> None:
             counts["vae_slices"] += int(args[0].shape[0]) == 1 and counts["vae_batch"] > 1
 
-        vae.decode = decode_and_record
+        vae.decode = functools.partial(_decode_and_record, counts, vae.decode)
         vae.decoder.register_forward_pre_hook(count)
 
         def refuted(_: dict[str, Any]) -> str | None:
@@ -65,3 +61,8 @@ class VaeSlicing(Technique):
 
     def script(self, target: Target) -> Script:
         return Script(lines=("pipe.vae.enable_slicing()",))
+
+
+def _decode_and_record(counts: dict[str, int], decode: Any, z: Any, *args: Any, **kwargs: Any) -> Any:
+    counts["vae_batch"] = max(counts["vae_batch"], int(z.shape[0]))
+    return decode(z, *args, **kwargs)

@@ -11,6 +11,7 @@ Source: diffusers, `vae.enable_tiling`; Jimenez, Mixture of Diffusers, arXiv 230
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
@@ -66,22 +67,9 @@ class VaeTiling(Technique):
         vae.tile_latent_min_size = tile // scale
         vae.tile_overlap_factor = overlap
         counts = {"vae_decodes": 0, "vae_tiled_decodes": 0, "vae_largest_side_px": 0}
-        decode = vae.decode
         name = "tiled_decode" if hasattr(vae, "tiled_decode") else "_tiled_decode"
-        in_tiles = getattr(vae, name)
-
-        def decode_and_record(z: Any, *args: Any, **kwargs: Any) -> Any:
-            counts["vae_decodes"] += 1
-            counts["vae_largest_side_px"] = max(counts["vae_largest_side_px"], scale * max(z.shape[-2:]))
-            return decode(z, *args, **kwargs)
-
-        def count_and_decode(z: Any, *args: Any, **kwargs: Any) -> Any:
-            # A tiny VAE gets here even if the image is a single tile.
-            counts["vae_tiled_decodes"] += max(z.shape[-2:]) > vae.tile_latent_min_size
-            return in_tiles(z, *args, **kwargs)
-
-        vae.decode = decode_and_record
-        setattr(vae, name, count_and_decode)
+        vae.decode = functools.partial(_decode_and_record, counts, scale, vae.decode)
+        setattr(vae, name, functools.partial(_count_and_decode, counts, vae, getattr(vae, name)))
 
         def refuted(_: dict[str, Any]) -> str | None:
             if counts["vae_decodes"] and not counts["vae_tiled_decodes"]:
@@ -111,3 +99,19 @@ class VaeTiling(Technique):
         scale = round(vae.tile_sample_min_size / vae.tile_latent_min_size)
         tile = int(vae.tile_sample_min_size) if self.tile is None else self.tile
         return tile, float(vae.tile_overlap_factor) if self.overlap is None else self.overlap, scale
+
+
+def _decode_and_record(
+    counts: dict[str, int], scale: int, decode: Any, z: Any, *args: Any, **kwargs: Any
+) -> Any:
+    counts["vae_decodes"] += 1
+    counts["vae_largest_side_px"] = max(counts["vae_largest_side_px"], scale * max(z.shape[-2:]))
+    return decode(z, *args, **kwargs)
+
+
+def _count_and_decode(
+    counts: dict[str, int], vae: Any, decode: Any, z: Any, *args: Any, **kwargs: Any
+) -> Any:
+    # A tiny VAE gets here even if the image is a single tile.
+    counts["vae_tiled_decodes"] += max(z.shape[-2:]) > vae.tile_latent_min_size
+    return decode(z, *args, **kwargs)

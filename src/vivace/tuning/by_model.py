@@ -199,7 +199,7 @@ class ModelSampler:
         pool = [r for r in pool if self._differs_by_one(r)]
         if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
             recorded = {datum.recipe for datum in known}
-            promising = [r for r in pool if r in recorded or any(declares_gain(t) for t in r)]
+            promising = [r for r in pool if r in recorded or any(t.trained_steps is not None for t in r)]
             if promising and (first := self._most_promising(promising)) is not None:
                 return [first]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
@@ -241,7 +241,10 @@ class ModelSampler:
             probability_of_running(recipe, self._blame) for recipe in recipes
         ]
         if not self.space.objective.same_picture_only:
-            luck = self.rng.standard_normal(gains.shape) * [result.luck for result in results]
+            # A final draws the same images of all, so recipes of one path have the same luck.
+            paths = [path_of(recipe) for recipe in recipes]
+            drawn = self.rng.standard_normal(gains.shape)[:, [paths.index(path) for path in paths]]
+            luck = drawn * [result.luck for result in results]
             passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + luck + _SLACK_AT_BEST > 0
         limit = self.space.objective.max_memory_bytes
         if limit is not None and self._base_memory is not None:
@@ -303,7 +306,7 @@ class ModelSampler:
         weights that declare how much they save."""
         self.learn(history)
         self._blame = failure_probabilities(history)
-        known = {option.text for option in self.space.options if declares_gain(option)}
+        known = {option.text for option in self.space.options if option.saved_share is not None}
         known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE
         while True:
@@ -396,11 +399,6 @@ class ModelSampler:
             chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
         probability: Array = np.maximum(chance, 1e-6)
         return probability
-
-
-def declares_gain(technique: Technique) -> bool:
-    """Whether a technique has weights that were trained to save time, and says how much."""
-    return technique.trained_steps is not None or technique.saved_share is not None
 
 
 def _expected_slack(technique: Technique) -> Prior:

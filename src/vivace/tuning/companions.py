@@ -39,14 +39,15 @@ def promised(search: Search, results: Sequence[Result]) -> list[Result]:
     """
     if not search.judges or search.num_trials >= search.budget.number:
         return []
-    longer = [search.sampler.assembled(result.recipe, search.history) for result in results[:MOST_USEFUL]]
-    recipes = [recipe for recipe in dict.fromkeys(longer) if recipe not in latest(search.history)]
-    refused = {result.recipe for result in search.measurer.refuse(recipes)} if recipes else set()
-    return [
-        replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)
-        for result, recipe in zip(results, longer, strict=False)
-        if recipe in recipes and recipe not in refused
-    ]
+    longer: dict[Recipe, Result] = {}
+    for result in results[:MOST_USEFUL]:
+        recipe = search.sampler.assembled(result.recipe, search.history)
+        if recipe not in latest(search.history):
+            longer.setdefault(
+                recipe, replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)
+            )
+    refused = {result.recipe for result in search.measurer.refuse(list(longer))} if longer else set()
+    return [result for recipe, result in longer.items() if recipe not in refused]
 
 
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:

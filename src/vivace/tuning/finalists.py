@@ -13,9 +13,10 @@ SURE = 0.95
 """Probability that at least one finalist must pass, while there is no answer yet."""
 MOST = 5
 """Finalists at most: each is fast, and the baseline's images are drawn once for all."""
+_OF_A_PATH = 2
 _WORTH_A_PLACE = 0.005
 """Expected improvement that a further finalist must add."""
-_MORE_LIKELY = 0.01
+_MORE_LIKELY = 0.05
 """Increase in the probability that one passes that a further finalist must bring."""
 
 
@@ -38,6 +39,20 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
         least = max(least, _WORTH_A_PLACE)
         reached = np.maximum(reached, samples[:, which])
     return chosen
+
+
+def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[int]:
+    """Return the candidates without those of a path of which two promise more, as all of a path pass or fail together.
+
+    Args:
+        samples: see `useful`.
+        paths: of the candidates; None for one of its own.
+    """
+    best: list[int] = []
+    for k in np.argsort(-samples.mean(axis=0)):
+        if paths[k] is None or sum(paths[other] == paths[k] for other in best) < _OF_A_PATH:
+            best.append(int(k))
+    return best
 
 
 def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:

@@ -20,7 +20,7 @@ from vivace.benchmark.store import Store
 from vivace.foundation.spec.record import ImageRecord, Record
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
-from vivace.foundation.stats import Gate, Interval
+from vivace.foundation.stats import MIN_GROUPS, Gate, Interval
 from vivace.foundation.stats.intervals import student_t
 from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.models.find import LocatedModel
@@ -45,38 +45,36 @@ class ImagePlan:
         batches: the first is drawn by the rounds of the final.
         sizes: images of a recipe after each batch.
         num_prompts: different prompts after each batch.
-        asks_variety: whether recipes that change the image have to show that images of one prompt still differ.
     """
 
     batches: tuple[WorkloadRequest, ...]
     sizes: tuple[int, ...]
     num_prompts: tuple[int, ...]
-    asks_variety: bool = False
 
     @classmethod
     def of(
-        cls,
-        located: LocatedModel,
-        request: ImageRequest,
-        prompts: Sequence[str],
-        *,
-        asks_variety: bool = False,
+        cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str], seeds: int = 1
     ) -> ImagePlan:
-        """Return the plan: a second seed where variety is asked; new prompts, where the model has a set of them; and
-        then new seeds."""
+        """Return the plan: new prompts, where the model has a set of them, and then new seeds.
+
+        Args:
+            seeds: of each prompt at first; more than one tells whether images of one prompt still vary.
+        """
         is_text = request.task in (None, "text") and not request.images and not request.controls
+        first = len(prompts) if seeds == 1 or not is_text else max(MIN_GROUPS, math.ceil(len(prompts) / 2))
+        halves = [half for half in (prompts[:first], prompts[first:]) if half]
+        parts = [request.of(half, seeds=seeds, seed=FINAL_SEED) for half in halves]
         further = FURTHER_PROMPTS.get(located.prompt_set, ()) if is_text and request.prompts is None else ()
-        parts = [request.of(prompts, seed=FINAL_SEED)]
-        if asks_variety or not further:
-            parts.append(request.of(prompts, seed=FINAL_SEED + 1))
         parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
+        seed = FINAL_SEED + seeds
         if further:
             every = (*prompts, *(prompt for batch in further for prompt in batch))
-            parts.append(request.of(every, seed=FINAL_SEED + 2))
+            parts.append(request.of(every, seed=seed))
         else:
             parts += [
-                request.of(prompts, seed=FINAL_SEED + 2),
-                request.of(prompts, seeds=3, seed=FINAL_SEED + 3),
+                request.of(prompts, seed=seed),
+                request.of(prompts, seed=seed + 1),
+                request.of(prompts, seeds=3, seed=seed + 2),
             ]
         images = [len(part.prompts or ()) * (part.num_seeds or 1) for part in parts]
         sizes = tuple(itertools.accumulate(images))
@@ -84,7 +82,7 @@ class ImagePlan:
             {prompt for part in parts[: look + 1] for prompt in part.prompts or ()}
             for look in range(len(parts))
         ]
-        return cls(tuple(parts), sizes, tuple(map(len, by_look)), asks_variety)
+        return cls(tuple(parts), sizes, tuple(map(len, by_look)))
 
     @property
     def sure(self) -> float:
@@ -122,16 +120,6 @@ class ImagePlan:
             same_picture=trial.recipe.same_picture,
             edits=trial.workload.task == "edit",
         )
-        has_one_seed = fidelity.variety is not None and fidelity.variety.num_seeds == 1
-        is_asked = self.asks_variety and not trial.recipe.same_picture
-        if (
-            is_asked
-            and has_one_seed
-            and stricter.gate is Gate.PASSED
-            and fidelity.num_identical < fidelity.num_pictures
-        ):
-            reason = f"{stricter.reason}; a second seed a prompt has to show that images of one prompt still differ"
-            stricter = Judgement(Gate.UNCLEAR, reason, "variety")
         return replace(row, fidelity=fidelity, judgement=stricter)
 
     def _widened(self, fidelity: Fidelity) -> Fidelity:

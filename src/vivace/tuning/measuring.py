@@ -76,7 +76,7 @@ class Bench:
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
         asks_variety = self.objective.limits.variety is not None and not self.objective.same_picture_only
-        self.plan = ImagePlan.of(self.located, self.request, self.prompts, asks_variety=asks_variety)
+        self.plan = ImagePlan.of(self.located, self.request, self.prompts, seeds=2 if asks_variety else 1)
         self.time = Timetable(self.pace, self.plan, self.judges)
         further = [workload_of(self.located, batch, self.request.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(

@@ -111,6 +111,7 @@ class Pace:
             drawn: images of the baseline that an earlier final has drawn.
         """
         later = sum(self.of_final_round(result, 0) for result in (None, *finalists)) * (rounds - 1)
+        later += rounds * self.of_final_round(None, 0) if rounds > 1 else 0.0  # canaries
         first = sum(self.of_final_round(result, images) for result in finalists)
         first += self.of_final_round(None, max(0, images - drawn))
         return first + later + self.of_quality(1 + len(finalists), images)

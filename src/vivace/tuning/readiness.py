@@ -96,6 +96,33 @@ def check_ready(
     raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(entry)}")
 
 
+def check_runs_here(model: str | None, device: str, here: Surroundings | None = None) -> None:
+    """Refuse to load a model that cannot be loaded here, before its files are asked for.
+
+    Args:
+        model: None to check the device alone.
+
+    Raises:
+        Unsupported: there is no such device; the memory is too small; files cannot be downloaded.
+    """
+    here = here or surroundings()
+    if device not in ("auto", "cpu") and here.has_no_gpu:
+        raise Unsupported(f"--device {device}: {here.why_no_gpu}; use --device cpu")
+    name = (model or "").strip()
+    entry = CATALOGUE.get(name.lower())
+    if not name or (entry is not None and not isinstance(entry.origin, Hub)):
+        return
+    located, absent = _located(name)
+    on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
+    needs = _needs(entry, located, ImageRequest(), here, on_cpu=on_cpu)
+    lacks = [*(_memory(needs, here, on_cpu=True) if on_cpu else ()), *_download(needs, entry, absent, here)]
+    if any(lack.ends for lack in lacks) and not (
+        all(lack.may_come for lack in lacks if lack.ends) and here.hub_answers_late()
+    ):
+        reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
+        raise Unsupported(f"{name} cannot be loaded here:\n{reasons}\n{_instead(entry)}")
+
+
 def _located(name: str) -> tuple[LocatedModel | None, str | None]:
     """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
 

@@ -21,9 +21,10 @@ from vivace.recipes.recipe import Recipe
 from vivace.tuning.budget import Budget
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.companions import REACH, promised, shorter, unlike, with_common, with_shorter
-from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful
+from vivace.tuning.finalists import MOST_USEFUL, best_of_each, portfolio, useful
 from vivace.tuning.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.objective import Objective
+from vivace.tuning.paths import path_of
 from vivace.tuning.results import Result, Rung, gain_of, latest
 from vivace.tuning.space import Space
 from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
@@ -387,10 +388,12 @@ class Search:
         """
         if not candidates:
             return []
-        least, number = (0.0, MOST_USEFUL) if over is None else (_WORTH_A_FINAL, MOST_USEFUL - 1)
+        least = 0.0 if over is None else _WORTH_A_FINAL
         floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
-        chosen = useful(self.sampler.values(candidates, self.history), floor, number, least)
-        return unlike(self, [candidates[k] for k in chosen])
+        samples = self.sampler.values(candidates, self.history)
+        best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
+        chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
+        return unlike(self, [candidates[best[k]] for k in chosen])
 
     def pick(self) -> Result | None:
         """Return the best proven recipe, without techniques that were proven to gain nothing."""

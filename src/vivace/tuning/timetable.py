@@ -103,7 +103,7 @@ class Timetable:
             return seconds
         usual = _LOOKS_AT_BOLD if self.looks.get(Recipe()) else _USUAL_LOOKS
         looks = range(1, min(usual, len(self.plan.sizes)))
-        return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
+        return seconds + sum(self._seconds_of_look(undecided[:2], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
         """Estimate the seconds of a final's rounds, with its first images.

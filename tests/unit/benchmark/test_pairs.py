@@ -234,5 +234,5 @@ def test_after_the_first_pair_the_time_is_known(measured: Callable[..., Measure]
 
 def test_a_pair_takes_what_stored_rounds_took(measured: Callable[..., Measure]) -> None:
     rounds = [record.rounds for record in measured((1.0, 2.0))(2)]
-    assert pair_seconds(rounds) == pytest.approx(9.0, rel=0.01)
+    assert pair_seconds(rounds) == pytest.approx(2.5 * 4.5, rel=0.01)
     assert pair_seconds([(), ()]) is None

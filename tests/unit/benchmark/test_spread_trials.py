@@ -25,7 +25,7 @@ from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place
-from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.spec.record import Canary, Outcome, Round
 
 RECIPES = ("baseline", "steps(1)", "guidance(1)", "tiny_vae")
 TIMING = Timing(rounds=2, repeats=1, max_warmup=1)
@@ -48,8 +48,8 @@ def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> Sprea
 
 
 def measure(spread: SpreadTrials, ticket: Ticket, stop_after: int | None = None) -> None:
-    """Return a ticket's rounds as a place does; the first so many only, if it is lost then."""
-    for trial, index in ticket.job.rounds[:stop_after]:
+    """Return a ticket's rounds as a place does, each with the baseline last; a place that is lost, only so many."""
+    for trial, index in sorted(ticket.job.rounds, key=lambda place: (place[1], -place[0]))[:stop_after]:
         spread.deliver(ticket, Done(trial, now(index)))
     if stop_after is None:
         spread.finish(ticket)
@@ -74,7 +74,8 @@ def test_each_place_takes_its_share_with_the_baseline(store: Store) -> None:
     assert spread.take(at(0)) is None
     assert (first.members, second.members) == ((0, 1, 2), (0, 3))
     assert [t.recipe.text for t in second.job.trials] == ["baseline", "tiny_vae"]
-    assert second.job.rounds == ((0, 0), (1, 0), (1, 1), (0, 1)), "interleaved with its own baseline"
+    assert [index for _, index in second.job.rounds] == [0, 0, 1, 1], "interleaved with its own baseline"
+    assert second.job.canaries
     for ticket in (first, second):
         measure(spread, ticket)
     assert rounds_at(store, at(0)) == {"baseline": [0, 1], "steps(1)": [0, 1], "guidance(1)": [0, 1]}
@@ -93,14 +94,15 @@ def test_a_lost_places_trials_run_elsewhere_and_nothing_is_lost_or_doubled(store
     first, second = spread.take(at(0)), spread.take(at(1))
     assert first is not None
     assert second is not None
-    # Interleaved: baseline, steps, guidance; guidance, steps, baseline. Lost before the last baseline.
+    # Lost before the last baseline.
     measure(spread, first, stop_after=5)
     spread.lose(first, "its node ended")
     measure(spread, second)
     again = spread.take(at(1))
     assert again is not None
     assert again.members == (0, 1, 2)
-    assert again.job.rounds[0] == (0, 2), "the baseline is measured again beside them, under new indices"
+    beside = {trial for trial, index in again.job.rounds if index == 2}
+    assert beside == {0, 1, 2}, "the baseline is measured again beside them, under new indices"
     measure(spread, again)
     assert rounds_at(store, at(0)) == {"baseline": [0], "steps(1)": [0, 1], "guidance(1)": [0, 1]}, "kept"
     assert rounds_at(store, at(1)) == {
@@ -112,6 +114,17 @@ def test_a_lost_places_trials_run_elsewhere_and_nothing_is_lost_or_doubled(store
     ((records, _),) = spread.note_runs("vivace bench", None)
     assert [len(r.rounds) for r in records] == [4, 2, 2, 2]
     assert {r.environment.place for r in records} == {PLACES[1]}
+
+
+def test_a_canary_is_stored_with_its_round_and_is_no_round(store: Store) -> None:
+    spread = spread_of(store)
+    ticket = spread.take(at(0))
+    assert ticket is not None
+    round_ = now(0)
+    spread.deliver(ticket, Done(0, round_))
+    canary = Canary(started_at=round_.started_at, samples_s=(1.0,))
+    spread.deliver(ticket, Done(0, round_.model_copy(update={"canaries": (canary,)}), is_update=True))
+    assert [len(r.canaries) for r in store.rounds(ticket.keys[0]).values()] == [1]
 
 
 def test_what_was_complete_when_its_place_was_lost_is_not_measured_again(store: Store) -> None:
@@ -259,7 +272,7 @@ def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) ->
 
     pool = LocalPool(PLACES, "cpu", launcher_at)
     with contextlib.closing(pool):
-        return run_study(study, RunSettings(store=store, progress=progress, pool=pool))
+        return run_study(study, RunSettings(store=store, progress=progress, pool=pool, canaries=False))
 
 
 def check_pairing(run: Run) -> None:

@@ -287,3 +287,57 @@ def test_chips_of_all_generations_have_a_limit(gpu: str, label: str, rate: str, 
         file = tmp_path / "table.csv"
         file.write_text(f"recipe,model,gpu,steps,mean (s)\n{label},flux-dev,{gpu},28,{factor * least:.5f}\n")
         assert [finding.rule for finding in lint([file])] == rules
+
+
+def _found(text: str, tmp_path: Path) -> list[tuple[str, str]]:
+    (tmp_path / "table.md").write_text(text)
+    return [(finding.rule, finding.severity) for finding in lint([tmp_path / "table.md"])]
+
+
+TABLE = "| recipe | {heading} |\n|---|---|\n| baseline | {cell} |\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "heading", "cell", "is_found"),
+    [
+        ("# FLUX.1-dev on A100 at 1024x1024, 28 steps", "latency s/image", "0.4", True),
+        ("# FLUX.1-dev, A100, 28 steps, 1024 x 1024 px", "seconds per image", "0.4", True),
+        ("# Results\n## SDXL on A100\n50 steps at 1024×1024", "time (s)", "0.05", True),
+        ("# SDXL, 50 steps", "A100", "0.05 s", True),
+        ("# 4x A100: SDXL, 50 steps", "time (s)", "0.05", False),
+        ("# SDXL on 8 H100s, 50 steps", "time (s)", "0.05", False),
+        ("# SDXL on A100 x4, 50 steps", "time (s)", "0.05", False),
+        ("# SDXL on A100 at 512x512, 50 steps", "time (s)", "0.05", False),
+        ("# SDXL Turbo on A100, 50 steps", "time (s)", "0.05", False),
+        ("# SDXL and FLUX.1-dev on A100, 50 steps", "time (s)", "0.05", False),
+    ],
+)
+def test_the_chip_s_limit_holds_whatever_names_model_size_and_unit(
+    above: str, heading: str, cell: str, is_found: bool, tmp_path: Path
+) -> None:
+    found = _found(f"{above}\n\n{TABLE.format(heading=heading, cell=cell)}", tmp_path)
+    assert (("chip-limit", "impossible") in found) == is_found
+
+
+def test_a_row_of_another_model_does_not_take_the_heading_s(tmp_path: Path) -> None:
+    table = "# SDXL on A100, 50 steps\n\n| recipe | time (s) |\n|---|---|\n| sd-turbo | 0.05 |\n"
+    assert _found(table, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("above", "severity"),
+    [("", "impossible"), ("on 8x A100", "doubtful"), ("8 concurrent clients", "doubtful")],
+)
+def test_a_throughput_beyond_the_batch_contradicts_the_time(
+    above: str, severity: str, tmp_path: Path
+) -> None:
+    table = "| recipe | batch | time | throughput |\n|---|---|---|---|\n| a | 1 | 1.0 s | 600 images/min |\n"
+    assert _found(f"{above}\n\n{table}", tmp_path) == [("throughput", severity)]
+
+
+@pytest.mark.parametrize(("fast", "is_found"), [("1.0", True), ("3.0", False)])
+@pytest.mark.parametrize("headings", ["H100 (s) | RTX 3060 (s)", "H100 | RTX 3060"])
+def test_columns_of_two_cards_are_compared(headings: str, fast: str, is_found: bool, tmp_path: Path) -> None:
+    cells = f"2.0 s | {fast} s"
+    table = f"| recipe | {headings} |\n|---|---|---|\n| a | {cells} |\n"
+    assert (("gpu-order", "doubtful") in _found(table, tmp_path)) == is_found

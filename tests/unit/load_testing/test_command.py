@@ -78,9 +78,20 @@ def test_fields_that_a_server_does_not_know_are_left_out() -> None:
 
 def test_requests_without_an_image_are_counted_and_change_the_exit_code() -> None:
     with loaded_server(0.001, "busy") as server:
-        result = run("--endpoint", server.url, *FEW)
+        result = run("--endpoint", server.url, *FEW[:-1], "none")
     assert result.return_value == 4
     assert "3 HTTP 429" in result.stdout or "4 HTTP 429" in result.stdout
+    assert "4 clients: " in result.stderr
+    assert "no capacity" in result.stderr
+
+
+def test_repeated_loads_are_shown_with_their_spread() -> None:
+    with loaded_server(0.002) as server:
+        result = run("--endpoint", server.url, *FEW, "--repeats", "2", "--format", "md")
+        assert len({body["seed"] for body in server.bodies}) == len(server.bodies)
+    lines = result.stdout.splitlines()
+    assert len(lines) == 2 + 3
+    assert all("| 20 |" in line and " to " in line for line in lines[2:])
 
 
 def test_the_key_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
@@ -99,6 +110,12 @@ def test_the_key_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
     ("fault", "arguments", "message"),
     [
         ("empty", (), "draws no image (no image)"),
+        ("cut", (), "draws no image (broken image)"),
+        ("one image", ("--size", "2048x2048"), "draws no image (64x64 instead of 2048x2048)"),
+        ("one image", (), "draws no image (same image for another seed or prompt)"),
+        ("blind", ("--size", "64x64"), "draws no image (same image for another seed or prompt)"),
+        ("", ("--field", "output_format=webp"), "draws no image (png instead of webp)"),
+        ("busy", (), "requests failed in every closed loop, so the capacity is not known"),
         ("several models", (), "has 2 models; give --model, one of one, two"),
         ("", ("--field", "seed=1"), "--field seed=1: seed is set for each request; leave it out"),
         ("", ("--field", "seed"), "--field seed: give NAME=VALUE"),
@@ -136,16 +153,17 @@ def test_a_page_shows_each_request_and_runs_nothing_foreign(tmp_path: Path) -> N
     page = tmp_path / "page.html"
     with loaded_server(0.01, "busy") as server:
         result = run(
-            "--endpoint", server.url, *FEW, "--label", "<script>alert(1)</script>", "--page", str(page)
+            *("--endpoint", server.url, *FEW[:-1], "none", "--label", "<script>alert(1)</script>"),
+            *("--page", str(page)),
         )
     assert f"page: {page}" in result.stderr
     text = page.read_text()
     dots = re.findall(r'<circle class="(good|late)"|<path class="(failed)"', text)
-    assert len(dots) == 3 * 10
+    assert len(dots) == 2 * 10
     assert sum(bool(failed) for _, failed in dots) == text.count("<title>HTTP 429</title>") > 0
     assert "<script>alert" not in text
     assert "default-src 'none'" in text
-    assert all(name in text for name in ("1 client", "4 clients", "0.8 of capacity", "goodput/s"))
+    assert all(name in text for name in ("1 client", "4 clients", "goodput/s"))
 
 
 def test_bench_has_the_options_of_a_server_only_with_an_endpoint() -> None:

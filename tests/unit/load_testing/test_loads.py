@@ -51,6 +51,15 @@ def test_arrivals_are_at_random_and_the_same_again() -> None:
     assert len(poisson_arrivals(0.01, LoadLimit(seconds=1.0, least=8), 1)) == 8
 
 
+def test_an_image_behind_an_address_is_fetched_from_the_server_itself() -> None:
+    with loaded_server(0.01, "addresses") as server:
+        near = asyncio.run(closed_loop(target_of(server.url), 1, LoadLimit(3), 0, quiet))
+    assert near.outcome == ("done",) * 3
+    with loaded_server(0.01, "foreign addresses") as server:
+        far = asyncio.run(closed_loop(target_of(server.url), 1, LoadLimit(1), 0, quiet))
+    assert far.outcome == ("image on another server",)
+
+
 def test_a_closed_loop_waits_for_its_images() -> None:
     with loaded_server(0.02) as server:
         samples = asyncio.run(closed_loop(target_of(server.url), 4, LoadLimit(24), 0, quiet))

@@ -12,9 +12,11 @@ import vivace
 from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
+from vivace.machinery.lora.layer_names import LayerNames
 from vivace.machinery.lora.lora_files import digest, locate_lora
 from vivace.machinery.lora.merge import merge
 from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.technique import component_of
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
@@ -464,3 +466,28 @@ def test_z_images_redundant_matrices_are_used_once(path: Path) -> None:
     before = pipe.transformer.layers[0].attention.to_k.weight.clone()
     assert merge(pipe, path) == 3
     assert torch.allclose(pipe.transformer.layers[0].attention.to_k.weight, before + ups[1] @ down, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ("tiny-flux", "lora_unet_double_blocks_0_img_attn.norm.query_norm.diff"),
+        ("tiny-flux", "transformer.single_transformer_blocks.0.attn.norm_k.w_norm"),
+        ("tiny-sd", "text_encoder.text_model.embeddings.position_embedding.diff"),
+        ("tiny-sd", "unet.down_blocks.0.resnets.0.norm1.diff"),
+    ],
+)
+def test_a_difference_of_a_layer_without_bias_is_added(model: str, key: str, path: Path) -> None:
+    pipe = load(model)
+    (named,) = LayerNames(pipe).find(key.rpartition(".")[0])
+    assert named.component is not None
+    weight = component_of(pipe, named.component).get_submodule(named.places[0].layer).weight
+    before = weight.detach().clone()
+    save({key: torch.full(weight.shape, 0.25)}, path)
+    assert merge(pipe, path) == 1
+    torch.testing.assert_close(weight, before + 0.25)
+    bias = key.rpartition(".")[0] + ".diff_b"
+    if "norm1" not in key:
+        save({bias: torch.ones(len(weight))}, path)
+        with pytest.raises(UnusableModel, match=r"bias of .*, which has none"):
+            merge(pipe, path)

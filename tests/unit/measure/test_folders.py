@@ -4,10 +4,14 @@ import random
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
+from tests.drawn_shapes import COLOURS, draw
 from tests.typed import run_vivace
 from vivace.cli.options import read_prompts
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.stats import Gate
+from vivace.measure.folder_verdict import judge_pairs
 from vivace.measure.folders import compare, pair
 
 SEQUENCES = (
@@ -61,3 +65,28 @@ def test_the_command_says_which_prompt_it_gave_to_which_image(tmp_path: Path) ->
     scored = ("--prompts", "prompts.txt", "--scorer", "tiny-clip")
     errors = run_vivace(tmp_path, "quality", "a", "b", *scored, "--min-quality", "clip=off,match=off").stderr
     assert "prompts: image_2.png is 'the second', image_10.png is 'the tenth'" in errors
+
+
+@pytest.mark.parametrize("same_picture", [True, False])
+def test_black_squares_and_images_of_another_seed_are_named(same_picture: bool, tmp_path: Path) -> None:
+    names = [f"image_{number}.png" for number in range(1, 13)]
+    prompts = [f"a {colour} circle {number % 6}" for number, colour in enumerate(2 * [*COLOURS])]
+    for folder in ("a", "squares", "seeds"):
+        (tmp_path / folder).mkdir()
+        for number, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+            seed = 1000 if folder == "seeds" and number == 5 else number
+            image = draw(prompt, seed, 128, 128).filter(ImageFilter.GaussianBlur(1))
+            if folder == "squares" and number % 3 == 0:
+                image.paste((0, 0, 0), (50, 41, 74, 65))
+            image.save(tmp_path / folder / name)
+    limits = Limits(clip=None, match=0.9)
+    verdicts = {}
+    for folder in ("squares", "seeds"):
+        pairs = compare(tmp_path / "a", tmp_path / folder, names, prompts, None)["pairs"]
+        verdicts[folder], _ = judge_pairs(pairs, prompts, limits, same_picture=same_picture)
+    assert verdicts["squares"].gate is Gate.FAILED
+    assert "4 of 12 images have a hole" in verdicts["squares"].reason
+    assert "image_1.png" in verdicts["squares"].reason
+    assert (verdicts["seeds"].gate is Gate.FAILED) is same_picture
+    assert ("1 of 12 images is not" in verdicts["seeds"].reason) is same_picture
+    assert ("image_6.png" in verdicts["seeds"].reason) is same_picture

@@ -409,8 +409,10 @@ def test_a_file_is_planned_by_its_family(tmp_path: Path) -> None:
     assert planned.build().unet.config.cross_attention_dim == 2048
     with pytest.raises(UnusableModel, match="is a VAE alone"):
         find_weightless(str(header(tmp_path / "vae.safetensors", {"decoder.conv_in.weight": (1,)})))
-    with pytest.raises(Unsupported, match=r"plan flux-dev with the recipe quantize\(q8_0, backend=gguf\)"):
-        find_weightless(str(gguf_flux(tmp_path / "flux1-dev.gguf")))
+    planned = find_weightless(str(gguf_flux(tmp_path / "flux1-dev.gguf")))
+    assert planned.gguf_bytes is not None
+    with pytest.raises(Unsupported, match=r"plan flux-dev with quantize\(q8_0, backend=gguf\)"):
+        predict(planned, resolve("compile"))
 
 
 def test_a_gguf_file_that_is_not_whole(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ PROMPTS = [
     for second in ("green", "yellow")
 ]
 SETTINGS = {"height": 96, "width": 96, "num_inference_steps": 12, "guidance_scale": 4.0}
-_UNTRUE = ("instead", "guidance", "step", "seam", "JPEG", "WebP", "watermark", "softened", "moved", "size")
+_UNTRUE = ("instead", "guidance", "of steps", "seam", "JPEG", "WebP", "watermark", "moved", "another size")
 
 
 def proof_of(fault: str, store: str) -> Proof:
@@ -27,10 +27,11 @@ def proof_of(fault: str, store: str) -> Proof:
     ("fault", "same", "good", "why"),
     [
         ("fewer_steps", "proven", "proven", ""),
+        ("half_the_steps", "proven", "proven", "instead: B draws A's image of 6 steps"),
         ("other_guidance", "proven", "proven", ""),
-        ("lora_ignored", "failed", "cannot tell", "cannot say why"),
+        ("lora_ignored", "proven", "proven", ""),
         ("strong_latents", "proven", "proven", ""),
-        ("smaller", "proven", "proven", ""),
+        ("smaller", "proven", "failed", ""),
         ("webp", "proven", "proven", ""),
         ("jpeg", "proven", "proven", ""),
         ("seams", "proven", "proven", ""),
@@ -51,4 +52,26 @@ def test_no_cause_is_named_that_is_not_the_fault(
     proof = proof_of(fault, str(tmp_path))
     assert (proof.same.verdict.value, proof.good.verdict.value) == (same, good), proof.headline
     assert proof.why.startswith(why) if why else not proof.why
-    assert not any(word in finding.text for finding in proof.findings for word in _UNTRUE)
+    named = " ".join(finding.text for finding in proof.findings) + proof.headline
+    if fault in ("fewer_steps", "half_the_steps"):
+        assert "of 8 steps" in named if fault == "fewer_steps" else "of 6 steps" in named
+    else:
+        assert not any(word in named.replace(fault, "") for word in _UNTRUE), named
+
+
+def test_the_worst_pairs_and_no_cause_are_in_every_answer(tmp_path: object) -> None:
+    proof = proof_of("wrong_seeds", str(tmp_path))
+    assert proof.headline.startswith("B differs from A: cannot say why")
+    worst = proof.to_dict()["worst"]
+    assert [pair["match"] for pair in worst] == sorted(pair["match"] for pair in worst)
+    for text in (str(proof), proof.page()):
+        assert "cannot say why" in text
+        assert worst[0]["prompt"] in text
+
+
+def test_one_image_of_another_seed_is_enough(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planted, "OFTEN", 13)
+    proof = proof_of("wrong_seeds", str(tmp_path))
+    assert proof.same.verdict.value == "failed"
+    assert "1 another image" in proof.same.reason
+    assert f"“{PROMPTS[4]}” seed 1" in proof.same.reason

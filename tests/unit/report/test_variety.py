@@ -155,3 +155,14 @@ def test_variety_alone_passes_nothing() -> None:
 def test_numbers_survive_being_text() -> None:
     values: Sequence[float] = [0.0, 255.0, 127.5, -1.0]
     assert list(unpacked(packed(values))) == values
+
+
+@pytest.mark.parametrize(
+    "name", ["one image", "with noise", "two modes", "half way", "one image for all prompts"]
+)
+def test_recipes_that_keep_the_picture_are_held_to_variety_too(name: str) -> None:
+    collapsed = judgement_of(COLLAPSES[name](varied()), recipe="bf16")
+    assert collapsed.gate is Gate.FAILED
+    assert "differences" in collapsed.reason or "nearly the same image" in collapsed.reason
+    rounded = varied() + np.random.default_rng(2).normal(0, 0.5, varied().shape)
+    assert judgement_of(rounded, recipe="bf16").gate is Gate.PASSED

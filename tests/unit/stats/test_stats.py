@@ -209,3 +209,21 @@ def test_thousands_of_samples_have_an_interval() -> None:
     samples = np.random.default_rng(0).lognormal(0, 0.01, 3000)
     expected = math.sqrt(math.pi / 2) * 0.01 / math.sqrt(3000)  # of the median of normal samples
     assert log_error(samples) == pytest.approx(expected, rel=0.3)
+
+
+def test_two_rounds_that_contradict_the_assumed_spread_stand_for_themselves() -> None:
+    """7.14 and 9.26 s in two processes: their own difference is all that is known, with one degree of freedom."""
+    apart = speedup([[17.6] * 3] * 2, [[7.14] * 3, [9.26] * 3])
+    assert apart.low is not None
+    assert apart.high is not None
+    assert apart.low < 1.0 < 2.0 < apart.high
+    near = speedup([[17.6] * 3] * 2, [[8.1] * 3, [8.2] * 3])
+    assert near.half_width is not None
+    assert near.half_width < 0.05
+
+
+def test_two_recipes_do_not_count_their_own_difference_twice() -> None:
+    rounds = {0: [1.0] * 4, 1: [1.1] * 4, 2: [0.9] * 4}
+    other = {0: [1.1] * 4, 1: [1.0] * 4, 2: [1.0] * 4}
+    assert learn_spread([rounds, other]) == DEFAULT_SPREAD
+    assert learn_spread([rounds, other, rounds]).dof > DEFAULT_SPREAD.dof

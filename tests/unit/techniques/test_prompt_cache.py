@@ -126,6 +126,91 @@ def test_other_weights_tokens_or_adapters_are_other_encoders() -> None:
     assert counts(kept) == (0, 3, 0)
 
 
+def _query(pipe: Any) -> torch.nn.Linear:
+    return next(m for name, m in pipe.text_encoder.named_modules() if name.endswith(("q_proj", ".q")))
+
+
+class _Adapted(torch.nn.Module):
+    """A layer as PEFT wraps it."""
+
+    def __init__(self, layer: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer
+        self.scaling = {"style": 1.0}
+        self.weight = layer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base_layer(x) * (1 + self.scaling["style"])
+
+
+def _adapt(pipe: Any) -> None:
+    for name, layer in list(pipe.text_encoder.named_modules()):
+        if name.endswith("q_proj"):
+            parent, _, last = name.rpartition(".")
+            setattr(pipe.text_encoder.get_submodule(parent), last, _Adapted(layer))
+
+
+def _rescale(pipe: Any) -> None:
+    next(m for m in pipe.text_encoder.modules() if hasattr(m, "scaling")).scaling["style"] = 0.25
+
+
+def _load(pipe: Any) -> None:
+    pipe.text_encoder.load_state_dict({k: v * 1.5 for k, v in pipe.text_encoder.state_dict().items()})
+
+
+def _merge_as_peft(pipe: Any) -> None:
+    _query(pipe).weight.data += 0.2  # raises no version
+
+
+def _write_a_row(pipe: Any) -> None:
+    words = pipe.tokenizer("a red circle", return_tensors="pt").input_ids
+    with torch.no_grad():
+        pipe.text_encoder.get_input_embeddings().weight[words[0, 1]] += 1
+
+
+def _write_a_buffer(pipe: Any) -> None:
+    next(pipe.text_encoder.buffers()).add_(1).remainder_(4)  # of positions
+
+
+def _replace(pipe: Any) -> None:
+    _query(pipe).weight = torch.nn.Parameter(_query(pipe).weight.detach() * 2, requires_grad=False)
+
+
+def _cast(pipe: Any) -> None:
+    pipe.text_encoder.to(torch.float16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_adapt, _rescale, _load, _merge_as_peft, _write_a_row, _write_a_buffer, _replace, _cast],
+)
+def test_changed_weights_are_encoded_anew(change: Any) -> None:
+    kept = session("sd", "prompt_cache")
+    if change is _rescale:
+        _adapt(kept.pipe)
+
+    def embedded() -> torch.Tensor:
+        return kept.pipe.encode_prompt("a red circle", "cpu", 1, False)[0]
+
+    first = embedded()
+    assert torch.equal(embedded(), first)
+    assert counts(kept)[:2] == (1, 1)
+    change(kept.pipe)
+    assert not torch.equal(embedded().float(), first)
+    assert counts(kept)[:2] == (1, 2)
+
+
+def test_offloaded_encoders_are_the_same_from_call_to_call() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pipe = build("sd")
+    for part in (pipe.text_encoder, pipe.unet, pipe.vae):
+        accelerate.cpu_offload(part, torch.device("cpu"), offload_buffers=bool(part._parameters))
+    kept = vivace.apply(pipe, "prompt_cache")
+    for _ in range(2):
+        latents(kept, "a red circle", **BRIEF)
+    assert counts(kept)[:2] == (1, 1)
+
+
 def test_what_is_kept_cannot_be_changed_by_whoever_got_it() -> None:
     kept = session("sd", "prompt_cache")
     reference = latents(kept)

@@ -174,7 +174,7 @@ def test_what_gguf_does_not_go_with() -> None:
     for recipe in ("fuse_qkv", "layerwise_casting"):
         with pytest.raises(Unsupported, match="quantised"):
             vivace.apply(pipe, recipe)
-    with pytest.raises(Unsupported, match=r"GGUF weights are dequantised to torch\.float32 in each call"):
+    with pytest.raises(Unsupported, match=r"weights are quantised, and computed in float32"):
         vivace.apply(pipe, "bf16")
     gpu.pipe = session("sd", "quantize(q8_0, backend=gguf)").pipe
     assert CudaGraph().unsupported(gpu) is None

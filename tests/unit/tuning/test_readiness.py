@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+import vivace
 from tests.typed import run_vivace
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, UsageError
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.readiness import check_ready
+from vivace.tuning.readiness import check_ready, check_runs_here
 
 LAPTOP = Surroundings(
     gpu=None,
@@ -46,6 +47,61 @@ def test_a_laptop_is_told_everything_that_a_large_model_needs() -> None:
     assert lacks("sdxl") == ["GPU", "download"]
     assert lacks("flux-dev", device="cuda")[0] == "GPU"
     assert lacks("nobody/has-this") == ["download"]
+
+
+def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
+    for model, device, words in (
+        ("flux-dev", "auto", ("memory: the model takes at least 67", "download: ", "access: ")),
+        ("flux-dev", "cuda", ("--device cuda: no GPU was found on this machine; use --device cpu",)),
+        ("tiny-sd", "mps", ("--device mps",)),
+        ("sdxl", "auto", ("download: ",)),
+        ("nobody/has-this", "cpu", ("download: nobody/has-this is not on this machine, and HF_HUB_OFFLINE",)),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            check_runs_here(model, device, LAPTOP)
+        assert all(each in str(caught.value) for each in words)
+    for model in ("tiny-sd", "no-such-model", None):
+        check_runs_here(model, "auto", LAPTOP)
+    with pytest.raises(Unsupported) as caught:
+        check_runs_here("flux-dev", "auto", WORKSTATION)
+    assert "memory: " not in str(caught.value), "a recipe may make it smaller than its baseline"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["generate x --model flux-dev", "warm flux-dev", "save flux-dev DIR --recipe bf16", "serve flux-dev"],
+)
+def test_commands_ask_before_the_network(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: Any, **__: Any) -> Path:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
+    monkeypatch.setattr("vivace.models.hub.fetch", fetch)
+    done = run_vivace(tmp_path, *command.split(), code=3)
+    assert "flux-dev cannot be loaded here" in done.stderr
+    assert "memory: " in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"]
+)
+@pytest.mark.parametrize(
+    ("device", "code", "says"), [("foo", 2, "is not one of"), ("cuda", 3, "no GPU was found")]
+)
+def test_one_rule_for_devices_before_anything_starts(
+    command: str, device: str, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
+    done = run_vivace(tmp_path, *command.split(), "--device", device, code=code)
+    assert says in done.stderr
+
+
+def test_python_refuses_unknown_devices_too() -> None:
+    with pytest.raises(UsageError, match="'gpu' is none of auto, cpu, cuda"):
+        vivace.load("tiny-sd", device="gpu")
 
 
 def test_a_gpu_may_be_too_small_for_the_baseline() -> None:

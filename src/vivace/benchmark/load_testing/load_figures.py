@@ -1,4 +1,8 @@
-"""Figures of a load, computed from its raw samples: throughput, latency and goodput with intervals."""
+"""Figures of a load, computed from its raw samples: throughput, latency and goodput.
+
+They come without intervals: in a queue each request depends on those before it, and near the capacity for longer than
+a load lasts, so a single load cannot say how far another's figures would be from its own. Repeated loads show it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
-from vivace.foundation.stats.block_bootstrap import block_interval, block_length, block_ratio
-from vivace.foundation.stats.intervals import Interval
 
 PERCENTILES = (50, 90, 95, 99)
-_LEAST_BEYOND = 5
-"""Least number of samples above a percentile; with fewer, the largest sample alone would decide its interval."""
-_DOUBT = 0.025
+_SETTLING = 0.1
+"""Share of the time of Poisson arrivals that is left out at its beginning: the queue is empty then."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class LoadFigures:
     Attributes:
         num_requests: that were due; `num_done` brought an image, `errors` counts the others by kind.
         throughput: images a second.
-        latency_s: seconds by percentile, of the requests that brought an image.
+        latency_s: seconds by percentile, of all requests: those without an image count as infinitely long.
         within_slo: the share of all requests whose image came in time; None without an SLO.
         goodput: images a second that came in time, of Poisson arrivals; None for others.
         lag_s: the 99th percentile of how much later than due requests left: what the load itself adds to latency.
@@ -36,10 +37,10 @@ class LoadFigures:
     num_requests: int
     num_done: int
     errors: dict[str, int]
-    throughput: Interval
-    latency_s: dict[int, Interval]
-    within_slo: Interval | None
-    goodput: Interval | None
+    throughput: float
+    latency_s: dict[int, float]
+    within_slo: float | None
+    goodput: float | None
     lag_s: float
     phases_ms: dict[str, float]
 
@@ -49,55 +50,43 @@ def figures_of(row: LoadRow) -> LoadFigures:
     samples = row.samples
     done = np.array([outcome == DONE for outcome in samples.outcome], dtype=bool)
     ended, due = (np.array(column, dtype=np.float64) for column in (samples.ended_s, samples.due_s))
-    latencies = np.round(ended - due, 5)
-    within = _within(row, done, latencies)
-    goodput = None
-    if within is not None and row.rate is not None:
-        goodput = _scaled(within, row.rate)
+    latencies = np.where(done, np.round(ended - due, 5), np.inf)
+    settled = due >= (_SETTLING * due.max() if row.stage.kind == "poisson" and len(due) else 0.0)
+    within = None
+    if row.slo_s and len(done):
+        slo = np.array(row.slo_s)[list(samples.variant)]
+        within = float((latencies <= slo)[settled].mean())
     return LoadFigures(
         num_requests=len(done),
         num_done=int(done.sum()),
         errors=dict(Counter(kind for kind in samples.outcome if kind != DONE).most_common()),
         throughput=throughput(row),
-        latency_s={p: _percentile(latencies[done], p, row.stage.clients or 1) for p in PERCENTILES}
-        if done.any()
-        else {},
+        latency_s={p: _percentile(latencies[settled], p) for p in PERCENTILES} if len(done) else {},
         within_slo=within,
-        goodput=goodput,
+        goodput=None if within is None or row.rate is None else within * row.rate,
         lag_s=float(np.quantile(np.subtract(samples.sent_s, samples.due_s), 0.99)) if len(done) else 0.0,
         phases_ms=_phases(row),
     )
 
 
-def throughput(row: LoadRow) -> Interval:
-    """Return the images a second, from the times between images."""
-    gaps = _gaps(row)
-    if not len(gaps):
-        return Interval(0.0, None, None)
-    return block_interval(gaps, _rate, least_block=row.stage.clients or 1)
+def _percentile(latencies: NDArray[np.float64], percent: int) -> float:
+    """Return the smallest latency that so many percent of the requests do not exceed."""
+    return float(np.percentile(latencies, percent, method="inverted_cdf"))
 
 
-def throughput_ratio(row: LoadRow, other: LoadRow) -> Interval | None:
-    """Return the throughput of a load over that of another; None where one has no image."""
-    gaps = _gaps(row), _gaps(other)
-    if not len(gaps[0]) or not len(gaps[1]):
-        return None
-    return block_ratio(*gaps, _rate, least_block=row.stage.clients or 1)
+def throughput(row: LoadRow) -> float:
+    """Return the images a second, from the first request on.
 
-
-def latency_ratio(row: LoadRow, other: LoadRow) -> Interval | None:
-    """Return the median latency of a load over that of another; None where one has no image."""
-    both = done_latencies(row), done_latencies(other)
-    if not len(both[0]) or not len(both[1]):
-        return None
-    return block_ratio(*both, _median, least_block=row.stage.clients or 1)
-
-
-def done_latencies(row: LoadRow) -> NDArray[np.float64]:
-    """Return the seconds of the requests that brought an image, in the order in which they were due."""
-    done = [outcome == DONE for outcome in row.samples.outcome]
-    latencies: NDArray[np.float64] = np.subtract(row.samples.ended_s, row.samples.due_s)[done]
-    return latencies
+    Of a closed loop only until its last request: clients that have gone leave the server idle.
+    """
+    samples = row.samples
+    ends = sorted(
+        end for end, outcome in zip(samples.ended_s, samples.outcome, strict=True) if outcome == DONE
+    )
+    if row.stage.kind == "closed" and len(ends) > (row.stage.clients or 1) + 1:
+        last = max(samples.sent_s)
+        ends = [end for end in ends if end <= last] or ends
+    return len(ends) / (ends[-1] - min(samples.sent_s)) if ends else 0.0
 
 
 def lone_latencies(row: LoadRow) -> tuple[float, ...]:
@@ -115,58 +104,6 @@ def lone_latencies(row: LoadRow) -> tuple[float, ...]:
     overall = float(np.median([seconds for _, seconds in done]))
     by_size = {size: [seconds for other, seconds in done if other == size] for size in set(sizes)}
     return tuple(float(np.median(by_size[size])) if by_size[size] else overall for size in sizes)
-
-
-def _gaps(row: LoadRow) -> NDArray[np.float64]:
-    """Return the seconds between images, from the first request on.
-
-    Of a closed loop only until its last request: clients that have gone leave the server idle.
-    """
-    samples = row.samples
-    ends = sorted(
-        end for end, outcome in zip(samples.ended_s, samples.outcome, strict=True) if outcome == DONE
-    )
-    if row.stage.kind == "closed" and len(ends) > (row.stage.clients or 1) + 1:
-        last = max(samples.sent_s)
-        ends = [end for end in ends if end <= last] or ends
-    return np.diff([min(samples.sent_s, default=0.0), *ends]) if ends else np.array([])
-
-
-def _rate(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(1 / np.mean(gaps, axis=-1))
-
-
-def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.median(values, axis=-1))
-
-
-def _percentile(latencies: NDArray[np.float64], percent: int, least_block: int) -> Interval:
-    interval = block_interval(
-        latencies, lambda values: np.percentile(values, percent, axis=-1), least_block=least_block
-    )
-    has_enough = len(latencies) * (100 - percent) / 100 >= _LEAST_BEYOND
-    return interval if has_enough else Interval(interval.point, None, None)
-
-
-def _within(row: LoadRow, done: NDArray[np.bool_], latencies: NDArray[np.float64]) -> Interval | None:
-    if not row.slo_s or not len(done):
-        return None
-    slo = np.array(row.slo_s)[list(row.samples.variant)]
-    good = done & (latencies <= slo)
-    share = float(good.mean())
-    length = block_length(latencies)
-    if share in (0.0, 1.0):  # no draw of these shows another value: the exact interval of independent blocks
-        doubt = 1 - _DOUBT ** (1 / max(1.0, len(good) / length))
-        return Interval(share, max(0.0, share - doubt), min(1.0, share + doubt))
-    return block_interval(
-        good.astype(np.float64), lambda values: np.mean(values, axis=-1), least_block=length
-    )
-
-
-def _scaled(interval: Interval, factor: float) -> Interval:
-    if interval.low is None or interval.high is None:
-        return Interval(interval.point * factor, None, None)
-    return Interval(interval.point * factor, interval.low * factor, interval.high * factor)
 
 
 def _phases(row: LoadRow) -> dict[str, float]:

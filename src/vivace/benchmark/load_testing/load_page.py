@@ -9,7 +9,7 @@ from importlib import resources
 from markupsafe import Markup
 
 from vivace import __version__
-from vivace.benchmark.load_testing.load_report import HEADINGS, cells, compared, notes, title
+from vivace.benchmark.load_testing.load_report import HEADINGS, cells, compared, groups_of, notes, title
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.report.axis import Axis
@@ -58,7 +58,7 @@ def page_of(rows: Sequence[LoadRow], others: Sequence[LoadRow], command: str) ->
             title=title(rows),
             began=rows[0].began,
             headings=HEADINGS,
-            lines=[cells(row) for row in rows],
+            lines=[cells(group) for group in groups_of(rows)],
             charts=[chart_of(row) for row in rows if row.samples.due_s],
             width=_WIDTH,
             height=_HEIGHT,

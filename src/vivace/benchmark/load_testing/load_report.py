@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.benchmark.load_testing.load_figures import figures_of, latency_ratio, throughput_ratio
-from vivace.benchmark.load_testing.load_rows import LoadRow
-from vivace.foundation.stats.intervals import Interval
+from vivace.benchmark.load_testing.load_figures import LoadFigures, figures_of
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.report.text_table import TextTable, csv_text
 
 HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
-_INTERVAL_FIELDS = tuple(
-    f"{name}{end}"
-    for name in ("throughput", "p50_s", "p95_s", "p99_s", "within_slo", "goodput")
-    for end in ("", "_low", "_high")
+_CSV_FIELDS = (
+    *("label", "load", "repeat", "rate", "requests", "done"),
+    *("throughput", "p50_s", "p95_s", "p99_s", "within_slo", "goodput", "errors"),
 )
-_CSV_FIELDS = ("label", "load", "rate", "requests", "done", *_INTERVAL_FIELDS, "errors")
 _LATE = 0.05
 """Share of the median latency by which requests may leave late without a note."""
 
@@ -33,8 +32,17 @@ def render(rows: Sequence[LoadRow], format_: str) -> str:
         return json.dumps([as_dict(row) for row in rows], indent=2) + "\n"
     if format_ == "csv":
         return csv_text(_CSV_FIELDS, [_csv_row(row) for row in rows])
-    table = TextTable(HEADINGS, [cells(row) for row in rows], left=frozenset(HEADINGS))
+    table = TextTable(HEADINGS, [cells(group) for group in groups_of(rows)], left=frozenset(HEADINGS))
     return "\n".join(table.markdown() if format_ == "md" else table.aligned()) + "\n"
+
+
+def groups_of(rows: Sequence[LoadRow]) -> list[list[LoadRow]]:
+    """Return the rows by load, each with its repeats."""
+    groups: dict[tuple[str, LoadStage], list[LoadRow]] = {}
+    for row in rows:
+        stage = row.stage.model_copy(update={"repeat": 0})
+        groups.setdefault((row.label, stage), []).append(row)
+    return list(groups.values())
 
 
 def title(rows: Sequence[LoadRow]) -> str:
@@ -56,7 +64,12 @@ def notes(rows: Sequence[LoadRow]) -> list[str]:
     for row in rows:
         figures = figures_of(row)
         middle = figures.latency_s.get(50)
-        if row.rate is not None and middle is not None and figures.lag_s > _LATE * middle.point:
+        if row.stage.kind == "closed" and figures.errors:
+            texts.append(
+                f"{row.stage.name}: {sum(figures.errors.values())} of {figures.num_requests} requests brought no image "
+                "and their clients paused, so its images/s is no capacity"
+            )
+        if row.rate is not None and middle is not None and figures.lag_s > _LATE * middle:
             texts.append(
                 f"{row.stage.name}: requests left up to {figures.lag_s:.3f} s late, since this machine is too busy; "
                 "latency counts from when they were due"
@@ -71,21 +84,23 @@ def notes(rows: Sequence[LoadRow]) -> list[str]:
 def compared(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
     """Return a line for each common load with each of the other servers."""
     lines = []
-    for label in dict.fromkeys(other.label for other in others):
-        for row in rows:
-            other = next((o for o in others if o.label == label and o.stage == row.stage), None)
-            if other is None:
+    for other in groups_of(others):
+        for group in groups_of(rows):
+            row = group[0]
+            if other[0].stage != row.stage:
                 continue
             what = [
-                f"{name} {_ratio(interval)}"
-                for name, interval in (
-                    ("images/s", throughput_ratio(row, other)),
-                    ("p50", latency_ratio(row, other)),
+                f"{name} {_ratio(mine, theirs)}"
+                for name, mine, theirs in (
+                    ("images/s", *([figures_of(r).throughput for r in of] for of in (group, other))),
+                    ("p50", *([figures_of(r).latency_s[50] for r in of] for of in (group, other))),
                 )
-                if interval is not None
+                if all(math.isfinite(x) and x > 0 for x in (*mine, *theirs))
             ]
-            same = "" if other.request == row.request else " (other requests)"
-            lines.append(plain(f"{row.stage.name}, over {label}{same}: {', '.join(what) or 'no image'}"))
+            same = "" if other[0].request == row.request else " (other requests)"
+            lines.append(
+                plain(f"{row.stage.name}, over {other[0].label}{same}: {', '.join(what) or 'no image'}")
+            )
     return lines
 
 
@@ -101,10 +116,10 @@ def as_dict(row: LoadRow) -> dict[str, Any]:
         "requests": figures.num_requests,
         "done": figures.num_done,
         "errors": figures.errors,
-        "throughput": _numbers(figures.throughput),
-        "latency_s": {f"p{percent}": _numbers(each) for percent, each in figures.latency_s.items()},
-        "within_slo": _numbers(figures.within_slo),
-        "goodput": _numbers(figures.goodput),
+        "throughput": figures.throughput,
+        "latency_s": {f"p{percent}": _finite(each) for percent, each in figures.latency_s.items()},
+        "within_slo": figures.within_slo,
+        "goodput": figures.goodput,
         "lag_s": figures.lag_s,
         "phases_ms": figures.phases_ms,
         "request": row.request.model_dump(mode="json"),
@@ -113,50 +128,65 @@ def as_dict(row: LoadRow) -> dict[str, Any]:
     }
 
 
-def cells(row: LoadRow) -> tuple[str, ...]:
-    """Return the figures of a row as text, below `HEADINGS`."""
-    figures = figures_of(row)
+def cells(group: Sequence[LoadRow]) -> tuple[str, ...]:
+    """Return the figures of a load as text, below `HEADINGS`: medians of its repeats, with the least and the most."""
+    row, figures = group[0], [figures_of(each) for each in group]
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
-    errors = ", ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items())
+    errors: dict[str, int] = {}
+    for kind, number in (item for of in figures for item in of.errors.items()):
+        errors[kind] = errors.get(kind, 0) + number
     return (
         row.stage.name + rate,
-        str(figures.num_requests),
-        figure_text(figures.throughput),
-        *(figure_text(figures.latency_s[p]) if figures.latency_s else "" for p in (50, 95, 99)),
-        "" if figures.within_slo is None else figure_text(figures.within_slo, percent=True),
-        "" if figures.goodput is None else figure_text(figures.goodput),
-        errors or "none",
+        str(sum(of.num_requests for of in figures)),
+        figure_text([of.throughput for of in figures]),
+        *(figure_text([of.latency_s.get(p) for of in figures]) for p in (50, 95, 99)),
+        figure_text([of.within_slo for of in figures], percent=True),
+        figure_text([of.goodput for of in figures]),
+        errors_text(errors),
     )
 
 
-def figure_text(interval: Interval, *, percent: bool = False) -> str:
-    """Return a figure with its interval: three digits that count."""
-    values = [interval.point, interval.low, interval.high]
-    texts = ["" if v is None else f"{100 * v:.0f}" if percent else f"{v:.3g}" for v in values]
+def errors_text(errors: dict[str, int]) -> str:
+    return ", ".join(f"{number} {plain(kind)}" for kind, number in errors.items()) or "none"
+
+
+def figure_text(values: Sequence[float | None], *, percent: bool = False) -> str:
+    """Return the median of a figure's repeats, with the least and the most: three digits that count; "" without."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    texts = [
+        "no image" if math.isinf(v) else f"{100 * v:.0f}" if percent else f"{v:.3g}"
+        for v in (statistics.median_low(numbers), min(numbers), max(numbers))
+    ]
     unit = " %" if percent else ""
-    return f"{texts[0]}{unit}" if interval.low is None else f"{texts[0]} [{texts[1]}, {texts[2]}]{unit}"
+    return f"{texts[0]}{unit}" if len(numbers) == 1 else f"{texts[0]} ({texts[1]} to {texts[2]}){unit}"
 
 
-def _ratio(interval: Interval) -> str:
-    between = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.point:.2f}x{between}"
+def _ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
+    text = f"{statistics.median(mine) / statistics.median(theirs):.2f}x"
+    if len(mine) == len(theirs) == 1:
+        return text
+    return f"{text} ({min(mine) / max(theirs):.2f} to {max(mine) / min(theirs):.2f})"
 
 
-def _numbers(interval: Interval | None) -> list[float | None] | None:
-    return None if interval is None else [interval.point, interval.low, interval.high]
+def _finite(value: float | None) -> float | None:
+    """Return a figure as JSON has it: none where there was no image."""
+    return None if value is None or math.isinf(value) else value
 
 
 def _csv_row(row: LoadRow) -> dict[str, object]:
-    figures = figures_of(row)
-    latency = [figures.latency_s.get(p) for p in (50, 95, 99)]
-    intervals = (figures.throughput, *latency, figures.within_slo, figures.goodput)
-    numbers = [number for interval in intervals for number in _numbers(interval) or [None] * 3]
-    return {
+    figures: LoadFigures = figures_of(row)
+    latency = {f"p{p}_s": _finite(figures.latency_s.get(p)) for p in (50, 95, 99)}
+    return latency | {
         "label": plain(row.label),
         "load": row.stage.name,
+        "repeat": row.stage.repeat,
         "rate": row.rate,
         "requests": figures.num_requests,
         "done": figures.num_done,
-        **dict(zip(_INTERVAL_FIELDS, numbers, strict=True)),
+        "throughput": figures.throughput,
+        "within_slo": figures.within_slo,
+        "goodput": figures.goodput,
         "errors": "; ".join(f"{number} {plain(kind)}" for kind, number in figures.errors.items()),
     }

@@ -26,11 +26,13 @@ class LoadStage(Spec):
         kind: "closed" is a number of clients that each wait for their image; "poisson" is users who come at random.
         clients: of a closed loop.
         fraction: of the measured capacity at which users come; None where only their rate is known.
+        repeat: counts independent loads of the same kind, from 0.
     """
 
     kind: Literal["closed", "poisson"]
     clients: int | None = None
     fraction: float | None = None
+    repeat: int = 0
 
     @property
     def name(self) -> str:

@@ -41,6 +41,7 @@ class LoadTarget:
         variants: one of which each request has at random.
         key: that requests bear; it is stored nowhere.
         entry: the server's description of its model.
+        seen: the bodies of requests by the sha256 of the images that they brought.
     """
 
     url: str
@@ -52,6 +53,7 @@ class LoadTarget:
     timeout_s: float = 600.0
     key: str | None = field(default=None, repr=False)
     entry: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def images_url(self) -> SplitResult:

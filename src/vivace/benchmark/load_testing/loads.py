@@ -49,7 +49,7 @@ class _Recording:
     target: LoadTarget
     progress: Progress
     began: float = field(default_factory=time.perf_counter)
-    rows: list[tuple[float, float, float, str, int, dict[str, float]]] = field(default_factory=list)
+    rows: list[tuple[float, float, RequestOutcome, int]] = field(default_factory=list)
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.began
@@ -64,19 +64,22 @@ class _Recording:
         return outcome
 
     def add(self, due_s: float, sent_s: float, outcome: RequestOutcome, place: int) -> None:
-        self.rows.append((due_s, sent_s, outcome.ended - self.began, outcome.kind, place, outcome.phases_ms))
+        self.rows.append((due_s, sent_s, outcome, place))
         self.progress(len(self.rows), self.elapsed())
 
-    def samples(self) -> Samples:
+    async def samples(self) -> Samples:
+        """Return the requests as they were due, once all images have been looked at."""
         rows = sorted(self.rows, key=lambda row: row[0])
-        names = sorted({name for row in rows for name in row[5]})
+        kinds = [await outcome.checked() for _, _, outcome, _ in rows]
+        phases = [outcome.phases_ms for _, _, outcome, _ in rows]
+        names = sorted({name for of in phases for name in of})
         return Samples(
             due_s=tuple(round(row[0], 5) for row in rows),
             sent_s=tuple(round(row[1], 5) for row in rows),
-            ended_s=tuple(round(row[2], 5) for row in rows),
-            outcome=tuple(row[3] for row in rows),
-            variant=tuple(row[4] for row in rows),
-            phases_ms={name: tuple(row[5].get(name) for row in rows) for name in names},
+            ended_s=tuple(round(row[2].ended - self.began, 5) for row in rows),
+            outcome=tuple(kinds),
+            variant=tuple(row[3] for row in rows),
+            phases_ms={name: tuple(of.get(name) for of in phases) for name in names},
         )
 
 
@@ -99,7 +102,7 @@ async def closed_loop(
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(client())
-    return recording.samples()
+    return await recording.samples()
 
 
 def poisson_arrivals(rate: float, limit: LoadLimit, seed: int | str) -> list[float]:
@@ -129,4 +132,4 @@ async def poisson(
             task = group.create_task(recording.send(number, due_s, order, cycles=False))
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
-    return recording.samples()
+    return await recording.samples()

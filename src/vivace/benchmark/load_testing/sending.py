@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import hashlib
+import io
 import math
 import re
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from PIL import Image
 
 from vivace.benchmark.load_testing.http_exchange import ExchangeFailed, Reply, exchange
 from vivace.benchmark.load_testing.load_rows import DONE
 from vivace.benchmark.load_testing.load_target import LoadTarget
+from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
+from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import plain
 
-# Base64 of the first bytes of PNG, JPEG, WebP and AVIF files. The megabytes behind them are not parsed: that would keep
-# the event loop from other requests.
-_IMAGE = re.compile(rb'"b64_json"\s*:\s*"(?:data:image/\w+;base64,)?(iVBORw0KGgo|/9j/|UklGR|AAAA)')
-_ADDRESS = re.compile(rb'"url"\s*:\s*"(?:https?:|/|data:image/)')
+_ADDRESS = re.compile(rb'"url"\s*:\s*"(?!data:)([^"]*)"')
+_DATA = re.compile(r"data:image/[\w.+-]+;base64,")
 _PHASE = re.compile(r"([A-Za-z][\w-]*)\s*;[^,]*?dur=([0-9.]+)")
 _MAX_PHASES = 20
+_MAX_SHORT = 1 << 16
+_CHECKS = ThreadPoolExecutor(2, thread_name_prefix="answers")
+"""Decode images beside the event loop, which has other requests to time."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class RequestOutcome:
     """The outcome of a request.
 
     Attributes:
-        kind: "done", or what went wrong, as it is counted.
+        kind: "done", or what went wrong, as it is counted; of an answer with status 200 only `checked` tells.
         ended: of `time.perf_counter`.
         message: the server's own words.
         retry_after_s: how long a busy server asks to wait.
@@ -38,6 +51,11 @@ class RequestOutcome:
     message: str = ""
     retry_after_s: float | None = None
     status: int | None = None
+    check: asyncio.Future[str] | None = field(default=None, compare=False)
+
+    async def checked(self) -> str:
+        """Return the kind, once the image has been looked at."""
+        return self.kind if self.check is None else await self.check
 
 
 async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
@@ -50,9 +68,60 @@ async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
     if reply.status != 200:
         wait_s = _seconds(reply.headers.get("retry-after"))
         return RequestOutcome(f"HTTP {reply.status}", ended, {}, _complaint(reply), wait_s, reply.status)
-    number = len(_IMAGE.findall(reply.content)) + len(_ADDRESS.findall(reply.content))
-    kind = DONE if number == 1 else "no image" if number == 0 else f"{number} images"
-    return RequestOutcome(kind, ended, phases_of(reply.headers.get("server-timing", "")), status=200)
+    phases, content = phases_of(reply.headers.get("server-timing", "")), reply.content
+    if addresses := _ADDRESS.findall(content[:_MAX_SHORT]):
+        url = urlsplit(urljoin(f"{target.url}/", addresses[0].decode("utf-8", "replace").replace("\\/", "/")))
+        if url.netloc != target.images_url.netloc:
+            return RequestOutcome(
+                "image on another server", ended, phases, plain(url.netloc)[:300], status=200
+            )
+        try:
+            reply = await exchange(url, target.headers, None, target.timeout_s)
+        except ExchangeFailed as error:
+            return RequestOutcome(error.kind, time.perf_counter(), phases, plain(str(error))[:300])
+        ended = time.perf_counter()
+        if reply.status != 200:
+            return RequestOutcome(f"HTTP {reply.status}", ended, phases, "of the image", status=reply.status)
+        content = reply.content
+    check = asyncio.get_running_loop().run_in_executor(_CHECKS, fault_of, target, body, content)
+    return RequestOutcome(DONE, ended, phases, status=200, check=check)
+
+
+def fault_of(target: LoadTarget, body: bytes, content: bytes) -> str:
+    """Decode an answer; return "done", or what is wrong with it, as it is counted.
+
+    It is one image, whole, of the size and the format that were asked for, and no other request has had it.
+
+    Args:
+        content: JSON with the image in base64, or the image's file.
+    """
+    asked: dict[str, Any] = parse_json(body)
+    data = content
+    if content[:1] in b"{[":
+        try:
+            images = parse_json(content)["data"]
+            if len(images) != 1:
+                return f"{len(images) or 'no'} image{'s' * (len(images) > 1)}"
+            (image,) = images
+            text = image.get("b64_json") or image["url"]
+            data = base64.b64decode(_DATA.sub("", text, count=1), validate=True)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "no image"
+    try:
+        with reading("the answer", UsageError), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            size, format_ = f"{picture.width}x{picture.height}", (picture.format or "").lower()
+            if asked.get("size", size) not in (size, "auto"):
+                return f"{size} instead of {asked['size']}"
+            wanted = asked.get("output_format", format_)
+            if format_ != {"jpg": "jpeg"}.get(wanted, wanted):
+                return f"{format_} instead of {wanted}"
+            if picture.width * picture.height > MAX_PIXELS:
+                return f"{size}, too large to look at"
+            picture.load()
+    except UsageError:
+        return "broken image"
+    same = target.seen.setdefault(hashlib.sha256(data).hexdigest(), body)
+    return DONE if same == body else "same image for another seed or prompt"
 
 
 def phases_of(header: str) -> dict[str, float]:

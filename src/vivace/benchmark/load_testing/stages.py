@@ -39,6 +39,7 @@ class LoadPlan:
         minutes: of all loads together; None without a limit.
         slo_factor: times the latency of one client; `slo_s` in its place where it is given.
         seed: of arrivals, seeds and variants.
+        repeats: independent loads of each kind, one after the other.
     """
 
     clients: tuple[int, ...] = (8,)
@@ -48,11 +49,13 @@ class LoadPlan:
     slo_factor: float = 3.0
     slo_s: float | None = None
     seed: int = 0
+    repeats: int = 1
 
     @property
     def stages(self) -> list[LoadStage]:
         closed = [LoadStage(kind="closed", clients=number) for number in self.clients if number != 1]
-        return [_LONE, *closed, *(LoadStage(kind="poisson", fraction=each) for each in self.fractions)]
+        once = [_LONE, *closed, *(LoadStage(kind="poisson", fraction=each) for each in self.fractions)]
+        return [stage.model_copy(update={"repeat": k}) for k in range(self.repeats) for stage in once]
 
 
 def measure(
@@ -121,7 +124,8 @@ def _measured(
     def report(number: int, elapsed_s: float) -> None:
         progress(stage, number, elapsed_s)
 
-    samples = asyncio.run(_load(target, stage, rate, limit, f"{plan.seed}, {stage.name}", report))
+    seed = f"{plan.seed}, {stage.name}" + (f", {stage.repeat}" if stage.repeat else "")
+    samples = asyncio.run(_load(target, stage, rate, limit, seed, report))
     row = row.model_copy(update={"samples": samples})
     if stage == _LONE:
         if DONE not in samples.outcome:
@@ -139,8 +143,21 @@ async def _load(
 
 
 def capacity(rows: Sequence[LoadRow]) -> float:
-    """Return the highest throughput of closed loops, images a second."""
-    return max(throughput(row).point for row in rows if row.stage.kind == "closed")
+    """Return the highest throughput of the first closed loops, images a second.
+
+    One in which a request failed is none: its clients paused then, and a refusal takes less time than an image.
+
+    Raises:
+        Unsupported: requests failed in each of them.
+    """
+    closed = [row for row in rows if row.stage.kind == "closed" and row.stage.repeat == 0]
+    rates = [throughput(row) for row in closed if set(row.samples.outcome) == {DONE}]
+    if not rates:
+        raise Unsupported(
+            "requests failed in every closed loop, so the capacity is not known, of which users would come at a "
+            "fraction; give --fractions none, or fewer --clients"
+        )
+    return max(rates)
 
 
 def _slo(plan: LoadPlan, settings: RequestSettings, rows: Sequence[LoadRow]) -> tuple[float, ...]:
@@ -164,8 +181,9 @@ async def _warm_up(target: LoadTarget) -> None:
         for number in range(_WARM_UPS):
             _, body = alone.request(number, order, cycles=True)
             outcome = await send(alone, body)
-            if outcome.kind == DONE:
+            kind = await outcome.checked()
+            if kind == DONE:
                 continue
-            words = f"{outcome.kind}: {outcome.message}" if outcome.message else outcome.kind
+            words = f"{kind}: {outcome.message}" if outcome.message else kind
             key = "; give --api-key-file FILE" if outcome.status in (401, 403) else ""
             raise Unsupported(f"{target.url} draws no image ({words}){key}")

@@ -139,7 +139,12 @@ def _with_canary(
     round_ = anchor.round
     rest = [trial for trial, _ in job.rounds[position:]]
     if deadline is not None and not deadline.has_time_for([anchor.trial, *rest]):
-        return replace(anchor, is_update=True)
+        why = (
+            "no time was left to follow the machine's speed through the round; its interval may be too narrow"
+        )
+        return replace(
+            anchor, round=round_.model_copy(update={"warnings": (*round_.warnings, why)}), is_update=True
+        )
     warmup = min(CANARY_WARMUP, job.timing.max_warmup)
     short = job.model_copy(
         update={"timing": job.timing.model_copy(update={"repeats": CANARY_CALLS, "max_warmup": warmup})}

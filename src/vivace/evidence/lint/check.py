@@ -23,6 +23,7 @@ from vivace.evidence.lint.columns import (
 from vivace.evidence.lint.coverage import Coverage, examples
 from vivace.evidence.lint.file_tables import Table, is_section
 from vivace.evidence.lint.findings import Finding, Reading
+from vivace.evidence.lint.model_limits import model_in, names_model
 from vivace.evidence.lint.read_tables import read_tables
 from vivace.evidence.lint.rules import RULES
 from vivace.evidence.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
@@ -202,9 +203,12 @@ def readings(
                 if "steps" in context and not {"steps", "workload_steps"} & numbers.keys():
                     steps = read_number(context["steps"])
                     numbers |= {} if steps is None else {"steps": steps}
-                for name in ("model", "gpu"):
-                    if name in context:
-                        texts.setdefault(name, context[name])
+                if "gpu" in context:
+                    texts.setdefault("gpu", context["gpu"])
+                if "model" in facts:
+                    texts.setdefault("model", facts["model"])
+                elif "model" in context and not names_model(f"{texts.get('label', '')} {section}"):
+                    texts.setdefault("model", context["model"])
                 if numbers:
                     where = section if path is None else " ".join(filter(None, (section, path)))
                     readings.append(Reading(line.number, of, numbers, texts, where, table.context))
@@ -280,12 +284,14 @@ def _note(coverage: Coverage, table: Table, columns: Sequence[Column | None], ma
 
 
 def _context(text: str) -> dict[str, str]:
-    """Return the GPU and the steps that the headings above a table name."""
+    """Return the GPU, the steps and the model that the headings above a table name; the nearest heading counts."""
     context: dict[str, str] = {}
     for line in lines_of(text)[::-1]:
         gpu, _ = gpu_in(line)
         if gpu:
             context.setdefault("gpu", gpu)
+        if model := model_in(line):
+            context.setdefault("model", model)
         if steps := _STEPS.search(line):
             context.setdefault("steps", steps[1])
     return context

@@ -44,6 +44,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "peak_memory": ("vram peak", "peak memory", "peak vram", "inference memory", "max memory", "peak",
                     "vram", "memory", "max vram", "peak gpu memory", "gpu memory"),
     "precision": ("precision", "dtype"),
+    "size": ("size", "resolution", "image size"),
     "self_cpu_percent": ("self cpu %", "self cpu percent"),
     "self_cpu": ("self cpu",),
     "cpu_percent": ("cpu total %", "cpu total percent"),
@@ -63,7 +64,7 @@ TIMES = frozenset({"mean", "time", "min", "max", "p50", "p90", "p95", "p99", "lo
 BYTES = frozenset({"model_memory", "peak_memory"})
 PROFILE = frozenset({"self_cpu", "cpu", "cpu_avg", "self_cuda", "cuda", "cuda_avg"})
 COUNTS = frozenset({"n", "steps", "workload_steps", "batch", "calls", "height", "width"})
-TEXTS = frozenset({"label", "model", "gpu", "precision"})
+TEXTS = frozenset({"label", "model", "gpu", "precision", "size"})
 _BY_NAME = {name: role for role, names in SYNONYMS.items() for name in names}
 _SUFFIXES = (
     "s",
@@ -132,7 +133,8 @@ def column_of(heading: str) -> Column | None:
         return Column(role, "", kind, factor) if _fits(role, kind) else None
     gpu, rest = gpu_in(text)
     if gpu:
-        role = _role(rest, kind) if rest else ("mean" if kind == "time" else None)
+        # Below the name of a card alone, cells say what they are.
+        role = _role(rest, kind) if rest else {"time": "mean", None: "rate"}.get(kind)
         if role is not None and _fits(role, kind):
             return Column(role, gpu, kind, factor)
     return None
@@ -212,6 +214,7 @@ def _without_unit(text: str) -> tuple[str, str | None, float]:
     if kind is None and text not in _BY_NAME:
         for pattern in (
             r"(.+?)\s*,\s*(\S.*)",
+            r"(\S+(?: \S+)*?)\s+(\S+ per .+|\S+ ?/ ?\S+)",
             r"(.+?)\s+in\s+(\S+)",
             r"(.+?\S)\s+/\s+(\S+)",
             r"(.+)\s+(\S+)",

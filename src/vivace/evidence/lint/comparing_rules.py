@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from vivace.evidence.lint.faults import Fault, is_above, written
 from vivace.evidence.lint.findings import Reading
 from vivace.evidence.lint.model_limits import EIGHT_BITS, FULL_PRECISION
+from vivace.evidence.lint.values import Number
+from vivace.foundation.hardware import Chip, known_gpu
 
 _LABEL = re.compile(r"([^()]+?)\s*(?:\(([\d.]+)\))?((?:\+[^()]+)?)$")
 _MUCH = 1.1
@@ -48,6 +50,15 @@ def techniques_add_alike(rows: Sequence[Reading]) -> Iterator[Fault]:
                 "whether the labels are right (a threshold), and both rows of one machine in one state",
                 "doubtful",
             )  # fmt: skip
+
+
+def _time_of(row: Reading) -> Number | None:
+    centre = next((role for role in ("p50", "mean", "time") if row.has(role) and row[role].value > 0), None)
+    return None if centre is None else row[centre]
+
+
+def _has_half(weak: Chip, strong: Chip) -> bool:
+    return 2 * weak.half <= strong.half and 1.5 * weak.bandwidth_gb_s <= strong.bandwidth_gb_s
 
 
 def _techniques(row: Reading) -> tuple[frozenset[str], str] | None:
@@ -91,14 +102,30 @@ def _said(row: Reading) -> str:
 
 
 def gpus_keep_their_order(rows: Sequence[Reading]) -> Iterator[Fault]:
-    """A GPU that is the faster one in nearly all rows is not far slower in a few."""
+    """A GPU that is the faster one in nearly all rows is not far slower in a few, and never one with half of all."""
     by_gpu: dict[str, dict[tuple[int, str], Reading]] = {}
     for row in rows:
-        if row.of and row.has("mean") and row["mean"].value > 0:
+        if row.of and _time_of(row) is not None:
             by_gpu.setdefault(row.of, {})[row.line, row.section] = row
+    for weak, strong in itertools.permutations(by_gpu, 2):
+        pair = known_gpu(weak), known_gpu(strong)
+        if pair[0] is None or pair[1] is None or not _has_half(pair[0].chip, pair[1].chip):
+            continue
+        for key, row in by_gpu[weak].items():
+            other = by_gpu[strong].get(key)
+            times = _time_of(row), other and _time_of(other)
+            if times[0] and times[1] and times[0].most * _MUCH < times[1].least:
+                yield Fault(
+                    row, f"{weak}: {times[0].text}; {strong}: {times[1].text}",
+                    f"the {weak} has half of the {strong}'s arithmetic or less, and a slower memory, and is "
+                    f"{times[1].value / times[0].value:.2f} times as fast here",
+                    "whether the columns are swapped, and both ran the same recipe, size and steps",
+                    "doubtful",
+                )  # fmt: skip
     reported: set[int] = set()
     for slow, fast in itertools.permutations(by_gpu, 2):
         both = [(by_gpu[slow][key], row) for key, row in by_gpu[fast].items() if key in by_gpu[slow]]
+        both = [(other, row) for other, row in both if row.has("mean") and other.has("mean")]
         is_faster = sum(row["mean"].value < other["mean"].value for other, row in both)
         if len(both) < _ORDERED_ROWS or is_faster < _ORDERED_SHARE * len(both):
             continue

@@ -55,6 +55,11 @@ SKIPS_WORK = re.compile(
     re.IGNORECASE,
 )
 """Recipes and models that compute less than steps times a full step, or on several GPUs."""
+_MODEL = re.compile(
+    r"flux|\bsd|xl\b|diffusion|qwen|sana|z[ _-]?image|pixart|hunyuan|lumina|kolors|klein|krea|cogview|chroma|hidream"
+    r"|pony|playground|kandinsky|wan\b",
+    re.IGNORECASE,
+)
 FULL_PRECISION = re.compile(r"\b(?:fp16|bf16|float16|bfloat16|fp32|tf32|baseline|base)\b", re.IGNORECASE)
 FOUR_BITS = re.compile(r"fp4|int4|nf4|svdq|w4a4|\b4[ -]?bit", re.IGNORECASE)
 EIGHT_BITS = re.compile(r"fp8|float8|int8|fp4|int4|nf4|nvfp4|quant", re.IGNORECASE)
@@ -70,6 +75,19 @@ def flops_of(model: str) -> ModelFlops | None:
         ),
         None,
     )
+
+
+def names_model(text: str) -> bool:
+    """Return whether a text has a model's name, one that is counted or another."""
+    return bool(_MODEL.search(text))
+
+
+def model_in(text: str) -> str:
+    """Return the counted model that a heading names; "" for none, for several, and for one that skips work."""
+    words = text.replace("`", " ").replace(",", " ").replace(":", " ").split()
+    parts = [" ".join(words[start : start + length]) for length in (3, 2, 1) for start in range(len(words))]
+    found = {flops.name: part for part in reversed(parts) if (flops := flops_of(part)) is not None}
+    return "" if len(found) != 1 or SKIPS_WORK.search(text) else next(iter(found))
 
 
 def least_seconds(work: Work, chip: Chip) -> float:

@@ -23,12 +23,16 @@ _MEASURED = ("mean", "time", "min", "p50", "p90", "p99", "max", "step")
 _TAIL_SAMPLES = {"p90": 20, "p95": 40, "p99": 200}
 _RATIO_TOLERANCE = 0.02
 _OFFLOADED = re.compile(r"offload|streaming|low[ _-]?vram|cpu|swap", re.IGNORECASE)
+_MAKERS = r"(?:(?:nvidia|geforce|rtx|gtx|tesla|amd|instinct)[ -]*)*"
+_CARD = rf"{_MAKERS}(?:[abhlv]\d{{1,3}}s?|gb?h?\d{{3}}|mi\d{{3}}x?|t4|[1-5]0[5-9]0)"
 _SEVERAL_GPUS = re.compile(
-    r"\b(?:[2-9]|1\d|\d{2,})\s*(?:[x×]\s*\w|gpus?\b|cards?\b|\w*\s*(?:h100|h200|a100|l40s|4090)s?\b)"
-    r"|(?:h100|h200|a100|l40s|4090)s?\s*(?:\w+\s*)?[x×*]\s*\d"
+    rf"(?<![\w×.,-])(?:[2-9]|[1-9]\d)\s*(?:[x×]\s*)?(?:(?:{_CARD})(?:s|\b)|(?:gpu|card)s?\b)"
+    rf"|{_CARD}\s*(?:\b(?:sxm|pcie|nvl|\d+ ?gb)\w*\s*)?[x×*]\s*[2-9]\d?\b"
     r"|multi[ -]?gpu|tensor parallel|\btp\s*=?\s*\d|ulysses|\bring\b",
     re.IGNORECASE,
 )
+_SIZE = re.compile(r"(?<!\d)(\d{3,4})\s*(?:px)?\s*[x×*]\s*(\d{3,4})(?!\d)")
+_AT_ONCE = re.compile(r"concurren|parallel|client|stream|server|queue|workers|at once", re.IGNORECASE)
 _FULL_SIZE_BYTES = 2e9
 _LEAST_SHARE, _LEAST_BYTES = 0.003, 40e6
 """The least memory that a call of a full-size model needs besides its weights: a feature map of SDXL's first block has
@@ -156,6 +160,9 @@ def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
         ):
             continue
         batch = row["batch"].value if row.has("batch") else 1.0
+        is_told = (
+            row.has("batch") and not _SEVERAL_GPUS.search(_said(row)) and not _AT_ONCE.search(_said(row))
+        )
         least = row[centre].least * row["throughput"].least * (1 - _RATIO_TOLERANCE)
         most = row[centre].most * row["throughput"].most * (1 + _RATIO_TOLERANCE)
         if not any(least <= batch_size <= most for batch_size in {1.0, batch}):
@@ -163,7 +170,7 @@ def throughput_fits_latency(rows: Sequence[Reading]) -> Iterator[Fault]:
                 row, written(row, "throughput", centre, "batch"),
                 f"they multiply to {row[centre].value * row['throughput'].value:.3g} images at a time",
                 "the batch, whether several calls ran at once, and what else the throughput counts",
-                "doubtful",
+                "impossible" if least > batch and is_told else "doubtful",
             )  # fmt: skip
 
 
@@ -276,8 +283,9 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
         if centre is None or model is None or gpu is None or steps is None or row[centre].least <= 0:
             continue
         names = " ".join(row.texts.values())
-        pixels = row["height"].value * row["width"].value if row.has("height", "width") else model.pixels
-        if SKIPS_WORK.search(f"{names} {row.section}") or pixels != model.pixels:
+        sizes = {float(int(height) * int(width)) for height, width in _SIZE.findall(_said(row))}
+        sizes = {row["height"].value * row["width"].value} if row.has("height", "width") else sizes
+        if SKIPS_WORK.search(f"{names} {row.section}") or sizes - {model.pixels}:
             continue
         if _SEVERAL_GPUS.search(_said(row)):
             continue

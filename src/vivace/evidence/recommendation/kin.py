@@ -63,14 +63,7 @@ class Kin:
         """Return a table of the catalogue's model with this architecture as one of this model; others as they are."""
         if not self.alike or self.is_gguf or table.model != self.alike or table.kind == "own":
             return table
-        of = f"the record is of {self.alike}, whose architecture it has"
-        return table.model_copy(
-            update={
-                "model": self.name,
-                "random_weights": True,
-                "note": "; ".join(filter(None, (table.note, of))),
-            }
-        )
+        return table.model_copy(update={"model": self.name, "of": self.alike, "random_weights": True})
 
     def is_family(self, other: Kin) -> bool:
         """Whether both have the same architecture at full size."""

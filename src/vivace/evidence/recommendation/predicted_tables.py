@@ -103,6 +103,7 @@ def predicted_table(
         kind="predicted",
         place=PLACE,
         model=kin.name,
+        of=kin.alike,
         random_weights=True,
         gpu=card.gpu.name,
         height=published.height,

@@ -89,6 +89,7 @@ def basis_of(source: RankedTable, gpu: str | None) -> Basis:
         kind=table.kind,
         place=table.place,
         model=table.model,
+        of=table.of,
         gpu=table.gpu,
         near=name,
         random_weights=table.random_weights,

@@ -70,6 +70,7 @@ class Basis(Spec):
 
     Attributes:
         model: whose records they are: the model's own, or another one's of its family.
+        of: the model that was measured, where `model` is a file or a folder of its architecture; "" else.
         near: "same" GPU as requested, "generation", or "other"; "any" if no GPU was requested and this machine has
             none.
     """
@@ -77,6 +78,7 @@ class Basis(Spec):
     kind: Kind
     place: str
     model: str
+    of: str = ""
     gpu: str
     near: Literal["same", "generation", "other", "any"]
     random_weights: bool

@@ -325,7 +325,7 @@ def where(basis: Basis) -> str:
         "published": f"{basis.place}, published by others",
         "predicted": f"{basis.place} from data sheets, and records of other GPUs",
     }[basis.kind]
-    parts = [basis.model, basis.gpu]
+    parts = [f"{basis.of}, whose architecture it has" if basis.of else basis.model, basis.gpu]
     if basis.height and basis.width:
         parts.append(f"{basis.width}x{basis.height}")
     if basis.steps:

@@ -20,12 +20,13 @@ from vivace.evidence.studies.view import (
     notes,
     outcome_text,
     quotient,
+    relative_text,
     stand_ins,
     value_text,
     views,
 )
 from vivace.foundation.untrusted.terminal_text import markdown_cell
-from vivace.report.summary import ratio, seconds
+from vivace.report.summary import ratio
 from vivace.report.text_table import TextTable, csv_text
 
 if TYPE_CHECKING:
@@ -188,14 +189,11 @@ def _block(view: PartView, figure: str) -> TextTable:
 
 
 def _text(figure: str, compared: ComparedCell) -> str:
-    """Return e.g. "11.3 s 1.36x"."""
+    """Return e.g. "11.3 s 1.36x [1.32, 1.40]"."""
     if compared.cell.value is None:
         return outcome_text(compared.cell)
-    text = value_text(figure, compared.cell.value)
-    if compared.relative is None:
-        return text
-    return f"{text} {compared.relative.point:.2f}x" + (
-        "" if compared.of_s is None else f" of {seconds(compared.of_s)}"
+    return (
+        f"{value_text(figure, compared.cell.value)} {relative_text(compared).replace('×', 'x', 1)}".rstrip()
     )
 
 

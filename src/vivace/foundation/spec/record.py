@@ -102,7 +102,7 @@ class GpuWindow(Spec):
 
 
 class Canary(Spec):
-    """The baseline's own calls once more, in another process of the same round: how fast the machine was then.
+    """The calls of a round's first trial once more, in another process of it: how fast the machine was then.
 
     Attributes:
         started_at: UTC, ISO 8601.
@@ -143,7 +143,7 @@ class Round(Spec):
         conditions: the machine's state: load, clocks.
         work: what the recipe computes in a call; only in one round, and only where `ceilings` are known.
         ceilings: the limits of the device, measured by `vivace doctor --measure`.
-        canaries: in rounds of a baseline, its calls in other processes of the round.
+        canaries: of the first trial of its round, its calls in later processes of the round.
     """
 
     index: int

@@ -1,6 +1,5 @@
 """Statistics on plain numbers: intervals, ratios, verdicts, the stopping rule. Needs only numpy."""
 
-from vivace.foundation.stats.block_bootstrap import block_interval, block_length, block_ratio
 from vivace.foundation.stats.equivalence import Equivalence, EquivalenceTest, equivalence
 from vivace.foundation.stats.gate import Gate, gate
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
@@ -24,9 +23,6 @@ __all__ = [
     "LogMean",
     "Spread",
     "Verdict",
-    "block_interval",
-    "block_length",
-    "block_ratio",
     "detectable",
     "enough_samples",
     "equivalence",

@@ -175,10 +175,14 @@ def _write_new(path: Path, content: bytes) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o755 if path.suffix == ".so" else 0o644)
-        os.replace(name, path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(name, 0o755 if path.suffix == ".so" else 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}; free space, or set VIVACE_CACHE"

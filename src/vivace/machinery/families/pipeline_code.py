@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from vivace.errors import Unsupported
@@ -105,9 +106,34 @@ def passes_a_shift_to_dynamic_schedulers(pipe: Any) -> bool:
 def never_asks_pytorch(layer: Any) -> bool:
     """Whether an attention layer's processor computes attention itself, as diffusers' sliced ones do.
 
-    Of processors that are not diffusers' nothing is known, so they are taken to ask.
+    Read are its methods, what it keeps, and the functions that these name.
     """
-    kind: Any = type(layer.processor)
-    if not kind.__module__.startswith("diffusers.") or not hasattr(kind, "__call__"):  # noqa: B004
+    return not _asks(layer.processor, set())
+
+
+def _asks(value: Any, seen: set[int]) -> bool:
+    """Whether code that calling a value runs names a function of PyTorch's attention, by any name."""
+    if getattr(value, "__name__", None) in _ASKS_PYTORCH:
+        return True
+    if id(value) in seen or getattr(value, "__module__", None) in (None, "builtins", "typing"):
         return False
-    return not any(name in _source(kind) for name in _ASKS_PYTORCH)
+    seen.add(id(value))
+    if isinstance(value, MethodType | functools.partial):
+        return _asks(value.func if isinstance(value, functools.partial) else value.__func__, seen)
+    if isinstance(value, FunctionType):
+        names = _names_of(value.__code__)
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        called = [value.__globals__[name] for name in names if name in value.__globals__]
+        return any(name in _ASKS_PYTORCH for name in names) or any(_asks(v, seen) for v in (*called, *cells))
+    kind = value if isinstance(value, type) else type(value)
+    if not callable(getattr(kind, "__call__", None)) or kind.__module__.startswith("torch."):  # noqa: B004
+        return False
+    kept = () if isinstance(value, type) else vars(value).values() if hasattr(value, "__dict__") else ()
+    own = [v for base in kind.__mro__ if base.__module__ != "builtins" for v in vars(base).values()]
+    functions = [v for v in own if isinstance(v, FunctionType)]
+    return any(_asks(each, seen) for each in (*functions, *kept))
+
+
+def _names_of(code: CodeType) -> set[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names_of, inner))

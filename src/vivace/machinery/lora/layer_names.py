@@ -142,7 +142,7 @@ def shape_of(layer: torch.nn.Module) -> tuple[int, ...] | None:
     """
     import torch
 
-    layer = getattr(layer, "base_layer", layer)  # type: ignore[assignment]
+    layer = getattr(layer, "base_layer", layer)
 
     if hasattr(layer, "in_features") and hasattr(layer, "out_features"):
         return layer.out_features, layer.in_features

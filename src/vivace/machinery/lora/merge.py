@@ -45,14 +45,10 @@ def merge_all(pipe: Any, loras: Sequence[tuple[LoraLayers, float]]) -> Counter[C
         parts = [(layers[component], amount) for layers, amount in loras if component in layers]
         modules = dict(component_of(pipe, component).named_modules()) if parts else {}
         for name in dict.fromkeys(name for layers, _ in parts for name in layers):
-            own = [(layers[name], amount) for layers, amount in parts if name in layers]
-            _add(
-                modules[name].weight,
-                [(layer.weight, amount) for layer, amount in own if layer.weight is not None],
-            )
-            _add(
-                modules[name].bias, [(layer.bias, amount) for layer, amount in own if layer.bias is not None]
-            )
+            for kind in ("weight", "bias"):  # which RMSNorms and embeddings lack
+                own = [(getattr(layers[name], kind), amount) for layers, amount in parts if name in layers]
+                if changes := [(change, amount) for change, amount in own if change is not None]:
+                    _add(getattr(modules[name], kind), changes)
             changed[component] += 1
     return changed
 
@@ -61,8 +57,6 @@ def _add(tensor: torch.Tensor, changes: Sequence[tuple[WeightChange, float]]) ->
     """Add changes, each with its factor, to a weight or a bias."""
     import torch
 
-    if not changes:
-        return
     with torch.no_grad():
         total = tensor.float()
         for change, amount in changes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from vivace.errors import OutputError
+from vivace.foundation.untrusted.destinations import replace
 from vivace.machinery.quantization.layers import LayerChoice
 from vivace.machinery.technique import COMPONENTS, Component, Target, call_parameters, without_clashes
 from vivace.machinery.technique.cache_folder import cache_folder
@@ -218,16 +219,11 @@ def _load(
 
 def _save(file: Path, source: str, scales: Mapping[str, torch.Tensor], missing: Mapping[str, str]) -> bool:
     """Write the file atomically. If the folder is not writable, the next run calibrates again."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    part = file.with_suffix(f".{os.getpid()}.part")
+    tensors = {name: scale.cpu() for name, scale in scales.items()}
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {name: scale.cpu() for name, scale in scales.items()}
-        save_file(tensors, str(part), {"source": source, "missing": json.dumps(dict(missing))})
-        part.replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        replace(file, save(tensors, {"source": source, "missing": json.dumps(dict(missing))}))
+    except OutputError:
         return False
     return True

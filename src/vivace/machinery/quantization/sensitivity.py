@@ -15,7 +15,6 @@ import copy
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from vivace.errors import OutputError
 from vivace.foundation.spec.base import Spec
+from vivace.foundation.untrusted.destinations import replace
 from vivace.machinery.quantization.calibration import generate, source_of
 from vivace.machinery.quantization.layers import replace_layer
 from vivace.machinery.technique import Target
@@ -272,13 +273,8 @@ def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity 
 
 def _save(file: Path, sensitivity: Sensitivity) -> bool:
     """Write the file atomically. If the folder is not writable, the next run measures again."""
-    part = file.with_suffix(f".{os.getpid()}.part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(sensitivity.model_dump_json(), encoding="utf-8")
-        part.replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+        replace(file, sensitivity.model_dump_json().encode())
+    except OutputError:
         return False
     return True

@@ -6,14 +6,13 @@ file may be deleted; the fit is then to be made again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vivace.foundation.untrusted.destinations import replace
 from vivace.machinery.technique.cache_folder import cache_folder
 
 _VERSION = 1
@@ -52,17 +51,10 @@ def keep(kind: str, denoiser: Any, model: str, fit: Mapping[str, Any]) -> Path:
     """Write a fit atomically, where `find` looks for it.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
     file = _file(kind, _architecture(denoiser), model)
-    part = file.with_suffix(f".{os.getpid()}.part")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        part.write_text(json.dumps({"version": _VERSION, "model": model, "fit": dict(fit)}), encoding="utf-8")
-        part.replace(file)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+    replace(file, json.dumps({"version": _VERSION, "model": model, "fit": dict(fit)}).encode())
     return file
 
 

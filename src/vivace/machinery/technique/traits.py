@@ -86,9 +86,10 @@ class Rule:
 
 
 _BEFORE = "apply the recipe before that"
-_ON_WEIGHTS = frozenset(Stage) - {
-    Stage.SWAP, Stage.SPLIT, Stage.CACHE, Stage.COMPILE, Stage.KERNEL, Stage.SCHEDULE
-}  # fmt: skip
+_ON_WEIGHTS = frozenset(
+    {Stage.MERGE, Stage.PRUNE, Stage.PRECISION, Stage.FUSE, Stage.QUANTIZE, Stage.ADAPT, Stage.LAYOUT, Stage.SHARD}
+    | {Stage.CAPTURE, Stage.OFFLOAD}
+)  # fmt: skip
 _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
     (
         _ON_WEIGHTS,
@@ -103,7 +104,7 @@ _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
         frozenset({Stage.MERGE, Stage.FUSE}),
         Rule(Trait.IN_8_BITS, f"sums and new layers would be rounded or not cast; {_BEFORE}"),
     ),
-    (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"its hooks would go on casting to the former precision; {_BEFORE}")),
+    (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"hooks would go on casting to the former precision; {_BEFORE}")),
     (
         frozenset({Stage.FUSE}),
         Rule(

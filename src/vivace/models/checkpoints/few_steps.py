@@ -56,8 +56,8 @@ def note_of_few_steps(name: str, steps: int) -> str:
     if kind is None or steps <= _MOST_STEPS:
         return ""
     return (
-        f"its name tells of {kind}, which draws in few steps, and it is drawn in {steps}: set --num-inference-steps and "
-        "--guidance-scale as its card says"
+        f"its name tells of {kind}, which draws in few steps, and it is drawn in {steps}: set --num-inference-steps "
+        "and --guidance-scale as its card says"
     )
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import OutputError, UnusableModel
+from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.reading import reading, reason
 from vivace.machinery.quantization.stored_tensors import (
     StoredTensor,
     check_shapes,
@@ -286,11 +286,14 @@ def _groups(stored: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
 
 
 def _write(path: Path, tensors: dict[str, torch.Tensor], described: Described) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     text = described.text()
-    with reading(path, OutputError, "give a folder with more room", problem="cannot be written"):
+    try:
         save_file(tensors, str(path), metadata={"format": "pt"} | ({} if text == "{}" else {_OWN: text}))
+    except SafetensorError as error:  # without the name of the file, which is a temporary one
+        raise OSError(reason(error)) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # it writes files that only their owner may read
 
 
