@@ -71,26 +71,26 @@ def test_each_argument_of_another_type_is_named(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: vivace.bench("tiny-sd", "baseline"), "recipes='baseline' must be a list of text"),  # type: ignore[arg-type]
-        (lambda: vivace.load("tiny-sd", ["bf16"]), "recipe=.* must be text"),  # type: ignore[arg-type]
-        (lambda: vivace.load("tiny-sd", device="gpu"), "device='gpu' must be one of .*'cuda'"),  # type: ignore[arg-type]
+        (lambda: vivace.bench("tiny-sd", "baseline"), "recipes='baseline' must be a list of text"),
+        (lambda: vivace.load("tiny-sd", ["bf16"]), "recipe=.* must be text"),
+        (lambda: vivace.load("tiny-sd", device="gpu"), "device='gpu' must be one of .*'cuda'"),
         (lambda: vivace.bench("tiny-sd", ["baseline"], device="gpu"), "'gpu' must be one of auto, cpu, cuda"),
-        (lambda: vivace.load(None), "model=None must be text"),  # type: ignore[arg-type]
-        (lambda: vivace.tune("tiny-sd", goal="fast"), "goal='fast' must be one of 'latency'"),  # type: ignore[arg-type]
-        (lambda: vivace.tune("tiny-sd", minutes="8min"), "minutes='8min' must be a number"),  # type: ignore[arg-type]
+        (lambda: vivace.load(None), "model=None must be text"),
+        (lambda: vivace.tune("tiny-sd", goal="fast"), "goal='fast' must be one of 'latency'"),
+        (lambda: vivace.tune("tiny-sd", minutes="8min"), "minutes='8min' must be a number"),
         (lambda: vivace.tune("tiny-sd", max_memory_bytes=12), r"12.* is 12 bytes, which is not .*12GB"),
         (lambda: vivace.tune("tiny-sd", max_first_call_s="soon"), "'soon' is not a time"),
         (lambda: vivace.recommend("tiny-sd", max_memory=12e9), "GB"),
         (lambda: vivace.recommend("tiny-sd", max_memory=-1), "'-1' is not an amount of memory"),
-        (lambda: vivace.recommend("tiny-sd", min_quality=0.5), "min_quality=0.5 must be a Limits"),  # type: ignore[arg-type]
+        (lambda: vivace.recommend("tiny-sd", min_quality=0.5), "min_quality=0.5 must be a Limits"),
         (lambda: vivace.prove("a:b", "c:d", timeout_s=True), "timeout_s=True must be a number"),
-        (lambda: vivace.bench("tiny-sd", ["baseline"], height="tall"), "--height 'tall' must be a whole number"),  # type: ignore[arg-type]
-        (lambda: vivace.bench("tiny-sd", ["baseline"], timing=3), "--timing 3"),  # type: ignore[arg-type]
-        (lambda: vivace.compare("tiny-sd", "baseline", "steps(3)", timing=3), "--timing"),  # type: ignore[arg-type]
-        (lambda: vivace.profile("tiny-sd", timing=None), "--timing"),  # type: ignore[arg-type]
+        (lambda: vivace.bench("tiny-sd", ["baseline"], height="tall"), "--height 'tall' must be a whole number"),
+        (lambda: vivace.bench("tiny-sd", ["baseline"], timing=3), "--timing 3"),
+        (lambda: vivace.compare("tiny-sd", "baseline", "steps(3)", timing=3), "--timing"),
+        (lambda: vivace.profile("tiny-sd", timing=None), "--timing"),
         (lambda: vivace.profile("tiny-sd", device="gpu"), "'gpu'"),
-        (lambda: vivace.bench("tiny-sd", ["baseline"], quality="no"), "--quality"),  # type: ignore[arg-type]
-        (lambda: vivace.study(4), "name=4 must be text or a path"),  # type: ignore[arg-type]
+        (lambda: vivace.bench("tiny-sd", ["baseline"], quality="no"), "--quality"),
+        (lambda: vivace.study(4), "name=4 must be text or a path"),
     ],
 )  # fmt: skip
 def test_what_people_give(call: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_a_path_is_taken_in_the_place_of_a_text() -> None:
     def named(model: "str", more: "str" = "") -> tuple[str, str]:
         return model, more
 
-    assert named(Path("a") / "b", more=Path("c")) == (str(Path("a") / "b"), "c")  # type: ignore[arg-type]
+    assert named(Path("a") / "b", more=Path("c")) == (str(Path("a") / "b"), "c")
