@@ -353,7 +353,9 @@ def check_first(command: click.Command) -> None:
             from vivace.tuning.readiness import check_runs_here
 
             sides = [str(kwargs[name]).partition(":")[0] for name in ("a", "b") if name in kwargs]
-            models = [kwargs.get("model"), *(side for side in sides if side in CATALOGUE)]
+            several = kwargs.get("models") or ()  # of which one that cannot run is a row that says so
+            models = [kwargs.get("model"), *(several if len(several) == 1 else ())]
+            models += [side for side in sides if side in CATALOGUE]
             for model in models if command.name not in _LOADS_NOTHING else [None]:
                 check_runs_here(model, device)
         return inner(*args, **kwargs)

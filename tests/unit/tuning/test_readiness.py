@@ -69,7 +69,13 @@ def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["generate x --model flux-dev", "warm flux-dev", "save flux-dev DIR --recipe bf16", "serve flux-dev"],
+    [
+        "generate x --model flux-dev",
+        "warm flux-dev",
+        "bench --model flux-dev --recipe bf16",
+        "save flux-dev DIR --recipe bf16",
+        "serve flux-dev",
+    ],
 )
 def test_commands_ask_before_the_network(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

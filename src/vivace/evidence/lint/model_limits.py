@@ -56,8 +56,8 @@ SKIPS_WORK = re.compile(
 )
 """Recipes and models that compute less than steps times a full step, or on several GPUs."""
 _MODEL = re.compile(
-    r"flux|\bsd|xl\b|diffusion|qwen|sana|z[ _-]?image|pixart|hunyuan|lumina|kolors|klein|krea|cogview|chroma|hidream"
-    r"|pony|playground|kandinsky|wan\b",
+    r"flux|\bsd(?![a-z])|xl\b|diffusion|qwen|sana|z[ _-]?image|pixart|hunyuan|lumina|kolors|klein|krea|cogview|chroma"
+    r"|hidream|pony|playground|kandinsky|\bwan\b",
     re.IGNORECASE,
 )
 FULL_PRECISION = re.compile(r"\b(?:fp16|bf16|float16|bfloat16|fp32|tf32|baseline|base)\b", re.IGNORECASE)
