@@ -21,7 +21,7 @@ from benchmarks.tuner import (
 from benchmarks.tuner_grids import RESULTS
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.stats import Gate
+from vivace.foundation.stats import Gate, Verdict
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
@@ -333,6 +333,26 @@ def test_the_answer_says_what_images_cost() -> None:
     priced_answer = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
     assert "cost     0.5 per 1,000 images instead of 1.00" in str(priced_answer).splitlines()
     assert "cost " not in str(dataclasses.replace(priced_answer, rows=tuple(rows_of(records))))
+
+
+def test_what_bench_calls_unclear_is_not_called_proven() -> None:
+    rounds = {"baseline": 1.8, "tiny_vae": 0.9}
+    rows = rows_of(
+        [make_record(text, *(make_round(k, (s, s, s)) for k in range(2))) for text, s in rounds.items()]
+    )
+    for verdict in (Verdict.FASTER, Verdict.UNCLEAR):
+        final = (rows[0], dataclasses.replace(rows[1], verdict=verdict))
+        tuned = dataclasses.replace(answer(result("tiny_vae", 0.69)), rows=final)
+        assert tuned.to_json()["proven"] is (verdict is Verdict.FASTER)
+        assert tuned.to_json()["pick"]["rung"] == "final"
+        assert ("unclear" in str(tuned).partition("Run it")[0]) is (verdict is Verdict.UNCLEAR)
+
+
+def test_a_verdict_before_the_final_says_of_how_many_images() -> None:
+    screened = result("steps(8)", 0.9, rung=Rung.JUDGED, images=6, seconds=0.4)
+    text = str(answer(result("tiny_vae", 0.69), screened))
+    assert "passed by 6 images" in text
+    assert answer(screened).to_json()["front"][0]["images"] == 6
 
 
 def test_a_search_says_what_it_goes_on_from() -> None:
