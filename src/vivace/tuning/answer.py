@@ -15,6 +15,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
 from vivace.tuning.explanation import Explanation
+from vivace.tuning.headline import headline
 from vivace.tuning.objective import Objective
 from vivace.tuning.results import Result, Rung, latest
 
@@ -163,6 +164,7 @@ class Tuned:
             },
             "recipe": self.recipe,
             "pick": None if self.pick is None else result_json(self.pick),
+            "proven": headline(self).is_proved,
             "final": [row.to_json() for row in self.rows],
             "front": [result_json(result) for result in self.front],
             "neighbours": [

@@ -200,8 +200,8 @@ class ModelSampler:
         if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
             recorded = {datum.recipe for datum in known}
             promising = [r for r in pool if r in recorded or any(t.trained_steps is not None for t in r)]
-            if promising and (first := self._most_promising(promising)) is not None:
-                return [first]
+            if promising and (beginning := self._most_promising(promising)) is not None:
+                return [beginning]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:

@@ -274,6 +274,7 @@ class Search:
         """
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
+            self._decide(_WORTH_IMAGES)
             pick = self.pick()
             if pick is not None and not self.finalists(self._rivals(pick), pick):
                 self._judge_what_may_beat(pick)
@@ -292,7 +293,6 @@ class Search:
             finalists = with_common(self, finalists)
             tried |= set(finalists)
             self._final(finalists)
-            self._decide(_WORTH_IMAGES)
         self._decide(_HOPELESS)
         return self.pick()
 

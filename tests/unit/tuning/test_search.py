@@ -21,7 +21,7 @@ from benchmarks.tuner import (
 from benchmarks.tuner_grids import RESULTS
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.stats import Gate
+from vivace.foundation.stats import Gate, Verdict
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
@@ -34,7 +34,7 @@ from vivace.tuning.failure_model import failure_probabilities, probability_of_ru
 from vivace.tuning.notes import _unmet, why_none
 from vivace.tuning.objective import Objective
 from vivace.tuning.paths import path_of
-from vivace.tuning.priors import PriorSource
+from vivace.tuning.priors import PriorSource, effects
 from vivace.tuning.regression import Datum
 from vivace.tuning.results import Result, Rung
 from vivace.tuning.search import Search
@@ -178,6 +178,26 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
     assert promised(search, [pick]) == []
 
 
+def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
+    """The demo's recipe is known to be 1.8 times as fast; weights for four steps of thirty promise more."""
+    space = Space.of(Objective())
+    stored = PriorSource("this store", (Datum(resolve("tiny_vae+cfg_cutoff(0.4)+steps(20)"), 0.6, 0.1),))
+    stages = {"steps": 0.9, "vae": 0.05, "text": 0.05}
+    promises = effects(space.options, stages, Objective(), 30)
+    sampler = ModelSampler(space, np.random.default_rng(0), (stored,), promises)
+    history = [result("baseline", 0.0, stages_s=tuple(stages.items()))]
+    (first,) = sampler.ask(history, 4)
+    assert [technique.name for technique in first] == ["distilled"]
+    proven = result(first.text, 1.7, stages_s=(("steps", 0.12), ("vae", 0.05), ("text", 0.05)))
+    search = made(["tiny_vae"])
+    search.sampler, search.space, search.history = sampler, space, [*history, proven]
+    (better,) = promised(search, [proven])
+    assert better.recipe == resolve(f"{first.text}+tiny_vae"), (
+        "a decoder that declares what it saves, never measured"
+    )
+    assert better in search.finalists([better], over=proven)
+
+
 def test_finalists_that_fail_together_do_not_take_all_places() -> None:
     """Two recipes of one path of the latents pass in the same worlds; a slower one passes in every world."""
     search = made(["tiny_vae"])
@@ -313,6 +333,26 @@ def test_the_answer_says_what_images_cost() -> None:
     priced_answer = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
     assert "cost     0.5 per 1,000 images instead of 1.00" in str(priced_answer).splitlines()
     assert "cost " not in str(dataclasses.replace(priced_answer, rows=tuple(rows_of(records))))
+
+
+def test_what_bench_calls_unclear_is_not_called_proven() -> None:
+    rounds = {"baseline": 1.8, "tiny_vae": 0.9}
+    rows = rows_of(
+        [make_record(text, *(make_round(k, (s, s, s)) for k in range(2))) for text, s in rounds.items()]
+    )
+    for verdict in (Verdict.FASTER, Verdict.UNCLEAR):
+        final = (rows[0], dataclasses.replace(rows[1], verdict=verdict))
+        tuned = dataclasses.replace(answer(result("tiny_vae", 0.69)), rows=final)
+        assert tuned.to_json()["proven"] is (verdict is Verdict.FASTER)
+        assert tuned.to_json()["pick"]["rung"] == "final"
+        assert ("unclear" in str(tuned).partition("Run it")[0]) is (verdict is Verdict.UNCLEAR)
+
+
+def test_a_verdict_before_the_final_says_of_how_many_images() -> None:
+    screened = result("steps(8)", 0.9, rung=Rung.JUDGED, images=6, seconds=0.4)
+    text = str(answer(result("tiny_vae", 0.69), screened))
+    assert "passed by 6 images" in text
+    assert answer(screened).to_json()["front"][0]["images"] == 6
 
 
 def test_a_search_says_what_it_goes_on_from() -> None:
