@@ -89,7 +89,9 @@ def test_no_record_has_a_faster_row() -> None:
                 continue
             key = (model, record.environment.device_name)
             shortest[key] = min(shortest.get(key, math.inf), row.latency.median.point)
-    assert {("sd15", "NVIDIA H200"), ("flux-dev", "NVIDIA H200"), ("qwen-image-2512", "NVIDIA H200")} < set(shortest)
+    assert {("sd15", "NVIDIA H200"), ("flux-dev", "NVIDIA H200"), ("qwen-image-2512", "NVIDIA H200")} < set(
+        shortest
+    )
     for key, least in shortest.items():
         if key in rows:
             assert rows[key].latency.point <= 1.001 * least, key
@@ -114,7 +116,10 @@ def test_a_record_of_fewer_steps_is_not_beaten_by_slower_ones_of_more() -> None:
     assert row.cells[2].startswith("50, from ")
 
 
-PAGES = ("README.md", "docs/models-measured.md", "docs/choosing.md", *(f"docs/performance/{n}.md" for n in ("flux", "today", "unets")))
+PAGES = (
+    *("README.md", "docs/models-measured.md", "docs/choosing.md"),
+    *(f"docs/performance/{name}.md" for name in ("flux", "today", "unets")),
+)
 
 
 def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
@@ -122,10 +127,14 @@ def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
     figures: dict[tuple[str, str, str], set[str]] = {}
     for page in PAGES:
         lines = (ROOT / page).read_text().splitlines()
-        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+        rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")
+        ]
         for cells in rows:
             if len(cells) == len(fastest.HEADINGS) and cells[0] in CATALOGUE:
-                figures.setdefault((cells[0], cells[1], cells[2].split(",")[0]), set()).add(cells[6].split(" s")[0])
+                figures.setdefault((cells[0], cells[1], cells[2].split(",")[0]), set()).add(
+                    cells[6].split(" s")[0]
+                )
     for target in TARGETS:
         for timed in [] if target.part else fastest_of(target, RESULTS):
             key = (target.model, timed.card, str(target.steps))
@@ -164,7 +173,9 @@ def test_cards_have_rows_of_their_own_and_name_them() -> None:
 
 def test_a_recipe_counts_as_the_record_that_timed_the_most_of_its_steps_has_it() -> None:
     scaled = measured("compile", 0.8, record="results/b.json", timed_steps=8)
-    (row,) = fastest_known([measured("compile", 1.0), scaled, measured("compile", 0.98), measured("cuda_graph", 2)])
+    (row,) = fastest_known(
+        [measured("compile", 1.0), scaled, measured("compile", 0.98), measured("cuda_graph", 2)]
+    )
     assert (row.best.latency.point, row.best.timed_steps) == (0.98, None)
 
 

@@ -110,7 +110,9 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
         of = CATALOGUE.get(contents.entry)
         if of is not None:
             is_gguf = path.suffix == SUFFIX
-            return Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf)
+            return Kin(
+                str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf
+            )
     try:
         located = find_model(model, download=False)
     except (UnknownModel, Unsupported, UnusableModel):

@@ -217,7 +217,9 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
         )
     if (named := _with_several_sizes(answer)) is not None:
         chip = named.chip
-        light.append(f"{chip.name} is sold with {chip.sizes} GB: {chip.memory_gb[0]:g} are assumed, say which")
+        light.append(
+            f"{chip.name} is sold with {chip.sizes} GB: {chip.memory_gb[0]:g} are assumed, say which"
+        )
     light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
     return sure, (*grave, *light)

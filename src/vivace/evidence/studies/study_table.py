@@ -192,7 +192,9 @@ def _text(figure: str, compared: ComparedCell) -> str:
     """Return e.g. "11.3 s 1.36x [1.32, 1.40]"."""
     if compared.cell.value is None:
         return outcome_text(compared.cell)
-    return f"{value_text(figure, compared.cell.value)} {relative_text(compared).replace('×', 'x', 1)}".rstrip()
+    return (
+        f"{value_text(figure, compared.cell.value)} {relative_text(compared).replace('×', 'x', 1)}".rstrip()
+    )
 
 
 def _gains(view: PartView) -> TextTable:
