@@ -116,7 +116,10 @@ def test_a_record_of_fewer_steps_is_not_beaten_by_slower_ones_of_more() -> None:
     assert row.cells[2].startswith("50, from ")
 
 
-PAGES = ("README.md", "docs/models-measured.md", "docs/choosing.md", *(f"docs/performance/{n}.md" for n in ("flux", "today", "unets")))
+PAGES = (
+    *("README.md", "docs/models-measured.md", "docs/choosing.md"),
+    *(f"docs/performance/{name}.md" for name in ("flux", "today", "unets")),
+)
 
 
 def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
@@ -124,10 +127,14 @@ def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
     figures: dict[tuple[str, str, str], set[str]] = {}
     for page in PAGES:
         lines = (ROOT / page).read_text().splitlines()
-        rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+        rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")
+        ]
         for cells in rows:
             if len(cells) == len(fastest.HEADINGS) and cells[0] in CATALOGUE:
-                figures.setdefault((cells[0], cells[1], cells[2].split(",")[0]), set()).add(cells[6].split(" s")[0])
+                figures.setdefault((cells[0], cells[1], cells[2].split(",")[0]), set()).add(
+                    cells[6].split(" s")[0]
+                )
     for target in TARGETS:
         for timed in [] if target.part else fastest_of(target, RESULTS):
             key = (target.model, timed.card, str(target.steps))

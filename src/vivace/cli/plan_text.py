@@ -128,9 +128,9 @@ def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     if fit.ranking is not None:
         is_published = fits(predicted, card.num_bytes)
         head = (
-            f"It fits {card.name}. These do too, the fastest first"
+            f"It fits {card.name}. These do too, the best first"
             if is_published
-            else (f"It does not fit {card.name}. These do, the fastest first")
+            else (f"It does not fit {card.name}. These do, the best first")
         )
         _print_ranking(predicted, card, fit, fit.ranking, head)
         return
@@ -179,7 +179,7 @@ def _print_ranking(
 def _use(prediction: Prediction) -> str:
     """Return the command that draws with a planned recipe."""
     parts = ["vivace", "generate", "PROMPT", "--model", prediction.model, "--recipe", prediction.recipe]
-    return f"Use: {shlex.join(parts)}{_size_flags(prediction)}"
+    return f"Use: {shlex.join(parts)} --height {prediction.height} --width {prediction.width}"
 
 
 def _size_flags(prediction: Prediction) -> str:

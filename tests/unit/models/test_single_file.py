@@ -27,6 +27,7 @@ from vivace.models.remote import Located
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import open_session
 from vivace.runtime.request import checked_request

@@ -70,7 +70,9 @@ def assert_sound(answer: Recommendation, model: str, gpu: str) -> None:
     loading = 0 if recipe.loads_from_host else published.model_bytes
     assert max(chosen.peak_bytes, loading) <= allowed
     if chosen.num_techniques and published.needed_bytes <= allowed:
-        assert chosen.gain is None or chosen.gain.point > 0.99, "slower than the model as published, which fits"
+        assert chosen.gain is None or chosen.gain.point > 0.99, (
+            "slower than the model as published, which fits"
+        )
 
 
 def assert_accepted(line: str) -> None:
@@ -80,7 +82,9 @@ def assert_accepted(line: str) -> None:
     assert isinstance(command, click.Command)
     assert command is not bench_endpoint
     context = command.make_context(name, list(words), parent=click.Context(app, obj={}))
-    for recipe in (value for value in (context.params.get("recipe"), *context.params.get("recipes", ())) if value):
+    for recipe in (
+        value for value in (context.params.get("recipe"), *context.params.get("recipes", ())) if value
+    ):
         resolve(recipe) if isinstance(recipe, str) else None
 
 
@@ -101,8 +105,14 @@ UNET, FLUX = "model.diffusion_model.input_blocks.0.0.weight", "double_blocks.0.i
 
 
 def write_sdxl(folder: Path) -> Path:
-    names = ("conditioner.embedders.1.model.positional_embedding", UNET, "first_stage_model.decoder.conv_in.weight")
-    save_file({name: torch.zeros(8, 4, 3, 3, dtype=torch.float16) for name in names}, folder / "mine.safetensors")
+    names = (
+        "conditioner.embedders.1.model.positional_embedding",
+        UNET,
+        "first_stage_model.decoder.conv_in.weight",
+    )
+    save_file(
+        {name: torch.zeros(8, 4, 3, 3, dtype=torch.float16) for name in names}, folder / "mine.safetensors"
+    )
     return folder / "mine.safetensors"
 
 
@@ -119,7 +129,11 @@ def write_gguf(folder: Path) -> Path:
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
-    tensors = [(FLUX, (128,), 0), ("guidance_in.in_layer.weight", (3072, 256), 8), ("img_in.weight", (3072, 64), 8)]
+    tensors = [
+        (FLUX, (128,), 0),
+        ("guidance_in.in_layer.weight", (3072, 256), 8),
+        ("img_in.weight", (3072, 64), 8),
+    ]
     tensors.append(("double_blocks.0.img_mlp.0.weight", (1_000_000, 11_200), 8))
     data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + text("general.architecture")
     data += struct.pack("<I", 8) + text("flux")
@@ -142,7 +156,9 @@ def write_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("write", "of"), [(write_sdxl, "sdxl"), (write_fp8, "flux-dev"), (write_folder, "sdxl")], ids=["file", "fp8", "folder"]
+    ("write", "of"),
+    [(write_sdxl, "sdxl"), (write_fp8, "flux-dev"), (write_folder, "sdxl")],
+    ids=["file", "fp8", "folder"],
 )
 def test_a_file_or_folder_has_the_answers_of_its_architecture(write, of: str, tmp_path: Path) -> None:
     path = str(write(tmp_path))
@@ -186,7 +202,9 @@ def test_a_file_in_fp8_says_how_it_is_counted(tmp_path: Path) -> None:
         ("A100", "80GB", "A100 80GB"),
     ],
 )
-def test_a_limit_tells_which_of_a_cards_sizes_is_meant(gpu: str, max_memory: str | None, is_taken_for: str) -> None:
+def test_a_limit_tells_which_of_a_cards_sizes_is_meant(
+    gpu: str, max_memory: str | None, is_taken_for: str
+) -> None:
     answer = vivace.recommend("sdxl", gpu=gpu, max_memory=max_memory, store=())
     assert answer.gpu == is_taken_for
     assert answer.card_bytes == known_gpu(is_taken_for).memory_bytes

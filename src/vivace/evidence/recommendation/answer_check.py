@@ -55,7 +55,7 @@ def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
 
 
 def _predicted_bytes(chosen: RecipeFigures, judge: RowFilter) -> float:
-    """Return the memory of a recipe as `vivace plan` counts it, which takes seconds; that of its record if it cannot."""
+    """Return a recipe's memory as `vivace plan` counts it, which takes seconds; its record's where it cannot."""
     published = judge.published
     assert published is not None
     # Models of one architecture and size have one answer.

@@ -140,8 +140,8 @@ def missing_evidence(
         sentences.append(f"no record of {kin.name} on {gpu}{of_generation}")
     if num_gpus > 1:
         sentences.append(
-            f"{num_gpus} GPUs were named, and this is for one: `parallel` spreads an image over several, and one process "
-            "each draws more an hour (docs/several-gpus.md)"
+            f"{num_gpus} GPUs were named, and this is for one: `parallel` spreads an image over several, and a process "
+            "on each draws more an hour (docs/several-gpus.md)"
         )
     if not any(source.table.kind == "own" and not source.is_transferred for source in weighed):
         sentences.append("you have no records of it")
