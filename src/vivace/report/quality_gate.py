@@ -160,7 +160,7 @@ def _named(fidelity: Fidelity, images: Sequence[NamedImage], verb: str, of_sever
 
 _MOST_NAMED = 3
 _HAS_HOLE = ("has", "have", "a hole, a patch of one colour that the baseline's lacks")
-_IS_ANOTHER = ("is not", "are not", "the baseline's picture")
+_IS_ANOTHER = ("is", "are", "not the baseline's but another")
 _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 

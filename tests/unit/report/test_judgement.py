@@ -225,7 +225,7 @@ def test_the_baselines_image_of_another_seed_is_told_however_much_it_looks_like_
         ]
         row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.9))[1]
         assert judgement_of(row).gate is verdict, judgement_of(row).reason
-    assert judgement_of(row).reason.startswith("2 of 12 images are not the baseline's picture")
+    assert judgement_of(row).reason.startswith("2 of 12 images are not the baseline's")
 
 
 def test_few_images_far_away_are_rounding_where_all_are_far_away() -> None:
