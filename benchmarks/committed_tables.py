@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from benchmarks.study_groups import record_file
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import key_of, read_records
 from docs.technique_lines import lines_of, sets_steps
+from vivace.errors import RecipeError
 from vivace.evidence.committed import FILE
 from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.studies.expand import expand
@@ -42,10 +43,12 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "evidence" / FILE
-FUSED = [RESULTS / f"flux-fused-{name}.json" for name in ("flux-dev", "flux-schnell")]
-"""Prompts are encoded before, so these rows lack the text encoders' time: 25 ms of FLUX.1 [dev]'s 5 s."""
-FUSED_APART = RESULTS / "flux-fused-flux2-dev.json"
-"""Its baseline is of a run of its own: together they take longer than one sitting."""
+FUSED = ("*fused-*.json", "throughput-*.json")
+"""Records of fused models: a row whose own record has no baseline is compared with another's."""
+OF_IMAGES = RESULTS / "fused-tiny-sd.json"
+"""A record of images, which has no times of a full-size model."""
+APART = "its baseline is of another run or card"
+ENCODED_BEFORE = "prompts are encoded before the call, the baseline's in it, which takes FLUX 25 ms"
 DEMO = RESULTS / "demo-cpu.json"
 CARDS_DIFFER = 0.03
 """Times of one recipe on two H200s differ by 2 % (docs/performance/flux.md, two cards); a little more is allowed."""
@@ -57,15 +60,24 @@ def content() -> str:
     lines = []
     for table in tables():
         fields = _compact(table.model_dump(mode="json", exclude_defaults=True))
-        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows"))
+        rows = ",\n".join(json.dumps(row) for row in fields.pop("rows") if _is_readable(row["recipe"]))
         lines.append(f'{json.dumps(fields)[:-1]}, "rows": [\n{rows}\n]}}')
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _is_readable(recipe: str) -> bool:
+    """Whether its techniques still exist: the records keep rows of those that were removed."""
+    try:
+        resolve(recipe)
+    except RecipeError:
+        return False
+    return True
 
 
 def tables() -> Iterator[EvidenceTable]:
     """Yield the table of each record and model."""
     for _, group in groupby(read_records(every_model.RECORD), key=lambda record: record.trial.model.name):
-        yield _table(every_model.RECORD, rows_of(list(group)))
+        yield table_of_models(rows_of(list(group)))
     for name in technique_cases.FAMILIES:
         for records in technique_records.by_gpu(read_records(technique_cases.record_file(name))).values():
             yield _of_techniques(name, records)
@@ -75,14 +87,7 @@ def tables() -> Iterator[EvidenceTable]:
         if records := read_records(path):
             pairs = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
             yield _table(path, _each_once(pairs))
-    for path in FUSED:
-        yield _of_fused(path)
-    base, *others = rows_of(read_records(FUSED_APART))
-    yield table_of("committed", _name(FUSED_APART), [base, *others], apart_from(base, others)).model_copy(
-        update={"note": "the baseline is of another sitting"}
-    )
-    for path in sorted(RESULTS.glob("fused-model-*.json")):
-        yield _table(path, rows_of(read_records(path)))
+    yield from _of_fused(sorted({path for pattern in FUSED for path in RESULTS.glob(pattern)} - {OF_IMAGES}))
     for name in published_studies():
         yield from of_study(study_groups.own(name), record_file(name))
     for name in step_curves.CURVES:
@@ -92,31 +97,108 @@ def tables() -> Iterator[EvidenceTable]:
     yield _of_demo(json.loads(DEMO.read_text(encoding="utf-8")))
 
 
-def _of_fused(path: Path) -> EvidenceTable:
-    """Return the rows of fused FLUX beside the model's own baseline, which another sitting has."""
-    rows = rows_of(read_records(path))
-    model = rows[0].record.trial.model.name
-    beside = [r for r in read_records(every_model.RECORD) if r.trial.model.name == model]
-    (base,) = rows_of([r for r in beside if r.trial.recipe.text == BASELINE])
-    return table_of("committed", _name(path), [base, *rows], apart_from(base, rows)).model_copy(
-        update={
-            "note": f"the baseline is that of {_name(every_model.RECORD)}, of another sitting, and encodes the prompts "
-            "too, which takes FLUX 25 ms"
-        }
+def table_of_models(rows: Sequence[Row], path: Path = every_model.RECORD) -> EvidenceTable:
+    """Return the table of a model; rows of another card than the baseline's are marked."""
+    table = _table(path, rows)
+    base = cards_of(rows[0].record)
+    marked = [
+        evidence
+        if cards_of(row.record) <= base
+        else evidence.model_copy(update={"note": "; ".join(filter(None, (evidence.note, APART)))})
+        for row, evidence in zip(rows, table.rows, strict=True)
+    ]
+    return table.model_copy(update={"rows": tuple(marked)})
+
+
+def cards_of(record: Record) -> set[object]:
+    """Return which cards a record's rounds were measured on; empty if they did not say."""
+    return {card for r in record.rounds if (card := r.conditions.get("gpu_uuid")) is not None}
+
+
+def _of_fused(paths: Sequence[Path]) -> Iterator[EvidenceTable]:
+    """Yield a table for each model, GPU, number of steps and batch of the records of fused models."""
+    records = {path: read_records(path) for path in paths}
+    elsewhere = [*read_records(every_model.RECORD), *chain.from_iterable(records.values())]
+    elsewhere += chain.from_iterable(
+        map(read_records, map(technique_cases.record_file, technique_cases.FAMILIES))
+    )
+    published = [record for record in elsewhere if record.trial.recipe.text == BASELINE]
+    for path, mine in records.items():
+        groups: dict[tuple[object, ...], list[Record]] = {}
+        for record in sorted(mine, key=lambda record: record.trial.recipe.text != BASELINE):
+            groups.setdefault(_comparable(record), []).append(record)
+        for group in groups.values():
+            rows = rows_of(group)
+            has_own = rows[0].recipe == BASELINE
+            if has_own and all(row.speedup is None or row.speedup.low is not None for row in rows):
+                yield _table(path, rows)
+            elif others := [rows_of([record])[0] for record in group[has_own:]]:
+                base = rows[0] if has_own else _baseline_for(group[0], published)
+                if base is not None:
+                    yield _apart(path, base, others)
+
+
+def _comparable(record: Record) -> tuple[object, ...]:
+    workload = record.trial.workload
+    return (
+        record.trial.model.name, record.environment.device_name, workload.height, workload.num_inference_steps,
+        workload.batch, workload.task,
+    )  # fmt: skip
+
+
+def _baseline_for(record: Record, published: Sequence[Record]) -> Row | None:
+    """Return the model as published on such a GPU, best with as many steps; None if no record has it."""
+    key = _comparable(record)
+    alike = [
+        row
+        for other in published
+        if _comparable(other)[:3] == key[:3] and (row := rows_of([other])[0]).latency is not None
+    ]
+    steps = record.trial.workload.num_inference_steps
+    return min(alike, key=lambda row: row.record.trial.workload.num_inference_steps != steps, default=None)
+
+
+def _apart(path: Path, base: Row, rows: Sequence[Row]) -> EvidenceTable:
+    """Return the table of rows that were not timed beside their baseline, at their number of steps."""
+    workload = rows[0].record.trial.workload
+    start = evidence_row_of(base)
+    other = base.record.trial.workload.num_inference_steps
+    if other != workload.num_inference_steps:
+        assert start.parts is not None
+        assert start.latency is not None
+        steps_s = start.parts.step_s * workload.num_inference_steps
+        latency = around(start.latency, start.parts.rest_s + steps_s)
+        start = start.model_copy(
+            update={"latency": latency, "steps_s": steps_s, "timed_steps": other, "spread": None}
+        )
+    given = [start, *(_row_apart(row, start) for row in rows)]
+    return table_of("committed", _name(path), [base, *rows], given).model_copy(
+        update={"steps": workload.num_inference_steps, "batch": workload.batch}
     )
 
 
-def apart_from(base: Row, rows: Sequence[Row]) -> list[EvidenceRow]:
-    """Return a baseline and rows that were not timed beside it: speed-ups from the times, with what cards differ by."""
-    rows_apart = [evidence_row_of(base)]
-    for row in rows:
-        evidence = evidence_row_of(row)
-        if evidence.latency is None or rows_apart[0].latency is None:
-            rows_apart.append(evidence)
-            continue
-        gain = gain_apart(evidence.latency, rows_apart[0].latency)
-        rows_apart.append(evidence.model_copy(update={"gain": gain, "verdict": None}))
-    return rows_apart
+def around(latency: Interval, point: float) -> Interval:
+    """Return an interval as wide as another, around another point."""
+    factor = point / latency.point
+    low, high = latency.low, latency.high
+    return Interval(point, None if low is None else low * factor, None if high is None else high * factor)
+
+
+def _row_apart(row: Row, start: EvidenceRow) -> EvidenceRow:
+    evidence = evidence_row_of(row)
+    if evidence.latency is None or start.latency is None:
+        return evidence
+    notes = [evidence.note, APART] + [ENCODED_BEFORE] * (row.record.trial.workload.text == "embeddings")
+    gain = gain_apart(_with_ends(evidence), _with_ends(start))
+    return evidence.model_copy(update={"gain": gain, "verdict": None, "note": "; ".join(filter(None, notes))})
+
+
+def _with_ends(row: EvidenceRow) -> Interval:
+    """Return a row's time; where two calls leave no interval, from the shortest call to the longest."""
+    assert row.latency is not None
+    if row.latency.low is not None or row.spread is None:
+        return row.latency
+    return Interval(row.latency.point, row.spread.min_s, row.spread.max_s)
 
 
 def gain_apart(latency: Interval, baseline: Interval) -> Interval:

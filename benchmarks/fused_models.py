@@ -69,7 +69,14 @@ _OF_QWEN = (
     "+gpu_postprocess",
 )
 """Their denoisers take prompts at their own length, and a graph of each is captured anew; their text encoders'
-graphs serve prompts of up to 32, 64, 128, ... tokens. Their VAEs have no fused form. So it is with Krea 2."""
+graphs serve prompts of up to 32, 64, 128, ... tokens. Their VAEs have no fused form."""
+_OF_KREA = (
+    "baseline",
+    "fused(fp8, attention=fp8)+cuda_graph@denoiser,text_encoder+gpu_postprocess",
+    "quantize(fp8)+compile(blocks=repeated)",
+    "fused(bf16)+gpu_postprocess",
+)
+"""As Qwen-Image's; which layers of its text encoder it reads is not known to `trim_text`."""
 _OF_QWEN_EDIT = _OF_QWEN[:4]
 """With images to be edited, calls of its text encoder are not captured."""
 _GRAPHS_OF_SD35 = "cuda_graph@denoiser,text_encoder,text_encoder_2,text_encoder_3,vae+gpu_postprocess"
@@ -80,6 +87,12 @@ _OF_SD35 = (
     f"fused(bf16)@denoiser,vae+{_GRAPHS_OF_SD35}",
 )
 """Its heads have 64 channels, and attention in fp8 is for 128."""
+_OF_SDXL = (
+    "baseline",
+    "fused(fp8, convolutions=fp8)@denoiser,vae+cuda_graph@denoiser,text_encoder,text_encoder_2,vae+gpu_postprocess",
+    "compile+cuda_graph+gpu_postprocess",
+    "fused(bf16)@denoiser,vae+cuda_graph@denoiser,text_encoder,text_encoder_2,vae+gpu_postprocess",
+)
 RECIPES = {
     "flux-dev": _OF_FLUX,
     "flux-schnell": _OF_FLUX,
@@ -90,8 +103,11 @@ RECIPES = {
     "qwen-image-2.1": _OF_QWEN,
     "qwen-image-2512": _OF_QWEN,
     "qwen-image-edit-2511": _OF_QWEN_EDIT,
-    "krea-2-turbo": _OF_QWEN,
-    "krea-2-raw": _OF_QWEN,
+    "krea-2-turbo": _OF_KREA,
+    "krea-2-raw": _OF_KREA,
+    "sdxl-turbo": _OF_SDXL,
+    "sdxl-lightning-4step": _OF_SDXL,
+    "hyper-sdxl-4step": _OF_SDXL,
     "sd35-large": _OF_SD35,
     "sd35-medium": _OF_SD35,
 }

@@ -157,7 +157,7 @@ def count_operations(name: str, recipe: str) -> Operations:
     Args:
         recipe: a step cache with a fixed schedule, `cfg_cutoff` or `guidance(1)`.
     """
-    from vivace.measure.flops import count_flops, denoiser_inputs
+    from benchmarks.flops import count_flops, denoiser_inputs
 
     (call,) = resolve(recipe).techniques
     entry, is_flux = CATALOGUE[name], name.startswith("flux")

@@ -58,10 +58,6 @@ _ALIKE = {
     "prune": tuple(f"prune({share})" for share in (0.1, 0.2, 0.3, 0.4)),
 }
 _HITS = (0.3, 0.5, 0.65, 0.8)
-_BEGUN_LOWER = {
-    scale: tuple(f"progressive_resolution({scale},until={share})" for share in (0.1, 0.2, 0.3, 0.4))
-    for scale in (0.5, 0.75)
-}
 CURVES: dict[str, dict[str, tuple[str, ...]]] = {
     "tiny-sd": {
         STEPS: tuple(f"steps({k})" for k in (21, 18, 15, 13, 11, 9, 7, 5, 4, 2, 1)),
@@ -70,9 +66,6 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
         "faster_cache": tuple(f"faster_cache({k})" for k in (2, 3, 4, 5, 8)),
         **_ALIKE,
         "cfg_cutoff": tuple(f"cfg_cutoff({share})" for share in (0.8, 0.6, 0.4, 0.2)),
-        "token_merging": tuple(f"token_merging({share})" for share in (0.25, 0.5, 0.75)),
-        "progressive_resolution, 1/2": _BEGUN_LOWER[0.5],
-        "progressive_resolution, 3/4": _BEGUN_LOWER[0.75],
         # Without guidance: the work of 4, 2 and 1 plain steps.
         "distilled": ("distilled(lcm,steps=8)", "distilled(lcm)", "distilled(lcm,steps=2)"),
     },
@@ -96,12 +89,6 @@ CURVES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "dual_block_cache": tuple(f"dual_block_cache({t})" for t in (0.1, 0.2, 0.3, 0.5)),
         **_ALIKE,
-        "progressive_resolution, 1/2": _BEGUN_LOWER[0.5][:2],
-        "progressive_resolution, 3/4": _BEGUN_LOWER[0.75][:2],
-        "progressive_resolution": (
-            "progressive_resolution(0.75,until=0.1,positions=stretched)",
-            "progressive_resolution(0.75,positions=stretched)",
-        ),
     },
 }
 """Recipes by model and curve, the mildest first."""
@@ -266,8 +253,8 @@ def _operations(located: LocatedModel, recipe: Recipe, prompts: Sequence[str]) -
     """Count the denoiser's operations for one image per prompt."""
     import torch
 
+    from benchmarks.flops import count_flops
     from vivace.machinery.technique import component_of
-    from vivace.measure.flops import count_flops
     from vivace.runtime.opening import open_session
 
     _set_threads(located)

@@ -27,6 +27,7 @@ import click
 
 from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.every_model import line
+from benchmarks.sittings import of_store, with_row, write_sittings
 from benchmarks.study_groups import (
     RESULTS,
     Group,
@@ -42,7 +43,7 @@ from vivace.benchmark.schedule import SITTING_S
 from vivace.benchmark.store import Store
 from vivace.cli.progress_display import for_this_terminal
 from vivace.errors import UsageError, nearest
-from vivace.evidence.studies.sittings import Sitting, SittingRow, of_store, write_sittings
+from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_file import published_studies
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Record
@@ -306,7 +307,7 @@ class Running:
                 device=trial.device,
                 rows=(),
             )
-            grown = current.with_row(row)
+            grown = with_row(current, row)
             if sitting in stored:
                 stored[stored.index(sitting)] = grown
             else:

@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks import every_model, technique_cases, technique_records
+from benchmarks.sittings import of_records
 from vivace.benchmark import Timing
 from vivace.evidence.studies.dry_run import estimates
 from vivace.evidence.studies.expand import ModelPart, expand
-from vivace.evidence.studies.sittings import Sitting, SittingRow, of_records, read_sittings, rounds_of
+from vivace.evidence.studies.sittings import Sitting, SittingRow, read_sittings, rounds_of
 from vivace.evidence.studies.study_file import StudyFile, read_study
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.study import QualityRequest

@@ -17,11 +17,12 @@ import click
 
 from benchmarks.ceilings import RECORD, ceilings_of
 from benchmarks.command import MEASURED_IN_PART, locked, run
+from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import RESULTS, own, record_file, record_of
 from vivace.benchmark import studies
 from vivace.benchmark.work import work_of
 from vivace.errors import UsageError, nearest
-from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_file import published_studies
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import Outcome

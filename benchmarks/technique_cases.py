@@ -58,7 +58,7 @@ ALONE = (
     "tf32+fp32",
     "fp32",
 )
-"""The slow ones last. Other backends than torchao want their extras: pip install 'vivace[gguf,sdnq]'."""
+"""The slow ones last. Other backends than torchao want their packages: pip install '.[gguf,sdnq]'."""
 
 _HALF_GB = {"sd15": 0.9, "sdxl": 2.6, "flux-dev": 12}
 """Half of the denoiser's weights, as an example of what `offload` can keep on the GPU."""

@@ -2,15 +2,18 @@
 
     python -m benchmarks.throughput                      every model and batch that the record lacks
     python -m benchmarks.throughput sdxl --limit-s 400   one model; the same command goes on
+    python -m benchmarks.throughput flux-dev --batch 1 --side 1024 --side 2048      squares of other sizes
 
 SDXL is drawn in the setting of MLPerf inference's SDXL benchmark: 1024 px, Euler, 20 steps, guidance 8. With random
 weights that is not an MLPerf result. Other models have their own steps. Text encoders and VAE are inside of each call,
 on prompts that count as new. Each batch is a process of its own, and a row of results/throughput-CARD.json once it is
-measured.
+measured. Squares of other sizes than the model's own are rows of results/large-images-CARD.json, with the model's own
+steps.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -49,22 +52,32 @@ SETTINGS = {"sdxl": {"num_inference_steps": 20, "guidance_scale": 8.0}}
 @click.option(
     "--batch", "batches", multiple=True, type=click.IntRange(1, 256), default=BATCHES, show_default=True
 )
+@click.option(
+    "--side",
+    "sides",
+    multiple=True,
+    type=click.IntRange(64, 8192),
+    metavar="PIXELS",
+    help="Of square images.",
+)
 @measures(record="results/throughput-CARD.json", repeats=4, warmup=2)
-def throughput(names: tuple[str, ...], how: Measuring, batches: tuple[int, ...]) -> int:
+def throughput(
+    names: tuple[str, ...], how: Measuring, batches: tuple[int, ...], sides: tuple[int, ...]
+) -> int:
     """Measure images a second of the fastest recipes by batch; resumable."""
     with studies.start_launcher(how.device) as launcher:
         card = ask_environment(launcher, how.device, None).device_name
-        record = (
-            how.record or RESULTS / f"throughput-{re.sub('[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
-        )
+        of_card = re.sub("[^a-z0-9]+", "-", card.lower()).strip("-")
+        record = how.record or RESULTS / f"{'large-images' if sides else 'throughput'}-{of_card}.json"
         for name in names or FASTEST:
             recipe = resolve(FASTEST[name]).text
-            for batch in batches:
+            for side, batch in itertools.product(sides or (None,), batches):
                 records = read_list(record, Record)
-                if (SYNTHETIC + name, batch) in {_case_of(each) for each in records}:
+                if any(_is_case(each, SYNTHETIC + name, batch, side) for each in records):
                     continue  # a case that could not be measured has no row, and is tried again
                 if how.is_over:
                     return how.ended(f"{name} at batch {batch}")
+                setting = SETTINGS.get(name, {}) if side is None else {"height": side, "width": side}
                 before = time.monotonic()
                 (measured,) = vivace.bench(
                     SYNTHETIC + name,
@@ -77,7 +90,7 @@ def throughput(names: tuple[str, ...], how: Measuring, batches: tuple[int, ...])
                     rivals=False,
                     plan=False,
                     launcher=launcher,
-                    **SETTINGS.get(name, {}),
+                    **setting,
                 )
                 if measured.outcome is Outcome.MEASURED:
                     write_records(record, [*records, measured])
@@ -88,7 +101,8 @@ def throughput(names: tuple[str, ...], how: Measuring, batches: tuple[int, ...])
 def line(record: Record) -> str:
     """Describe a record in one line: images a second, joules an image, seconds of a call, memory."""
     (row,) = rows_of([record])
-    case = f"{row.model} at batch {record.trial.workload.batch}"
+    workload = record.trial.workload
+    case = f"{row.model}, {workload.width}x{workload.height}, at batch {workload.batch}"
     if row.latency is None:
         return f"{case}: {row.outcome.value}: {row.reason}"
     image_s = row.latency.median.point
@@ -100,8 +114,10 @@ def line(record: Record) -> str:
     return f"{case}: {', '.join(parts)}"
 
 
-def _case_of(record: Record) -> tuple[str, int]:
-    return record.trial.model.name, record.trial.workload.batch
+def _is_case(record: Record, model: str, batch: int, side: int | None) -> bool:
+    workload = record.trial.workload
+    is_side = side is None or (workload.height, workload.width) == (side, side)
+    return is_side and (record.trial.model.name, workload.batch) == (model, batch)
 
 
 if __name__ == "__main__":

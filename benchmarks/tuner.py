@@ -44,9 +44,9 @@ from vivace.tuning.search import Search
 
 SAMPLERS: tuple[Literal["model"] | Name, ...] = ("model", "tpe", "greedy", "random")
 NEAR = 0.02
-_NOISE = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.03, Rung.PROVEN: 0.005}
+_NOISE = {Rung.SCREENED: 0.05, Rung.JUDGED: 0.03, Rung.FINAL: 0.005}
 """Standard deviation that is added to a logarithm where a grid has one round."""
-_ERRORS = {Rung.SCREENED: 0.06, Rung.JUDGED: 0.05, Rung.PROVEN: 0.04}
+_ERRORS = {Rung.SCREENED: 0.06, Rung.JUDGED: 0.05, Rung.FINAL: 0.04}
 """Of the logarithm of a gain on the embedded models' grids, whose rounds differ by 0.045."""
 _JUDGED = 6  # prompts of a judgement
 
@@ -69,7 +69,7 @@ class Simulated:
         return self._beside(recipes, Rung.JUDGED)
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
-        return self._beside((self.grid.baseline.recipe, *recipes), Rung.PROVEN)
+        return self._beside((self.grid.baseline.recipe, *recipes), Rung.FINAL)
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         """A final's images are all that there are; `benchmarks.tuner_timed` adds them batch by batch."""
@@ -82,7 +82,7 @@ class Simulated:
 
     def _seconds(self, entry: Entry, rung: Rung) -> float:
         """Return the median of calls of a round, or of two rounds in a final."""
-        number = min(len(entry.rounds), 2 if rung is Rung.PROVEN else 1)
+        number = min(len(entry.rounds), 2 if rung is Rung.FINAL else 1)
         chosen = self.rng.choice(len(entry.rounds), number, replace=False)
         calls = [self.rng.choice(entry.rounds[k], 3) for k in chosen]
         return float(np.median(np.concatenate(calls)))
@@ -103,9 +103,9 @@ class Simulated:
             return replace(result, gain=0.0, gate=Gate.PASSED)
         if not self.grid.has_quality or rung is Rung.SCREENED or entry.slack is None:
             return result
-        if rung is Rung.PROVEN and not self.new_images:
+        if rung is Rung.FINAL and not self.new_images:
             return replace(result, slack=entry.slack, gate=entry.gate)
-        if rung is Rung.PROVEN:
+        if rung is Rung.FINAL:
             slack, reach = self._other_images(entry, FINAL)
             gate = Gate.FAILED if slack + 2 * reach < 0 else Gate.UNCLEAR if slack < 0 else Gate.PASSED
             return replace(result, slack=slack, gate=gate)

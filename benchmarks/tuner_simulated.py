@@ -202,7 +202,7 @@ class Simulated:
             for recipe in (Recipe(), *recipes):
                 seconds = self.full_s / math.exp(self.gain(recipe))
                 firsts[recipe] = self._round(recipe, seconds, self.pace.repeats)
-        return [self._result(recipe, Rung.PROVEN, firsts[recipe]) for recipe in (Recipe(), *recipes)]
+        return [self._result(recipe, Rung.FINAL, firsts[recipe]) for recipe in (Recipe(), *recipes)]
 
     def gain(self, recipe: Recipe) -> float:
         return -math.log(max(self._busy_s(recipe), self._launching_s(recipe)))

@@ -43,7 +43,7 @@ from vivace.tuning.results import Result, Rung, expected_low
 from vivace.tuning.search import Search
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
-_SIZES, _PROMPTS = (13, 26, 39, 78), (13, 26, 39, 39)
+_SIZES, _PROMPTS = (14, 26, 39, 52, 91), (7, 13, 26, 39, 39)
 _STARTING_S, _LOADING_S, _READING_S, _SCORING_S = 15.0, 1.5, 3.0, 0.05
 _JUDGED, _JUDGED_CALLS = 6, 4
 _CALL_SD, _ROUND_SD, _SPEED_SD = 0.03, 0.05, 0.10
@@ -97,7 +97,7 @@ class TimedMachine:
         return self._beside(recipes, Rung.JUDGED, _JUDGED_CALLS, _JUDGED)
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
-        deadline = self.time.deadline(recipes, Rung.PROVEN)
+        deadline = self.time.deadline(recipes, Rung.FINAL)
         assert deadline is not None
         self.finals_s.append(self.now)
         # The store keeps the rounds of recipes that were in an earlier final, unless all were.
@@ -138,7 +138,7 @@ class TimedMachine:
         low = mean.interval().low
         assert mean.error is not None
         assert low is not None
-        rung = Rung.PROVEN if len(logs) >= FINAL_ROUNDS else Rung.JUDGED
+        rung = Rung.FINAL if len(logs) >= FINAL_ROUNDS else Rung.JUDGED
         result = self._result(recipe, rung, mean.interval().point, 1.0)
         result = replace(
             result, error=mean.error, least_gain=math.log(low), seconds=float(np.mean(list(seconds.values())))
@@ -293,14 +293,15 @@ class TimedMachine:
         fails = sure_of_each(SURE_FAIL, self.plan.sizes) if is_final else SURE_FAIL
         high = mean + student_t(fails, prompts - 1) * error
         gate = Gate.FAILED if high < 0 else Gate.PASSED if low >= 0 else Gate.UNCLEAR
-        slack, slack_error = low, 0.004
+        slack, slack_error, luck = low, 0.004, 0.0
         if gate is Gate.UNCLEAR or not is_final:
-            to_come = self.time.prompts_to_come(Rung.PROVEN if is_final else Rung.JUDGED, result.recipe)
-            slack, slack_error = expected_low(
+            to_come = self.time.prompts_to_come(Rung.FINAL if is_final else Rung.JUDGED, result.recipe)
+            slack, slack_error, luck = expected_low(
                 Interval(mean, low, high), round(prompts), round(prompts), to_come, self.plan.sure,
                 of_the_final=is_final,
             )  # fmt: skip
-        return replace(result, slack=slack, slack_error=slack_error, gate=gate)
+        images = round(float(np.sum(counts)))
+        return replace(result, slack=slack, slack_error=slack_error, luck=luck, gate=gate, images=images)
 
 
 def _sd_of(entry: Entry) -> float:

@@ -64,7 +64,7 @@ draw("a red circle above a blue square").images[0].save("circle.png")
 run = vivace.bench("tiny-sd", ["baseline", "tiny_vae", "steps(20)"])
 print(run)  # tables and verdicts
 best = max(run.rows(), key=lambda row: row.speedup.point if row.speedup else 1)
-run.to_dataframe().to_csv("rows.csv")  # or run.to_dicts(), without pandas
+rows = run.to_dicts()  # or run.to_dataframe(), with pandas
 open("page.html", "w").write(run.page())  # tables, charts and images in one file
 open("times.svg", "w").write(run.charts()["times.svg"])  # a chart by itself
 
@@ -85,7 +85,7 @@ def page(note: str) -> str:
 
 
 def _entry(name: str, member: Any) -> list[str]:
-    lines = [] if inspect.isclass(member) else [f"```python\n{name}{_signature(member)}\n```\n"]
+    lines = [] if inspect.isclass(member) else [f"```py\n{name}{_signature(member)}\n```\n"]
     lines += [_markdown(inspect.getdoc(member) or ""), ""]
     if inspect.isclass(member):
         lines += _fields(member)

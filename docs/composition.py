@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.composition.recipes import MODELS, legal_pairs, named_recipes, refusing_pairs
-from tests.composition.run import EXACT_LEAST_DB, STATED, WORST_MEMBER_DB, complaints, read
+from tests.composition.run import EXACT_LEAST_DB, STATED, WORST_MEMBER_DB, complaints, read, still_exists
 from vivace.report.text_table import markdown_lines
 from vivace.techniques import TECHNIQUES
 
@@ -26,7 +26,11 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
         named: existing records of the named recipes, one per device.
     """
     measured = read(record)
-    rows, conditions = measured["rows"], measured["conditions"]
+    rows, conditions = (
+        [row for row in measured["rows"] if still_exists(row["recipe"])],
+        measured["conditions"],
+    )
+    legal = {(case.model, *case.names) for case in legal_pairs()}
     pairs = {(row["model"], *row["names"]): row for row in rows if row["kind"] == "pair"}
     drawn = [row for row in rows if row["kind"] == "random"]
     broken = dict(complaints(rows))
@@ -37,7 +41,7 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
         "# What composes\n",
         f"Every pair of techniques, and random recipes of 3 to 6, run on the embedded models ({steps}) on a CPU, "
         f"`compile` with its `eager` backend; {libraries}. The record has **{len(pairs)} of "
-        f"{conditions['pairs']} legal pairs** (both models together) and "
+        f"{len(legal)} legal pairs** (both models together) and "
         f"**{len(drawn)} of {conditions['random']} random recipes**.\n",
         "A pair works if its image is not black, flat, noise or not finite, and a second call gives the same image. "
         f"If all techniques keep the image, its PSNR to the baseline in fp32 must also be within {WORST_MEMBER_DB:g} "
@@ -52,7 +56,6 @@ def page(record: Path, note: str, named: Sequence[Path] = ()) -> str:
     ]
     names = list(TECHNIQUES)
     lines += [f"{number}. {name}" for number, name in enumerate(names, 1)]
-    legal = {(case.model, *case.names) for case in legal_pairs()}
     lines += [
         "",
         f"| | {' | '.join(str(n) for n in range(1, len(names) + 1))} |",

@@ -73,6 +73,7 @@ def _tuning_page() -> str:
 
 def _readme() -> str:
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    text = tuner_runs.with_range(text, RESULTS / "tuner-runs-cpu.json")
     return readme.filled(text, RESULTS / "demo-cpu.json", _searches(), all_measurements())
 
 

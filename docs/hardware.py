@@ -12,8 +12,8 @@ from docs import block_formats, memory_caps
 from docs.compiled_kernels import CompiledKernels
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
-from vivace.evidence.standing import devices_of
-from vivace.evidence.tables import EvidenceTable
+from vivace.evidence.standing import records_by_choice
+from vivace.evidence.tables import EvidenceTable, Kind
 from vivace.foundation.hardware import CHIPS, Chip
 from vivace.machinery.technique import Arithmetic, Machine
 from vivace.recipes.describe import choices, states, variants
@@ -135,11 +135,13 @@ def page(
 
 def _bases(tables: Sequence[EvidenceTable]) -> dict[tuple[object, ...], str]:
     """Return on which devices there are records of each choice of a technique, in words."""
-    measured, reported = devices_of(tables, "committed"), devices_of(tables, "community")
+    kinds: dict[str, Kind] = {"measured": "committed", "reported by others": "community"}
     words = {}
-    for choice in measured | reported:
-        parts = {"measured": measured.get(choice), "reported by others": reported.get(choice)}
-        words[choice] = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
+    for choice, records in records_by_choice(tables).items():
+        devices = {
+            word: sorted({device for of, device in records if of == kind}) for word, kind in kinds.items()
+        }
+        words[choice] = "; ".join(f"{word}: {', '.join(names)}" for word, names in devices.items() if names)
     return {choice: text for choice, text in words.items() if text}
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.committed_tables import cards_of, table_of_models
 from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
 from docs import fastest
-from docs.fastest import Measurement, cards_of
+from docs.fastest import Measurement
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record
@@ -54,8 +55,9 @@ def page(
         f"- {_workload([row for rows in _tables(records) for row in rows])}\n",
     ]
     tables = _tables(records)
-    place = f"results/{record.name}"
-    lines += _at_a_glance(measurements or fastest.of_every_model(records.values(), place))
+    if measurements is None:
+        measurements = [m for rows in tables for m in fastest.of_table(table_of_models(rows, record))]
+    lines += _at_a_glance(measurements)
     for purpose in _PURPOSES:
         of_it = [rows for rows in tables if _purpose(rows[0]) == purpose]
         if of_it:

@@ -115,11 +115,12 @@ def page(note: str, results: Path) -> str:
     lines = [
         note,
         "# Speed-up against fidelity\n",
-        "Step caches, guidance cutoff, token merging, block pruning, lower resolutions and a few-step LoRA, each "
-        "compared with their "
-        "rival: fewer plain steps. Measured on the embedded models, whose images show what a recipe ruins. On a "
+        "Step caches, guidance cutoff, block pruning and a few-step LoRA, each compared with their rival: fewer "
+        "plain steps. Measured on the embedded models, whose images show what a recipe ruins. On a "
         "full-size model a cache can gain more or less, because a skipped step costs a different share of a "
         "computed one: see [what skipping saves](skipped-work.md).\n",
+        "`token_merging` and `progressive_resolution` were measured, too. At no speed-up were they better than fewer "
+        "steps, so they were removed; the records have their rows.\n",
     ]
     for family in families(results):
         lines += _family(family)

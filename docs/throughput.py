@@ -21,6 +21,7 @@ HEADINGS = (
     "peak",
     "record",
 )
+LARGE_HEADINGS = ("model, steps", "card", "size", "s/image", "J an image", "peak")
 _TEXT = """{note}
 # Images a second, by batch
 
@@ -40,6 +41,17 @@ random weights: this is not an MLPerf result. The best of that benchmark's publi
 offline on one H200 and 2.26 on one H100, at batch 64 in fp8; its rules also hold the images' CLIP score and FID, which
 random weights have not.
 
+## Larger images
+
+One image a call, squares, the models' own steps and guidance ([record](../../results/large-images-h200.json)):
+
+{large}
+
+Four times the pixels take 5.2 to 5.5 times as long at 2048 px: attention grows with the square of the tokens. Larger squares than 2048 px are
+refused by `vivace bench`, as neither model was trained on them.
+
+## What limits it
+
 Beyond a batch of 4 SDXL gains nothing: the card draws its power cap at any batch, so images a second are watts over the
 joules of an image ([energy](energy.md)). SD 1.5, at 512 px, fills the card only in batches.
 """
@@ -54,11 +66,27 @@ def page(note: str, results: Path) -> str:
             recipes[row.model.removeprefix(SYNTHETIC)] = row.recipe
     order = list(FASTEST)
     cells.sort(key=lambda row: (order.index(row[0].split(",")[0]), row[1], int(row[2])))
+    large = [row for path in sorted(results.glob("large-images-*.json")) for row in rows_of_each(path)]
     return _TEXT.format(
         note=note,
+        large="\n".join(markdown_lines(LARGE_HEADINGS, [_large_cells(row) for row in large])),
         table="\n".join(markdown_lines(HEADINGS, cells)),
         recipes="\n".join(f"- {name}: `{recipes[name]}`" for name in order if name in recipes),
     )
+
+
+def _large_cells(row: Row) -> list[str]:
+    assert row.latency is not None
+    workload = row.record.trial.workload
+    energy = None if row.gpu is None else row.gpu.energy_j
+    return [
+        f"{row.model.removeprefix(SYNTHETIC)}, {workload.num_inference_steps}",
+        row.record.environment.device_name.removeprefix("NVIDIA "),
+        f"{workload.width}x{workload.height}",
+        f"{row.latency.median.point:.3g}",
+        "-" if energy is None else f"{energy:.0f}",
+        "-" if row.memory is None else size(row.memory.peak_bytes),
+    ]
 
 
 def rows_of_each(path: Path) -> list[Row]:

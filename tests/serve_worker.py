@@ -1,8 +1,11 @@
 """A worker for tests of the server: draws one colour, and does what prompts say.
 
 "slow 3"   a step takes three tenths of a second
+"hold a"   a step ends once the file "a" lies beside that of VIVACE_TEST_DIED; "keep a": so does the image, when the
+           call has returned
 "die"      the process ends at the first step; "die once" does so while the file of VIVACE_TEST_DIED is missing
-"linger 3" the image comes three tenths of a second after the call has returned
+"hang"     a step never ends, while the file of VIVACE_TEST_DIED is missing
+"compile"  it says that the first step takes longer
 "deaf"     a cancel is ignored
 "break"    drawing raises
 "refuse"   the model refuses
@@ -88,8 +91,14 @@ class FakeDrawing:
         if "break" in words or own == ["breaks"]:
             raise RuntimeError("the model broke")
         steps = request.call["num_inference_steps"]
+        if "compile" in words:
+            report("compiling", {})
         for step in range(1, steps + 1):
             time.sleep(0.1 * float(words[words.index("slow") + 1]) if "slow" in words else 0.001)
+            _wait_for_file(words, "hold")
+            if "hang" in words and not Path(os.environ["VIVACE_TEST_DIED"]).exists():
+                self._dies(False)
+                time.sleep(600)
             if "half" in words:
                 self._kept(request, "image")
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -108,8 +117,7 @@ class FakeDrawing:
         phases = {"text": 0.0, "denoise": 0.01, "decode": 0.0}
 
         def finish() -> dict[str, Any]:
-            if "linger" in words:
-                time.sleep(0.1 * float(words[words.index("linger") + 1]))
+            _wait_for_file(words, "keep")
             return {
                 "images": self._kept(request, "image"),
                 "phases": phases,
@@ -137,6 +145,16 @@ class FakeDrawing:
             path.write_bytes(bytes([seed % 256, len(request.ids) - 1, blue]) * (width * height))
             kept.append({"file": str(path), "width": width, "height": height})
         return kept
+
+
+def _wait_for_file(words: list[str], verb: str) -> None:
+    """Wait for the file whose name follows the verb, as a test that decides what comes first lets it."""
+    if verb not in words:
+        return
+    file = Path(os.environ["VIVACE_TEST_DIED"]).with_name(words[words.index(verb) + 1])
+    until = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,13 @@ def _headers(answer: Any) -> dict[str, str]:
 def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variables: str) -> Iterator[Served]:
     """Run a server until its worker is ready, and then the test."""
     make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
+    with served_by(settings, make_pool) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def served_by(settings: ServeSettings, make_pool: Callable[..., Any]) -> Iterator[Served]:
+    """Run a server whose jobs a pool draws until it is ready, and then the test."""
     app = create_app(settings, make_pool)
     # uvicorn waits 5 s for the rest of a request that follows another on its connection: so would a test.
     config = uvicorn.Config(

@@ -47,7 +47,6 @@ RECIPES["tiny-flux-schnell"] |= {"several": ("tiny_vae+steps(2)", "int8+steps(3)
 LATER_RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "tiny-sd": {
         "deepcache": ("deepcache(2)", "deepcache(5)", "deepcache(10)"),
-        "merging": ("token_merging(0.25)", "token_merging(0.5)", "token_merging(0.75)"),
     },
     "tiny-flux": {"pruning": ("prune(0.1)", "prune(0.3)")},
     "tiny-flux-schnell": {"pruning": ("prune(0.1)", "prune(0.2)", "prune(0.4)")},

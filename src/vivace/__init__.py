@@ -15,6 +15,22 @@ Importing this imports no torch.
 
 from __future__ import annotations
 
+import os
+import sys
+
+is_command = os.path.basename("".join(sys.orig_argv[-len(sys.argv) :][:1])) in (
+    "vivace",
+    "-mvivace",
+    "vivace.exe",
+)
+"""Whether this process was started as the command, not by another program that imports vivace."""
+if is_command:
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the command begins there is nothing to clean up, and a traceback of imports says nothing.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

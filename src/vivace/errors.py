@@ -8,6 +8,7 @@
     ├── UnusableModel               3: not a complete text-to-image pipeline, or damaged
     ├── Unsupported                 3: this machine, model or library cannot do what was asked
     ├── NoEffect                    3: a technique changed nothing
+    ├── NotFinite                   3: a call computed NaN or infinity, and there is no image
     ├── StoreError                  3: not a vivace store, or read-only, full or damaged
     ├── OutputError                 3: an image or page cannot be written
     ├── WorkerError                 3: a worker process did not start
@@ -87,6 +88,10 @@ class NoEffect(VivaceError):
     def __init__(self, message: str, *, already_so: bool = False) -> None:
         super().__init__(message)
         self.already_so = already_so
+
+
+class NotFinite(VivaceError):
+    """A call computed NaN or infinity, which would have become a black image."""
 
 
 class StoreError(VivaceError):

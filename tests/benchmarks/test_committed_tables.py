@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from benchmarks import committed_tables
+from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import own, record_file
 from docs.technique_lines import lines_of
 from tests.make import make_environment, make_record, make_round
 from vivace.evidence.recommendation import Criteria
 from vivace.evidence.recommendation.advise import recommend_from
 from vivace.evidence.studies.expand import expand
-from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_file import read_study
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve

@@ -17,7 +17,9 @@ from benchmarks.photograph_witnesses import Reference, distances
 from benchmarks.photographs import RECORD, main
 from docs.photographs import WITNESSES, page
 from vivace.errors import UsageError
-from vivace.measure.damage import DAMAGE, HARMLESS, damage_kind
+from vivace.measure.damage import DAMAGE, HARMLESS
+
+KINDS = {kind.name: kind for kind in DAMAGE}
 
 NUM_PHOTOGRAPHS = 6
 
@@ -50,17 +52,17 @@ def rows() -> dict[str, dict[str, Any]]:
 def test_damage_is_seen_from_where_nine_of_ten_values_are_beyond_the_harmless_ones(
     rows: dict[str, dict[str, Any]],
 ) -> None:
-    blur, kind = rows["blur"], damage_kind("blur")
+    blur, kind = rows["blur"], KINDS["blur"]
     assert kind.strengths[1] < blur["single"]["strength"] < kind.strengths[2]
     assert blur["single"]["low"] <= blur["single"]["strength"] <= blur["single"]["high"]
     assert blur["power"][0] < 0.1
     assert blur["power"][2:] == [1.0, 1.0, 1.0]
-    assert rows["shift"]["single"]["strength"] == damage_kind("shift").strengths[0]
+    assert rows["shift"]["single"]["strength"] == KINDS["shift"].strengths[0]
 
 
 def test_a_run_sees_weaker_damage_than_a_pair(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["banding"]["single"]["strength"] is None
-    assert rows["banding"]["run"]["strength"] == damage_kind("banding").strengths[0]
+    assert rows["banding"]["run"]["strength"] == KINDS["banding"].strengths[0]
     assert rows["blur"]["run"]["strength"] < rows["blur"]["single"]["strength"]
     assert rows["ghost"]["run"]["strength"] is None
 
@@ -96,7 +98,7 @@ def test_an_undamaged_image_is_at_no_distance() -> None:
     }
     assert max(abs(value) for name, value in same.items() if name != "PSNR") == pytest.approx(0, abs=1e-9)
     assert same["PSNR"] == -100
-    damaged = distances(damage_kind("darker").apply(image, 20), Reference.of(image, slow=False))
+    damaged = distances(KINDS["darker"].apply(image, 20), Reference.of(image, slow=False))
     assert damaged["brightness"] < -10
 
 

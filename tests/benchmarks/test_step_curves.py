@@ -55,7 +55,7 @@ def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
         for call in resolve(t).techniques
     }
     assert set(CACHES) <= drawn
-    assert {"steps", "cfg_cutoff", "token_merging", "prune"} <= drawn
+    assert {"steps", "cfg_cutoff", "prune"} <= drawn
     for curves in CURVES.values():
         assert len(curves[STEPS]) >= 8
         for name in curves:

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import studies as script
 from benchmarks import study_groups, study_work
 from benchmarks.command import MEASURED_IN_PART, run
+from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import borrowed, own, record_file
 from docs import study_pages
 from docs.study_pages import page, printed
@@ -21,7 +22,7 @@ from tests import stub_worker
 from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from vivace.benchmark import Timing
-from vivace.evidence.studies.sittings import Sitting, SittingRow, write_sittings
+from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.evidence.studies.view import value_text

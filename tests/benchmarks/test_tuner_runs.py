@@ -1,81 +1,90 @@
-"""The script that runs `vivace tune` twenty times: what it measures, what it skips, and what it makes of it."""
+"""Real runs of README's first two lines: what the script measures, what it skips, and what it makes of it."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
+import click
+import pytest
+
 from benchmarks.command import MEASURED_IN_PART
 from benchmarks.record_files import read_list
-from benchmarks.tuner_runs import Planned, TunerRun, busy_cores, measure, planned, row_of, summary
-from docs.tuner_runs import END, START, filled
+from benchmarks.tuner_runs import (
+    Planned,
+    TunerRun,
+    best_proven,
+    in_words,
+    measure,
+    missing,
+    pairs_of_cores,
+    row_of,
+)
+from docs.tuner_runs import END, START, filled, with_range
 
 
-def answer(recipe: str, ratio: float, low: float, rounds: int = 2, verdict: str = "passed") -> dict[str, Any]:
+def answer(recipe: str, ratio: float, verdict: str = "faster", quality: str = "passed") -> dict[str, Any]:
     row = {
         "recipe": recipe,
-        "speedup": {"ratio": ratio, "ci95": [low, 2 * ratio - low], "verdict": "faster"},
-        "quality": {"verdict": verdict, "reason": "kept"},
-        "rounds": rounds,
+        "speedup": {"ratio": ratio, "ci95": [0.8 * ratio, 1.2 * ratio], "verdict": verdict},
+        "quality": {"verdict": quality, "reason": "kept"},
+        "rounds": 2,
         "pictures": [{}] * 39,
     }
     final = [{"recipe": "baseline", "latency": {"median_s": 0.8}}, row]
     return {"final": final, "pick": {"recipe": recipe}, "device": "a CPU", "trials": 7, "seconds": 200.0}
 
 
-def test_the_twenty_runs_and_those_beside_a_busy_core() -> None:
-    every = planned()
-    assert len(every) == len(set(every)) == 20
-    assert sorted((of.model, of.minutes) for of in every if of.beside) == [("tiny-flux", 4), ("tiny-sd", 4)]
-    assert {(of.model, of.minutes) for of in every[:4]} == {(of.model, of.minutes) for of in every}
-
-
-def test_it_goes_on_where_it_stopped_and_says_what_was_proven(tmp_path: Path, capsys: Any) -> None:
+def test_it_goes_on_where_it_stopped_and_says_what_was_picked(tmp_path: Path, capsys: Any) -> None:
     made: list[Planned] = []
     now = [0.0]
 
     def tuned(of: Planned, folder: Path) -> tuple[int, dict[str, Any]]:
         made.append(of)
-        now[0] += 100
-        if of.repeat == 0 and of.model == "tiny-flux":
+        now[0] += 300
+        if of == ("demo", 0):
             return 4, {"notes": ["nothing can pass"]}
-        return 0, answer("tiny_vae", 2.0, 1.5)
+        return 0, answer("tiny_vae", 5.0 if of == ("empty", 1) else 2.0)
 
     record = tmp_path / "runs.json"
-    assert measure(record, 300, tuned, lambda: now[0]) == MEASURED_IN_PART
-    assert len(made) == len(read_list(record, TunerRun)) == 3
-    assert measure(record, None, tuned, lambda: now[0]) == 0
-    assert len(made) == len(set(made)) == 20
+    assert measure(record, 800, tunes=tuned, repeats=2, clock=lambda: now[0]) == MEASURED_IN_PART
+    assert made == [("demo", 0), ("demo", 1)], "no other would end in time"
+    assert measure(record, None, tunes=tuned, repeats=2, clock=lambda: now[0]) == 0
+    assert len(made) == len(set(made)) == len(read_list(record, TunerRun)) == 4
     output = capsys.readouterr().out
-    assert "tiny-flux, 4 min, run 1: nothing proven (exit 4): nothing can pass" in output
-    assert "19 of 20 runs end with a proven recipe" in output
+    assert "demo, run 1: no recipe (exit 4)" in output
+    assert "demo, run 2: 2.00x [1.60, 2.40] tiny_vae; 1.00 of 2.00x, the best proven; faster" in output
+    assert "3 of 4 runs end with a proven recipe" in output
     page = filled(f"before {START}\nold\n{END} after", record)
-    assert "| tiny-flux | 4 | 4 of 5 | -, 2.00, 2.00, 2.00, 2.00* | 1.00 | 7 | 200 |" in page
+    assert "| after `vivace demo` | 1 of 2 | -, 2.00 | 0.50 |" in page
     assert "old" not in page
-    assert page.startswith("before")
+    readme = with_range(f"{START}\n{END}", record)
+    assert "Of 2 runs" in readme
+    assert "1 ended with a proven recipe, 2.0 to 2.0 times as fast" in readme
 
 
-def test_only_an_interval_of_several_rounds_and_a_passed_quality_prove() -> None:
-    of = Planned("synthetic:sd15", 4.0, 0, 0)
-    rows = [
-        row_of(of, 0, answer("tiny_vae", 3.0, 1.5)),
-        row_of(of, 0, answer("tiny_vae", 2.0, 1.5)),
-        row_of(of, 0, answer("steps(8)", 9.0, 0.9)),
-        row_of(of, 0, answer("steps(8)", 9.0, 5.0, rounds=1)),
-        row_of(of, 0, answer("steps(8)", 9.0, 5.0, verdict="unclear")),
-    ]
-    assert [row.is_proven for row in rows] == [True, True, False, False, False]
-    figures = summary(rows)
-    assert figures["proven"] == 2
-    assert figures["median_of_best"] == 1 / 2.5, "an unproven run counts as the baseline"
+def test_runs_at_once_have_two_cores_each(tmp_path: Path) -> None:
+    cores: set[frozenset[int]] = set()
+
+    def tuned(of: Planned, folder: Path) -> tuple[int, dict[str, Any]]:
+        cores.add(frozenset(os.sched_getaffinity(0)))
+        time.sleep(0.02)
+        return 0, answer("tiny_vae", 2.0)
+
+    before, jobs = os.sched_getaffinity(0), len(os.sched_getaffinity(0)) // 2
+    assert measure(tmp_path / "runs.json", None, jobs=max(1, jobs), repeats=3, tunes=tuned) == 0
+    assert os.sched_getaffinity(0) == before
+    assert all(len(pair) <= 2 for pair in cores)
+    assert len(read_list(tmp_path / "runs.json", TunerRun)) == 6
+    with pytest.raises(click.UsageError, match="cores"):
+        pairs_of_cores(len(before))
 
 
-def test_a_core_is_busy_meanwhile_and_then_let_go() -> None:
-    before = len(_children())
-    with busy_cores(1):
-        assert len(_children()) == before + 1
-    assert len(_children()) == before
-
-
-def _children() -> list[str]:
-    """Return the processes that this one has started, by their number."""
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+def test_what_bench_calls_unclear_is_not_proven_and_counts_as_the_baseline() -> None:
+    answers = [("steps(8)", 9.0, "unclear"), ("steps(4)", 9.0, "faster", "unclear"), ("tiny_vae", 2.0)]
+    rows = [row_of(("empty", k), 0, answer(*of)) for k, of in enumerate(answers)]
+    assert [row.is_proven for row in rows] == [False, False, True]
+    assert best_proven(rows) == (2.0, "tiny_vae")
+    assert best_proven(rows, {"tiny_vae": 2.5}) == (2.5, "tiny_vae"), "side by side, if that was measured"
+    assert "0.50 to 1.00 of it, 2 of them less than 0.8" in in_words(rows)
+    assert len(missing(rows)) == 37

@@ -311,7 +311,7 @@ def complaints(rows: list[Row]) -> list[tuple[str, str]]:
 
     Rows of an option that has been removed since are left out; members are found by the names that they have now.
     """
-    rows = [row for row in rows if _still_exists(row["recipe"])]
+    rows = [row for row in rows if still_exists(row["recipe"])]
     singles = {(row["model"], resolve(row["recipe"]).text): row for row in rows if row["kind"] == "single"}
     return [
         (f"{row['model']} {row['recipe']}", why)
@@ -320,7 +320,7 @@ def complaints(rows: list[Row]) -> list[tuple[str, str]]:
     ]
 
 
-def _still_exists(recipe: str) -> bool:
+def still_exists(recipe: str) -> bool:
     try:
         resolve(recipe)
     except RecipeError:

@@ -220,7 +220,6 @@ def _forked() -> Iterator[None]:
     "steps(20)*",
     "pyramid_attention(3)*",
     "first_block_cache(0.2)*",
-    "progressive_resolution(0.75)*",
     "cfg_cutoff(0.4)*",
     "cfg_cutoff(0.8)*",
     "guidance(5.0)*",

@@ -196,7 +196,6 @@ def test_offloading_takes_the_weights_off_the_gpu(mode: str) -> None:
         "compile",
         "compile(blocks=repeated)",
         "deepcache(hits=0.5)",
-        "token_merging(0.3)",
         "fp32+tf32",
     ],
 )

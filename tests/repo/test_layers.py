@@ -27,7 +27,6 @@ LAYERS = {
     "machinery.offloading": 2,
     "machinery.quantization": 2,
     "machinery.step_caching": 2,
-    "machinery.resolution": 2,
     "machinery.lora": 3,
     "machinery.guidance": 3,
     "machinery.fused": 3,
@@ -57,6 +56,7 @@ SIDEWAYS = {
     ("foundation.untrusted", "errors"),
     ("foundation.hardware", "errors"),
     ("machinery.multi_gpu", "machinery.fused"),
+    ("machinery.families", "machinery.technique"),
 }
 # Libraries that import torch; `report` and `foundation` must not import them.
 IMPORTED_LATE = {

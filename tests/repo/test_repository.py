@@ -45,6 +45,21 @@ def test_versions_agree() -> None:
     assert project["version"] == vivace.__version__ == sections[0]
 
 
+def test_extras_are_installed_from_a_clone_and_exist() -> None:
+    """The package is on no index, where another one may have its name."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = [page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"]
+    texts = [*pages, *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), ROOT / "Containerfile"]
+    named = set()
+    for path in texts:
+        text = path.read_text("utf-8")
+        assert not re.search(r"vivace\[[a-z,]+\]|pip install '?vivace\b", text), path
+        named |= {
+            extra for extras in re.findall(r"['\"]\.\[([a-z,]+)\]['\"]", text) for extra in extras.split(",")
+        }
+    assert {"serve", "nvml", "ray"} <= named <= set(known)
+
+
 def test_links_within_the_docs_exist() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):

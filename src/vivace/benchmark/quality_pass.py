@@ -107,10 +107,10 @@ def _scorer_of(scorer: LocatedScorer) -> Scorer:
 
 
 def _lacks(row: ImageFigures, figure: str) -> bool:
-    """Whether an image was compared without this figure; stores of older versions lack "match" and thumbnails."""
+    """Whether an image was compared without this figure; stores of older versions lack "hole" and thumbnails."""
     if row.thumbnail is None or (row.scorer is not None and row.embedding is None):
         return True
-    return "psnr_db" in row.against and not {"match", figure} <= row.against.keys()
+    return "psnr_db" in row.against and not {"match", "hole", figure} <= row.against.keys()
 
 
 def draw_noise_floor(

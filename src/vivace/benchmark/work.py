@@ -53,7 +53,6 @@ _CHANGES_WORK = {
     Stage.PRECISION,
     Stage.ADAPT,
     Stage.SPLIT,
-    Stage.THIN,
     Stage.CACHE,
     Stage.SCHEDULE,
 }

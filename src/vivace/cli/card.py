@@ -20,10 +20,11 @@ _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*",
 
 def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
     """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
-    from vivace.foundation.hardware import known_gpu, named_gpu
+    from vivace.foundation.hardware import counted, known_gpu, named_gpu
 
     if value is None:
         return None
+    value = counted(value)[1]
     size = _SIZE.fullmatch(value)
     if size is None or known_gpu(value) is not None:
         return named_gpu(value, "--card")
@@ -54,9 +55,9 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Car
     Raises:
         UsageError: no GPU of this name is known.
     """
-    from vivace.foundation.hardware import Gpu, known_gpu, named_gpu, present_gpu
+    from vivace.foundation.hardware import Gpu, counted, known_gpu, named_gpu, present_gpu
 
-    named = None if gpu is None else named_gpu(gpu)
+    named = None if gpu is None else named_gpu(counted(gpu)[1])
     if isinstance(card, Gpu):
         return (named or card).chip, _of_named(card)
     if named is not None:
@@ -70,8 +71,7 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Car
 def _of_named(gpu: Gpu) -> CardMemory:
     name = f"{gpu.chip.name} of {gpu.memory_bytes / 1e9:g} GB"
     if gpu.is_size_assumed:
-        sizes = " or ".join(f"{size:g}" for size in gpu.chip.memory_gb)
-        name += f" (it is sold with {sizes}: say which)"
+        name += f" (it is sold with {gpu.chip.sizes}: say which)"
     return CardMemory(gpu.memory_bytes, name, gpu)
 
 

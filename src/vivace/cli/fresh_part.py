@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from vivace.cli import run
+from vivace.cli.commands import run
 from vivace.cli.fresh import CommandPart, settings_of
 from vivace.foundation.processes.parent import die_with_parent
 

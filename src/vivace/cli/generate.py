@@ -158,7 +158,7 @@ def _draw(
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
     from vivace.report.summary import seconds
-    from vivace.runtime.safety import HiddenImageWarning, hidden_images
+    from vivace.runtime.safety import EmptyImageWarning, why_empty
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
     torch.set_num_threads(threads)
@@ -187,7 +187,7 @@ def _draw(
             arguments = prepared.arguments([(index, text, image_seed)])
             began = time.perf_counter()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", HiddenImageWarning)  # said below, with the image's path
+                warnings.simplefilter("ignore", EmptyImageWarning)  # said below, with the image's path
                 output = session(**arguments)
             took.append(time.perf_counter() - began)
             image = output.images[0]
@@ -199,17 +199,15 @@ def _draw(
             "seed": str(image_seed),
             "num_inference_steps": str(session.defaults["num_inference_steps"]),
             "guidance_scale": f"{session.defaults['guidance_scale']:g}",
+            "scheduler": type(getattr(session.pipe, "scheduler", None)).__name__,
             "size": f"{workload.width}x{workload.height}",
             "num_threads": str(torch.get_num_threads()),
             **_source_facts(workload),
         }
         path = write(image, facts, f"{slug(text)}-{image_seed}")
         click.echo(path, err=is_standard_output(path))
-        if any(hidden_images(output)):
-            click.echo(
-                f"warning: {path} is black: the model's safety checker replaced the image of seed {image_seed}",
-                err=True,
-            )
+        for reason in filter(None, why_empty(output)):
+            click.echo(f"warning: {path} is {reason} of seed {image_seed}", err=True)
         if num_images > 1:
             click.echo(f"[{index + 1}/{num_images}] {seconds(took[-1])}", err=True)
     click.echo(_in_seconds(took), err=True)

@@ -64,7 +64,7 @@ def plan(
 
     Shows which cards the model fits and, for a card that is too small, what to change; and the shortest time that the
     operations can take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format,
-    or a .safetensors file.
+    or a .safetensors or .gguf file.
 
     \b
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
@@ -102,6 +102,8 @@ def _plan(
     from vivace.cli.plan_text import print_card, print_prediction
 
     with Attempts() as attempts:
+        if weightless.note:
+            attempts.say(weightless.note)
         predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
         fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts, is_ranked)

@@ -13,7 +13,6 @@ from vivace.cli.card import CardMemory
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.fits_card import Fitting
-    from vivace.evidence.recommendation.recommendation import RecipeFigures
     from vivace.evidence.recommendation.recorded_speeds import Speeds
     from vivace.foundation.hardware import Chip
     from vivace.runtime.memory.fit import RecipeChange
@@ -129,9 +128,9 @@ def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     if fit.ranking is not None:
         is_published = fits(predicted, card.num_bytes)
         head = (
-            f"It fits {card.name}. These do too, the best first"
+            f"It fits {card.name}. These do too, the fastest first"
             if is_published
-            else (f"It does not fit {card.name}. These do, the best first")
+            else (f"It does not fit {card.name}. These do, the fastest first")
         )
         _print_ranking(predicted, card, fit, fit.ranking, head)
         return
@@ -152,7 +151,8 @@ _SHOWN = 3
 def _print_ranking(
     predicted: Prediction, card: CardMemory, fit: CardFit, ranking: Fitting, head: str
 ) -> None:
-    """Print the recipes that fit, the best first, with the commands to use and to measure them."""
+    """Print the recipes that fit, the fastest first, with the commands to use and to measure them."""
+    from vivace.evidence.recommendation.sentences import time_of
     from vivace.report.summary import size
 
     usual = ""
@@ -162,28 +162,24 @@ def _print_ranking(
     last = fit.changes[-1].prediction
     for step in fit.changes:
         after = step.prediction
-        more = ", and is faster: it copies fewer weights" if step.fills else f", {_time(ranking.chosen)}"
+        more = ", and is faster: it copies fewer weights" if step.fills else f", {time_of(ranking.chosen)}"
         click.echo(
             f"  {after.recipe}: peak {size(after.peak_bytes)}, loading {size(after.loading_bytes)}: fits{more}"
         )
     for figures in ranking.others[:_SHOWN]:
         peak = "unknown" if figures.peak_bytes is None else f"about {size(figures.peak_bytes)}"
-        click.echo(f"  {figures.recipe}: peak {peak}, {_time(figures)}")
-    click.echo(f"Use: --recipe '{last.recipe}'{_size_flags(last)}")
+        click.echo(f"  {figures.recipe}: peak {peak}, {time_of(figures)}")
+    click.echo(_use(last))
     parts = ["vivace", "bench", "--model", predicted.model]
     for recipe in dict.fromkeys((last.recipe, *(figures.recipe for figures in ranking.others[:1]))):
         parts += ["--recipe", recipe]
     click.echo(f"Measure: {shlex.join(parts)}{_size_flags(last)}")
 
 
-def _time(figures: RecipeFigures) -> str:
-    """Return the seconds of a recipe and their source."""
-    from vivace.evidence.recommendation.sentences import predicted_of
-    from vivace.report.summary import seconds
-
-    if figures.predicted_from is not None or figures.latency is None:
-        return predicted_of(figures)
-    return f"{seconds(figures.latency.point)} measured"
+def _use(prediction: Prediction) -> str:
+    """Return the command that draws with a planned recipe."""
+    parts = ["vivace", "generate", "PROMPT", "--model", prediction.model, "--recipe", prediction.recipe]
+    return f"Use: {shlex.join(parts)}{_size_flags(prediction)}"
 
 
 def _size_flags(prediction: Prediction) -> str:
@@ -209,7 +205,7 @@ def _print_changes(predicted: Prediction, card: CardMemory, fit: CardFit) -> Non
         )
     last = fit.changes[-1].prediction if fit.changes else predicted
     if fits(last, card.num_bytes):
-        click.echo(f"Use: --recipe '{last.recipe}'{_size_flags(last)}")
+        click.echo(_use(last))
     elif last.loading_bytes >= last.peak_bytes:
         click.echo(
             f"vivace found no recipe that fits: loading the model before the recipe shrinks it already takes "

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,13 +18,13 @@ from vivace.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
     from vivace.foundation.spec.workload import Task
+    from vivace.serve.keys import Keys
     from vivace.serve.settings import ServeSettings
 
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+_NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
 """Connections that are accepted at once, before any is closed to make room."""
-_LORA = ".safetensors"
 
 
 @click.command()
@@ -32,7 +32,7 @@ _LORA = ".safetensors"
 @click.option(
     "--recipe",
     metavar="R",
-    help="Recipe to apply; default: the one that `vivace recommend` names for this GPU.",
+    help="Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
 )
 @click.option(
     "--tune",
@@ -111,10 +111,25 @@ _LORA = ".safetensors"
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
 @click.option(
     "--api-key-file",
-    "key",
-    callback=options.read_key,
+    "key_file",
+    type=click.Path(path_type=Path),
     metavar="F",
-    help="A file with the key that requests must bear.",
+    help="A file with the keys that requests must bear, KEY or NAME KEY a line; read again when it changes.",
+)
+@click.option(
+    "--served-model-name", metavar="NAME", default="", help="The model's name in requests and answers."
+)
+@click.option(
+    "--public-url",
+    metavar="URL",
+    default="",
+    help="This server's URL as clients see it, for the URLs of images; default: that of each request.",
+)
+@click.option(
+    "--allowed-origins",
+    metavar="URL,...",
+    default="",
+    help="Sites whose pages may draw here, e.g. https://example.org.",
 )
 @click.option(
     "--allow-host",
@@ -144,7 +159,10 @@ def serve(
     idle_unload: float | None,
     host: str,
     port: int,
-    key: str | None,
+    key_file: Path | None,
+    served_model_name: str,
+    public_url: str,
+    allowed_origins: str,
     hosts: tuple[str, ...],
     log_prompts: bool,
 ) -> int:
@@ -162,15 +180,21 @@ def serve(
         vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
-    _check_key(key, host)
+    from vivace.serve.keys import Keys
+
+    keys = None if key_file is None else Keys.read(key_file)
+    _check_key(keys, host)
+    origins = tuple(
+        _url("--allowed-origins", each, has_path=False) for each in allowed_origins.split(",") if each
+    )
+    public_url = public_url and _url("--public-url", public_url)
     if replicas is not None and ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if ray_address is not None:
-        serve_ray.check_options(port, gpus, idle_unload, batch)
+        serve_ray.check_options(gpus, idle_unload, batch)
     if recipe is not None and tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
-    if ray_address is None:
-        _listening(host, port).close()  # before a recipe is searched for, which may take hours
+    _listening(host, port).close()  # before a recipe is searched for, which may take hours
     lora_files = _loras(loras)
     if recipe is not None:
         chosen, why = recipe, "as given"
@@ -194,72 +218,85 @@ def serve(
         batches=_BATCHES if batch else (),
         any_size=any_size,
         loras=lora_files,
+        lora_folder=loras,
         max_queue=max_queue,
         max_wait_s=max_wait,
         timeout_s=timeout,
         idle_unload_s=None if idle_unload is None else 60 * idle_unload,
-        api_key=key,
-        hosts=_hosts(hosts, key),
+        keys=keys,
+        served_name=served_model_name,
+        public_url=public_url,
+        origins=origins,
+        hosts=_hosts(hosts, keys),
         logs_prompts=log_prompts,
     )
     click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
     if ray_address is not None:
-        return serve_ray.serve_on_ray(settings, ray_address, replicas, host, port)
+        with serve_ray.drawers_on_ray(settings, ray_address, replicas) as make_pool:
+            return _run(settings, host, port, make_pool)
     from vivace.models.reading_ahead import read_ahead
 
     read_ahead(located.weights)
     return _run(settings, host, port)
 
 
-def _run(settings: ServeSettings, host: str, port: int) -> int:
+def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[..., Any] | None = None) -> int:
     import logging
+    import signal
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
-    problem = asyncio.run(_serve(settings, listening))
+    signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn sends it again after all images have ended
+    if make_pool is None:
+        problem = asyncio.run(_serve_here(settings, listening))
+    else:
+        problem = asyncio.run(_serve(settings, listening, make_pool))
     if problem is not None:
         raise Unsupported(problem)
     return 0
 
 
-async def _serve(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
+    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
     from vivace.serve.pool import EarlyProcesses, ReplicaPool
 
     early = EarlyProcesses(settings)
     await early.start()
     try:
-        import logging
-
-        import uvicorn
-
-        from vivace.serve.app import create_app
-        from vivace.serve.connections import Connection
-
-        app = create_app(
-            settings,
-            functools.partial(ReplicaPool, make_process=early.take),
-            lambda: setattr(server, "should_exit", True),
-        )
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=Connection,
-                ws="none",
-                backlog=_BACKLOG,
-                log_level="warning",
-                timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
-                server_header=False,
-            )
-        )
-        # A second Ctrl+C cancels what is in progress, and uvicorn logs each cancellation as a failure.
-        logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
-        await server.serve(sockets=[listening])
+        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
     finally:
         await early.stop()
+
+
+async def _serve(
+    settings: ServeSettings, listening: socket.socket, make_pool: Callable[..., Any]
+) -> str | None:
+    """Serve until SIGTERM or Ctrl+C; return why no worker will ever draw, if that ended it."""
+    import logging
+
+    import uvicorn
+
+    from vivace.serve.app import create_app
+    from vivace.serve.connections import Connection
+
+    app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            backlog=_BACKLOG,
+            log_level="warning",
+            timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
+            server_header=False,
+        )
+    )
+    # A second Ctrl+C cancels what is in progress, and uvicorn logs each cancellation as a failure.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
+    await server.serve(sockets=[listening])
     problem: str | None = app.state.problem
     return problem
 
@@ -284,22 +321,43 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _check_installed() -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
-        raise Unsupported(f"serve needs {', '.join(missing)}; pip install 'vivace[serve]'")
+        raise Unsupported(f"serve needs {', '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def _check_key(key: str | None, host: str) -> None:
+def _url(option: str, text: str, *, has_path: bool = True) -> str:
+    """Return a URL without the slash at its end.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from urllib.parse import urlsplit
+
+    text = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(text)
+        is_url = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and text.isascii() and parts.port != 0
+        )
+    except ValueError:
+        is_url = False
+    if not is_url or parts.query or parts.fragment or parts.username or (parts.path and not has_path):
+        raise UsageError(f"{option} {text[:100]}: give a URL such as https://images.example.org")
+    return text
+
+
+def _check_key(keys: Keys | None, host: str) -> None:
     from vivace.serve.hosts import is_loopback
 
-    if key is None and not is_loopback(host.lower()):
+    if keys is None and not is_loopback(host.lower()):
         raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
 
 
-def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
+def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
     from vivace.serve.hosts import name_of
 
-    if names and key is not None:
+    if names and keys is not None:
         raise UsageError("--allow-host is for a server without a key; with one, any name is answered")
     wrong = [name for name in names if name_of(name) != name.lower() or ":" in name]
     if wrong:
@@ -308,14 +366,20 @@ def _hosts(names: tuple[str, ...], key: str | None) -> frozenset[str]:
 
 
 def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the recipe that `vivace recommend` names, with its evidence; the baseline if it names none."""
+    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
+
+    A recipe that changes the image, as fewer steps do, is for the user to choose.
+    """
     from vivace.evidence.recommendation import recommend
     from vivace.foundation.spec.recipe_syntax import BASELINE
 
-    answer = recommend(model)
-    if answer.recipe is None or answer.basis is None:
-        return BASELINE, "as published: no record here or in vivace supports another recipe"
-    return answer.recipe, f"the best known: {answer.basis.place}, {answer.basis.gpu}; {answer.quality}"
+    answer = recommend(model, same_picture=True)
+    if answer.recipe in (None, BASELINE) or answer.basis is None:
+        return (
+            BASELINE,
+            "as published: no record here or in vivace supports another recipe that keeps the image",
+        )
+    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
 
 
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
@@ -373,17 +437,14 @@ def _sizes(text: str | None) -> tuple[Size, ...]:
 def _loras(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         return {}
+    from vivace.serve.settings import lora_files
+
     try:
-        names = sorted(os.listdir(folder))
+        files = lora_files(folder)
     except OSError as error:
         raise UsageError(f"--loras {folder} cannot be read: {error.strerror}") from None
-    files = {
-        name.removesuffix(_LORA): (folder / name).resolve()
-        for name in names
-        if name.endswith(_LORA) and name != _LORA
-    }
     if not files:
-        raise UsageError(f"--loras {folder}: there is no {_LORA} file in it")
+        raise UsageError(f"--loras {folder}: there is no .safetensors file in it")
     wrong = next((name for name in files if not name.isprintable()), None)
     if wrong is not None:
         raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from vivace.cli import options
-from vivace.errors import UsageError, nearest
+from vivace.errors import UsageError
 
 
 @click.command()
@@ -21,13 +21,12 @@ def techniques(name: str | None, device: str, as_json: bool) -> int:
     """List the techniques and what this machine can run, or explain one."""
     from vivace.measure.machine import choose_device, this_machine
     from vivace.recipes.describe import describe
-    from vivace.techniques import ALIASES, TECHNIQUES
+    from vivace.techniques import ALIASES, TECHNIQUES, missing
 
     if name is not None:
-        names = {*TECHNIQUES, *ALIASES}
-        if name.lower() not in names:
-            raise UsageError(f"no technique '{name}'{nearest(name, names)} (`vivace techniques` lists all)")
         name_ = ALIASES[name.lower()][0] if name.lower() in ALIASES else name.lower()
+        if name_ not in TECHNIQUES:
+            raise UsageError(missing(name))
         chosen = [TECHNIQUES[name_]]
     else:
         chosen = list(TECHNIQUES.values())

@@ -187,11 +187,11 @@ class SearchDisplay:
         text = result.outcome.value.replace("_", " ")
         if result.gain is not None:
             text = f"{math.exp(result.gain):.2f}x"
-            text += "" if result.gate is None else f", quality {result.gate.value}"
+            text += "" if result.gate is None else f", quality {result.verdict}"
         click.echo(_fit(f"[{number}] {result.recipe.text}", f": {text}"), err=True)
         best = best_of(history)
         if best is not None and best.gain is not None:
-            state = "" if best.gate is None else f", quality {best.gate.value}"
+            state = "" if best.gate is None else f", quality {best.verdict}"
             line = f"    best {math.exp(best.gain):.2f}x {best.recipe.text}"
             click.echo(_fit(line, f"{state}; {self._left(number)}"), err=True)
 

@@ -74,20 +74,12 @@ def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list
         name: of the GPU, as its driver reports it; any for a CPU.
         tables: the user's own, those that ship with vivace, and those that others contributed.
     """
-    records = _records(tables)
+    records = records_by_choice(tables)
     return [
         _claim(state, records[choices(variant)], machine, name)
         for technique in TECHNIQUES.values()
         for state, variant in zip(states(technique, machine), variants(technique).values(), strict=True)
     ]
-
-
-def devices_of(tables: Iterable[EvidenceTable], kind: Kind) -> dict[tuple[object, ...], list[str]]:
-    """Return the devices that tables of a kind have records of, by `choices` of techniques."""
-    return {
-        choice: sorted({device for of, device in records if of == kind})
-        for choice, records in _records(tables).items()
-    }
 
 
 def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[str]:
@@ -149,7 +141,7 @@ def _nearness(machine: Machine, name: str, device: str) -> Near:
     return near(name, device)
 
 
-def _records(tables: Iterable[EvidenceTable]) -> dict[tuple[object, ...], set[tuple[Kind, str]]]:
+def records_by_choice(tables: Iterable[EvidenceTable]) -> dict[tuple[object, ...], set[tuple[Kind, str]]]:
     """Return the kinds of tables and the devices on which each choice of a technique was timed."""
     records: dict[tuple[object, ...], set[tuple[Kind, str]]] = defaultdict(set)
     for table in tables:

@@ -123,6 +123,11 @@ class EvidenceRow(Spec):
         """Whether it was timed, or its gain is known."""
         return self.latency is not None or self.gain is not None
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether its memory is estimated; else a record has it, of whatever GPU."""
+        return self.predicted_from is not None and self.measured_s is None
+
 
 class EvidenceTable(Spec):
     """Recipes that one source compared on one model and device.

@@ -65,6 +65,6 @@ def judge_pairs(
             embedding=pair.get("embeddings", {}).get("a"),
         )
         originals.append(original)
-    compared = fidelity(PairedFigures(tuple(rows), tuple(originals)))
+    compared = fidelity(PairedFigures(tuple(rows), tuple(originals), tuple(pair["name"] for pair in pairs)))
     assert compared is not None, "there is a pair"
     return judge_figures(compared, None, limits, same_picture=same_picture, edits=task == "edit"), compared

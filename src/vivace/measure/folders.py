@@ -13,6 +13,7 @@ from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.stats.paired import mean_interval
 from vivace.foundation.untrusted.image_files import open_image
 from vivace.foundation.untrusted.terminal_text import natural_order
+from vivace.measure.holes import hole_share, num_rectangles
 from vivace.measure.image_metrics import (
     aligned,
     faults,
@@ -86,10 +87,12 @@ def compare(
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         if prompts is not None:
             row["prompt"] = prompts[len(pairs)]
-        row["a"], row["b"] = image_metrics(a), image_metrics(b)
+        row["a"], row["b"] = (
+            image_metrics(image) | {"num_rectangles": float(num_rectangles(image))} for image in (a, b)
+        )
         row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:
-            row["against"] = paired_metrics(b, a)
+            row["against"] = paired_metrics(b, a) | {"hole": hole_share(b, a)}
             if network is not None:
                 (row["against"]["lpips"],) = network.distances([b], [a])
         except ValueError as error:

@@ -103,7 +103,7 @@ def opened_gpu() -> Iterator[NvmlGpu | str | None]:
     try:
         import pynvml
     except ImportError:
-        yield "nvidia-ml-py is not installed (pip install 'vivace[nvml]')"
+        yield "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
         return
     try:
         pynvml.nvmlInit()

@@ -17,11 +17,12 @@ from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
 from vivace.models.catalogue import CATALOGUE
+from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.signatures import SD2
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
-from vivace.models.headers import check_whole
+from vivace.models.headers import check_whole, read_metadata
 from vivace.models.model_files import files_of, fingerprint
 from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
 from vivace.models.remote import ModelDownload
@@ -36,6 +37,8 @@ TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Suffixes of model files, and of files that are mistaken for them."""
+_MAX_LISTED = 20
+"""Files of a folder that are looked at for one to name."""
 _SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
@@ -84,7 +87,12 @@ class LocatedModel:
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
-            return ()
+            note = (
+                ""
+                if self.entry
+                else note_of_few_steps(Path(self.model.name).name, self.defaults["num_inference_steps"])
+            )
+            return (f"{Path(self.model.name).name}: {note}",) if note else ()
         file = self.checkpoint or self.weights[-1]
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
@@ -273,8 +281,13 @@ def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> 
 def _in_folder(path: Path) -> LocatedModel:
     folder = path.resolve()
     if not (folder / INDEX).is_file():
-        single = sorted(folder.glob("*.safetensors"))
-        advice = f"; or give a single file such as {single[0]}" if single else ""
+        whole = next((parent for parent in folder.parents if (parent / INDEX).is_file()), None)
+        if whole is not None:
+            raise UnusableModel(
+                f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder"
+            )
+        readable = next(filter(_is_readable, sorted(folder.glob("*.safetensors"))[:_MAX_LISTED]), None)
+        advice = f"; or give a single file such as {readable}" if readable else ""
         raise UnusableModel(
             f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
         )
@@ -305,6 +318,15 @@ def _in_folder(path: Path) -> LocatedModel:
         missing=chosen.missing,
         same_as=None if same is None else same.name,
     )
+
+
+def _is_readable(file: Path) -> bool:
+    try:
+        check_format(file)
+        contents_of(file)
+    except (UnusableModel, Unsupported):
+        return False
+    return True
 
 
 def _embedded_models_like(
@@ -338,6 +360,9 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     assert isinstance(origin, Hub)
     if contents.prediction.sampler is not None:
         entry = entry.model_copy(update={"scheduler": contents.prediction.sampler})
+    entry, note = with_few_steps(entry, file.stem, read_metadata(file))
+    if note:
+        contents = replace(contents, notes=(*contents.notes, note))
     if contents.component is not None:
         # All other components come from the catalogue model.
         located = remote.locate(origin, download=download, elsewhere=(contents.component,))

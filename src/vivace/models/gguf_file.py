@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,19 @@ KEPT_TYPES = (
 FLOAT_TYPES = ("F32", "F16")
 _TYPE = 4
 """Place of a tensor's type among the parts of its entry in the header."""
+_MOST_TEXT = 10_000_000
+_TEXT, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""GGUF's types of values in the header, as `struct` calls them."""
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 26: ("I32", 1, 4), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 39: ("MXFP4", 32, 17),
+}  # fmt: skip
+"""GGML's types of tensors: name, values of a block, and its bytes (ggml.h)."""
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
 """Keys of ComfyUI-GGUF for tensors that were reshaped so that their rows have whole blocks."""
 _MAX_READS = 2_000_000
@@ -90,6 +105,50 @@ def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
     return header
 
 
+def read_gguf_sizes(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what `read_gguf_header` does, without the package, for files that are not loaded.
+
+    Raises:
+        UnusableModel: the file is not a GGUF file, is damaged, or has a type that is not known here.
+    """
+    with reading(path, problem="is not a GGUF file, or is damaged"), open_plain(path) as file:
+
+        def read(layout: str) -> Any:
+            return struct.unpack(f"<{layout}", file.read(struct.calcsize(f"<{layout}")))[0]
+
+        def read_text() -> str:
+            length = read("Q")
+            if length > _MOST_TEXT:
+                raise ValueError("a name or value is too long")
+            return str(file.read(length), "utf-8", "replace")
+
+        def read_value(kind: int) -> Any:
+            if kind == _ARRAY:
+                kind, number = read("I"), read("Q")
+                if number > _MAX_READS:
+                    raise ValueError("the header goes beyond the file")
+                return [read_value(kind) for _ in range(number)]
+            return read_text() if kind == _TEXT else read(_SCALARS[kind])
+
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError("it does not start with GGUF")
+        version, num_tensors, num_values = read("I"), read("Q"), read("Q")
+        if version not in (2, 3) or max(num_tensors, num_values) > _MAX_READS:
+            raise ValueError(f"version {version}, {num_tensors} tensors")
+        values = {read_text(): read_value(read("I")) for _ in range(num_values)}
+        header = {}
+        for _ in range(num_tensors):
+            name, num_dimensions = read_text(), read("I")
+            shape = [read("Q") for _ in range(min(num_dimensions, 8))][::-1]
+            kind, start = _TYPES[read("I")], read("Q")
+            num_bytes = math.prod(shape) // kind[1] * kind[2]
+            shape = values.get(f"{_ORIGINAL_SHAPE}{name}", shape)
+            header[name] = {"dtype": kind[0], "shape": shape, "data_offsets": [start, start + num_bytes]}
+        if not header:
+            raise ValueError("it has no tensors")
+    return header
+
+
 def read_gguf_tensors(path: Path) -> dict[str, StoredValues]:
     """Return the tensors of a file whose header was checked, by name. Their values stay in the file."""
     reader = _open(path)
@@ -110,9 +169,7 @@ def _open(path: Path) -> Any:
     try:
         from gguf import GGMLQuantizationType, GGUFReader
     except ImportError as error:
-        raise Unsupported(
-            f"{path} is a GGUF file, which needs the package gguf: pip install 'vivace[gguf]'"
-        ) from error
+        raise Unsupported(f"{path} is a GGUF file, which needs the package gguf: pip install gguf") from error
 
     readable_types = {kind.value for kind in GGMLQuantizationType}
 

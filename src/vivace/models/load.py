@@ -28,7 +28,7 @@ from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
 from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
-from vivace.models.text_encoders import load_text_encoders
+from vivace.models.text_encoders import check_tokenizers, load_text_encoders
 from vivace.models.unused_weights import check_files_used, check_shape
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
@@ -79,6 +79,7 @@ def load_pipeline(
             _check_all_used(located, located.contents, pipe)
         _check_filled(located, pipe)
         _check_folders_used(located, pipe)
+        check_tokenizers(pipe, located.model.name)
         if located.entry is not None and located.entry.scheduler is not None:
             _set_scheduler(pipe, located.entry.scheduler)
     for component in pipe.components.values():

@@ -17,10 +17,17 @@ from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.checkpoints.codes import Codes
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
-from vivace.models.checkpoints.signatures import SD2, SUPPORTED, Signature, TensorNames, signature_of
+from vivace.models.checkpoints.signatures import (
+    SD2,
+    SUPPORTED,
+    Signature,
+    TensorNames,
+    behind_prefix,
+    signature_of,
+)
 from vivace.models.checkpoints.weight_scales import codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused
-from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX
+from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
 from vivace.models.headers import read_header, read_metadata
 
 _FORMATS = {
@@ -108,17 +115,18 @@ def check_format(path: Path) -> None:
         )
 
 
-def contents_of(path: Path, *, is_configured: bool = False) -> Contents:
+def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = True) -> Contents:
     """Identify the contents of a checkpoint by its header.
 
     Args:
         is_configured: whether the configuration of a pipeline lies beside it, which SD 2 needs.
+        is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
 
     Raises:
         UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
         Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
-    header = read_header(path)
+    header = read_gguf_sizes(path) if path.suffix == SUFFIX and not is_loaded else read_header(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
         return _contents_of(path, header, read_metadata(path), is_configured)
 
@@ -129,6 +137,12 @@ def _contents_of(
     names = TensorNames(tensors)
     row = signature_of(names, tensors)
     if row is None:
+        if (behind := behind_prefix(tensors)) is not None:
+            prefix, row = behind
+            raise UnusableModel(
+                f"{path} has the tensors of {row.what} behind the prefix {prefix[:80]!r}, which vivace does not know; "
+                "rename its tensors without it"
+            )
         example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
         raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
     if row.entry is None:

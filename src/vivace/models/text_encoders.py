@@ -1,4 +1,7 @@
-"""Load the text encoders of a folder, and require every weight: transformers fills missing ones at random."""
+"""Load the text encoders of a folder, require every weight, and tokenizers that fit them.
+
+transformers fills missing weights at random, and makes an empty tokenizer of a folder that has none.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from vivace.errors import UnusableModel
 from vivace.models.pipeline_defaults import read_config
 from vivace.models.repository import INDEX, components_of
 from vivace.models.unused_weights import report_unused
+
+_LEAST_LENGTH = 3
+"""Tokens of a prompt of one word, with start and end."""
 
 
 def load_text_encoders(
@@ -55,3 +61,39 @@ def load_text_encoders(
             )
         report_unused(own, name, models[name], loading["unexpected_keys"])
     return models
+
+
+def check_tokenizers(pipe: Any, model: str) -> None:
+    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder.
+
+    Args:
+        model: its name for messages.
+    """
+    for name, tokenizer in pipe.components.items():
+        encoder = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
+        if (
+            not name.startswith("tokenizer")
+            or tokenizer is None
+            or not hasattr(encoder, "get_input_embeddings")
+        ):
+            continue
+        words = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
+        vocabulary = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else ()
+        positions = getattr(encoder.config, "max_position_embeddings", None)
+        has_positions = encoder.config.model_type.startswith("clip") and positions is not None
+        length = tokenizer.model_max_length if has_positions else None
+        problem = None
+        if words and vocabulary and len(vocabulary) < words // 2:
+            problem = f"knows {len(vocabulary):,} tokens: its files are missing, or another model's"
+        elif words and vocabulary and max(vocabulary) >= words:
+            problem = f"has ids up to {max(vocabulary):,}: it is another model's"
+        elif length is not None and not _LEAST_LENGTH <= length <= positions:
+            shown = f"{length:,}" if length < 1e6 else "no length"
+            problem = (
+                f"has the model_max_length {shown} in its tokenizer_config.json; it takes at most {positions}"
+            )
+        if problem is not None:
+            raise UnusableModel(
+                f"{model}'s {name} does not fit its {name.replace('tokenizer', 'text_encoder')}, which has "
+                f"{words:,} tokens: it {problem}; copy the model's own {name} folder again"
+            )

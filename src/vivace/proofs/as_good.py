@@ -71,7 +71,7 @@ def as_good(
     *,
     is_same_picture: bool,
     is_rounding: bool,
-    num_broken: int,
+    broken: str,
     shows_something: bool,
 ) -> ProofAnswer:
     """Return whether B's images are as good as A's.
@@ -79,14 +79,11 @@ def as_good(
     Args:
         is_same_picture: whether B was proven to draw A's images.
         is_rounding: whether every image differs by rounding alone, which needs no witness.
-        num_broken: images of B that are black, flat, noise or not finite where A's are not.
+        broken: how many images of B are broken where A's are not, in words; "" if none is.
         shows_something: False for random weights.
     """
-    if num_broken:
-        broken = "1 image is" if num_broken == 1 else f"{num_broken} images are"
-        return ProofAnswer(
-            ProofVerdict.FAILED, f"{broken} black, flat, noise or not finite where A's are not"
-        )
+    if broken:
+        return ProofAnswer(ProofVerdict.FAILED, f"{broken}, and A's are not")
     if not listed:
         return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]

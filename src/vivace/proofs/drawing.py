@@ -51,6 +51,7 @@ class DrawnImage:
     """An image file as received.
 
     Attributes:
+        settings: how it was drawn, as far as the source says; None if as it was asked for.
         faults: faults that the file no longer shows, e.g. "not finite".
         notes: remarks on its delivery, e.g. that a server was busy before.
     """
@@ -60,6 +61,7 @@ class DrawnImage:
     seconds: float | None = None
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    settings: dict[str, Any] | None = None
 
 
 class Drawer(Protocol):

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vivace.proofs.image_findings import ImageFinding, RequestOf
-from vivace.proofs.pair_figures import PairFigures
-from vivace.proofs.same import ROUNDING_DB
+from vivace.proofs.pair_figures import ROUNDING_DB, PairFigures
 
 _LEAST_PAIRS = 10
 _SURELY = 3.3

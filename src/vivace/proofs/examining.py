@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from vivace.proofs.alterations import altered
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage
 from vivace.proofs.drift import drifting
 from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.holes import holes
 from vivace.proofs.image_findings import (
     ImageFinding,
     RequestOf,
@@ -20,32 +18,37 @@ from vivace.proofs.image_findings import (
     of_other_sizes,
     switched,
 )
-from vivace.proofs.pair_figures import PairFigures, ReadImage, read_image
-from vivace.proofs.patterns import fixed, patterns, seams
+from vivace.proofs.pair_figures import (
+    ROUNDING_DB,
+    PairFigures,
+    ReadImage,
+    are_equal,
+    is_near,
+    psnr_of,
+    read_image,
+)
 from vivace.proofs.prepare_sides import ImageSource, Prepared
-from vivace.proofs.probes import main_jobs, probes, repeat_jobs, suppositions
+from vivace.proofs.probes import hypotheses, main_jobs, probes, repeat_jobs
 from vivace.proofs.proof_store import Letter, ProofStore
-from vivace.proofs.same import OwnDistances
 from vivace.proofs.server_checks import (
     ServerCheck,
     Status,
     answers_check,
-    are_equal,
     field_checks,
-    is_near,
     probe_check,
-    psnr_of,
     repeat_check,
 )
 from vivace.proofs.several_checks import several_checks
 from vivace.proofs.sides import EndpointSide
 from vivace.proofs.state_checks import (
     cancelled_check,
-    is_nearer,
     lora_checks,
     negative_prompt_check,
     together_check,
 )
+
+_NEARER_DB = 20.0
+"""By how much B's image is nearer to what A draws with other values, if that is what B drew."""
 
 
 class StoredImages:
@@ -70,48 +73,43 @@ def endpoint_of(prepared: Prepared, source: ImageSource) -> Endpoint | None:
     return prepared.endpoint(source) if isinstance(source.side, EndpointSide) else None
 
 
-def findings_of(
-    prepared: Prepared,
-    pairs: Sequence[PairFigures],
-    own: OwnDistances,
-    images: StoredImages,
-    endpoint: Endpoint | None,
-) -> list[ImageFinding]:
+def request_for(endpoint: Endpoint | None) -> RequestOf:
+    """Return what returns the request for B's image of a pair."""
+
     def request_of(pair: PairFigures) -> str:
         if endpoint is None:
             return ""
         return endpoint.curl(endpoint.body(pair.prompt, pair.seed, pair.settings))
 
+    return request_of
+
+
+def findings_of(
+    prepared: Prepared, pairs: Sequence[PairFigures], images: StoredImages, request_of: RequestOf
+) -> list[ImageFinding]:
     listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
-    listed += switched(pairs, own, request_of) or _supposed(prepared, images, request_of, pairs[0])
-    listed += holes(pairs, own, request_of)
+    listed += switched(pairs, request_of) or _instead(prepared, images, request_of, pairs[0])
     if not listed:
-        listed += mixed(pairs, own, request_of)
-    listed += drifting(pairs, request_of)
-    regular = (
-        patterns(pairs, request_of)
-        or altered(pairs, own, request_of)
-        or fixed(pairs, request_of)
-        or seams(pairs, own, request_of)
-    )
-    return [*listed, *regular]
+        listed += mixed(pairs, request_of)
+    return [*listed, *drifting(pairs, request_of)]
 
 
-def _supposed(
+def _instead(
     prepared: Prepared, images: StoredImages, request_of: RequestOf, pair: PairFigures
 ) -> list[ImageFinding]:
-    """Return what B did instead of following a request, if its first image is A's of other values."""
-    if not pair.against:
+    """Return what B drew instead of the first image, if A draws the same with other values, up to rounding."""
+    if not (pair.a.is_there and pair.b.is_there) or are_equal(pair.a, pair.b):
         return []
-    fitting = []
-    for supposed in suppositions(prepared):
-        image = images.image("a", supposed.job)
-        if image.is_there and not are_equal(pair.a, image) and is_nearer(image, pair.b, pair.a):
-            fitting.append((psnr_of(image, pair.b), supposed.words))
-    if not fitting:
+    least_db = max(ROUNDING_DB, psnr_of(pair.a, pair.b) + _NEARER_DB)
+    words = [
+        hypothesis.words
+        for hypothesis in hypotheses(prepared)
+        if (image := images.image("a", hypothesis.job)).is_there and psnr_of(image, pair.b) >= least_db
+    ]
+    if not words:
         return []
-    _, words = max(fitting, key=lambda each: each[0])
-    return [ImageFinding(f"instead: B draws A's image of {words}", pair.label, request_of(pair))]
+    summary = f"instead: B draws A's image of {' or of '.join(words)}"
+    return [ImageFinding(summary, pair.label, request_of(pair), is_cause=True)]
 
 
 def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | None) -> list[ServerCheck]:
@@ -145,7 +143,7 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
                 request_of(probe.job),
                 is_same_model=is_same_model,
                 repeats=repeated.status is not Status.FAILED,
-                draw_again=None if endpoint is None else partial(_drawn_again, endpoint, probe.job, images),
+                draw_again=partial(_drawn_again, prepared, probe.job, images),
             )
         )
     if endpoint is not None:
@@ -161,9 +159,10 @@ def checks_of(prepared: Prepared, images: StoredImages, endpoint: Endpoint | Non
     return checks
 
 
-def _drawn_again(endpoint: Endpoint, job: DrawJob, images: StoredImages) -> ReadImage | None:
+def _drawn_again(prepared: Prepared, job: DrawJob, images: StoredImages) -> ReadImage | None:
     try:
-        return images.read(endpoint.draw(job.prompt, job.seed, job.settings))
+        with prepared.open(prepared.b) as drawer:
+            return images.read(drawer.draw(job.prompt, job.seed, job.settings))
     except DrawingFailed:
         return None
 

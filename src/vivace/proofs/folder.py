@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
@@ -44,17 +45,9 @@ class FolderImages:
     @property
     def settings(self) -> Settings:
         """The settings that all images name in their own metadata."""
-        size = self._shared("size").partition("x")
-        steps, guidance = self._shared("num_inference_steps"), self._shared("guidance_scale")
-        try:
-            return Settings(
-                int(size[2]) if size[2] else None,
-                int(size[0]) if size[2] else None,
-                int(steps) if steps else None,
-                float(guidance) if guidance else None,
-            )
-        except ValueError:
-            return Settings()
+        every = [settings_of(facts) for facts in self.facts]
+        shared = {name: value for name, value in every[0].items() if all(s.get(name) == value for s in every)}
+        return Settings().filled(shared)
 
     def by_facts(self) -> dict[tuple[str, int], Path]:
         """Return the images by the prompt and seed in their own metadata."""
@@ -80,10 +73,6 @@ class FolderImages:
         """Return the images by name, in the place of a prompt."""
         return {(name, 0): self.folder / name for name in self.names}
 
-    def _shared(self, name: str) -> str:
-        values = {facts.get(name, "") for facts in self.facts}
-        return values.pop() if len(values) == 1 else ""
-
 
 class Folder:
     """A folder that draws: it returns the image of a prompt and seed."""
@@ -108,7 +97,7 @@ class Folder:
             content = read_bytes(path, _MAX_BYTES)
         except (OSError, ValueError) as error:
             raise DrawingFailed(f"{path} cannot be read: {error}") from None
-        return DrawnImage(content, suffix_of(content))
+        return DrawnImage(content, suffix_of(content), settings=settings_of(_facts(path)))
 
 
 def read_folder(name: str) -> FolderImages:
@@ -122,6 +111,23 @@ def read_folder(name: str) -> FolderImages:
     if not names:
         raise UsageError(f"{folder} has no images ({', '.join(SUFFIXES)})")
     return FolderImages(folder, tuple(names), tuple(_facts(folder / name) for name in names))
+
+
+def settings_of(facts: dict[str, str]) -> dict[str, Any]:
+    """Return how an image was drawn, from its own metadata."""
+    width, _, height = facts.get("size", "").partition("x")
+    texts = facts | {"width": width, "height": height}
+    kinds = {
+        "width": int,
+        "height": int,
+        "num_inference_steps": int,
+        "guidance_scale": float,
+        "scheduler": str,
+    }
+    try:
+        return {name: kind(texts[name]) for name, kind in kinds.items() if texts.get(name)}
+    except ValueError:
+        return {}
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -59,9 +59,9 @@ class Function:
             raise DrawingFailed(f"{type(error).__name__}: {reason(error)}") from error
         seconds = time.monotonic() - began
         if isinstance(output, bytes):
-            return DrawnImage(output, suffix_of(output), seconds)
+            return DrawnImage(output, suffix_of(output), seconds, settings=call)
         image, faults = _picture(output)
-        return DrawnImage(as_png(image), ".png", seconds, faults)
+        return DrawnImage(as_png(image), ".png", seconds, faults, settings=call)
 
 
 def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:

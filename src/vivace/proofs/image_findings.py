@@ -1,4 +1,7 @@
-"""Faults of the images as a set: broken ones, duplicates, those of another seed or prompt."""
+"""Faults of the images as a set: broken ones, holes, duplicates, those of another seed or prompt.
+
+What is found are observations. A cause is named only where the reference draws B's image with it, up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vivace.foundation.spec.limits import DEFAULT_LIMITS
-from vivace.measure.image_metrics import match, thumbnail
-from vivace.proofs.pair_figures import PairFigures, ReadImage
-from vivace.proofs.same import Nearness, OwnDistances, nearness
+from vivace.proofs.pair_figures import Nearness, PairFigures, ReadImage, are_equal
 from vivace.report.value_text import count
 
-_ALIKE = 12.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
-_SURELY_DB = 40.0
-"""PSNR from which an image is another one's; below it, simple images of a prompt may be alike by chance."""
-_LEAST_ALIKE, _ALIKE_SHARE = 3, 1 / 3
-"""How many of those that differ are like others, at least, where none surely is."""
-_ITSELF = Nearness.ITSELF
+_ALIKE = 2.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _GAP_DB, _MOST_DB = 10.0, 40.0
 """By how much an image is further from A's than all others, at least, and its PSNR, at most."""
 RequestOf = Callable[[PairFigures], str]
@@ -29,11 +24,16 @@ RequestOf = Callable[[PairFigures], str]
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """A fault in words, with an example, and a request that shows it, or ""."""
+    """A fault in words, with an example, and a request that shows it, or "".
+
+    Attributes:
+        is_cause: whether it says why images differ.
+    """
 
     summary: str
     example: str
     request: str = ""
+    is_cause: bool = False
 
     @property
     def text(self) -> str:
@@ -41,99 +41,93 @@ class ImageFinding:
 
 
 def broken(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
-    """Return the kinds of broken images that B has where A has none."""
+    """Return the kinds of broken images that B has where A has none, holes among them."""
     by_fault: dict[str, list[PairFigures]] = {}
     for pair in broken_pairs(pairs):
-        for fault in pair.b.faults:
+        for fault in pair.b.faults or ("hole",):
             by_fault.setdefault(fault, []).append(pair)
+    patch = {"hole": " with a patch of one colour, which is not A's"}
     return [
         ImageFinding(
-            f"{fault}: {count(len(hit), 'image')} of B",
+            f"{fault}: {count(len(hit), 'image')} of B{patch.get(fault, '')}",
             hit[0].label,
             request_of(hit[0]),
+            is_cause=True,
         )
         for fault, hit in by_fault.items()
     ]
 
 
 def broken_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
-    """Return the pairs whose image of B is broken and of A is not."""
-    return [pair for pair in pairs if pair.b.faults and not pair.a.faults]
+    """Return the pairs whose image of B is broken, or has a hole, and of A is not."""
+    return [pair for pair in pairs if not pair.a.faults and (pair.b.faults or pair.has_hole)]
+
+
+def broken_in_words(pairs: Sequence[PairFigures]) -> str:
+    """Describe B's broken images; "" if there are none."""
+    hit = broken_pairs(pairs)
+    kinds = ", ".join(sorted({fault for pair in hit for fault in pair.b.faults or ("a hole",)}))
+    return (
+        f"{count(len(hit), 'image')} of B {'is' if len(hit) == 1 else 'are'} broken ({kinds})" if hit else ""
+    )
 
 
 def duplicates(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
-    """Return the images of B that are equal though A's differ, and the setting that B seems to ignore."""
-    groups: dict[str, list[PairFigures]] = {}
-    for pair in pairs:
-        if pair.b.is_there and not pair.b.faults:
-            groups.setdefault(pair.b.digest, []).append(pair)
-    doubled = [group for group in groups.values() if len(group) > 1 and _differ([p.a for p in group])]
-    findings = []
-    for cause, has_cause in (
-        ("the seed is ignored", _has_several_seeds),
-        ("the prompt is ignored", _has_several_prompts),
-    ):
-        hit = [group for group in doubled if has_cause(group)]
-        if hit:
-            number = sum(len(group) for group in hit)
-            first, second = hit[0][:2]
-            findings.append(
-                ImageFinding(
-                    f"duplicates: {number} of B's {len(pairs)} images are equal to others of B, as if {cause}",
-                    f"{first.label} and {second.label}",
-                    request_of(second),
-                )
-            )
-    return findings
-
-
-def switched(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
-    """Return whether B's images are A's of other seeds or prompts."""
-    thumbnails = {id(pair): thumbnail(pair.a.pixels) for pair in pairs if pair.a.is_there}
-    hits = []
-    off = [
-        pair
-        for pair in pairs
-        if pair.against and nearness(pair.against, own) in (Nearness.ANOTHER, Nearness.CHANGED)
+    """Return the images of B that are equal though A's differ; a setting is ignored if all that differ by it are."""
+    sound = [pair for pair in pairs if pair.b.is_there and not pair.b.faults]
+    doubled = [group for group in _groups(sound, lambda p: p.b.digest) if _differ([p.a for p in group])]
+    if not doubled:
+        return []
+    causes = [
+        f"the {ignored} is ignored"
+        for ignored, groups in (
+            ("seed", _groups(sound, lambda p: (p.prompt, p.size))),
+            ("prompt", _groups(sound, lambda p: (p.seed, p.size))),
+        )
+        if groups and not any(_differ([p.b for p in group]) for group in groups)
     ]
-    for pair in off:
-        other = _original_of(pair, pairs, thumbnails)
-        if other is not None:
-            hits.append((pair, other))
-    if len(hits) < max(_LEAST_ALIKE, _ALIKE_SHARE * len(off)):
-        hits = [hit for hit in hits if _is_surely(*hit)]
+    first, second = doubled[0][:2]
+    summary = f"duplicates: {sum(map(len, doubled))} of B's {len(pairs)} images are equal to others of B"
+    summary += f", as if {' and '.join(causes)}" if causes else ", though A's differ"
+    return [ImageFinding(summary, f"{first.label} and {second.label}", request_of(second), bool(causes))]
+
+
+def switched(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
+    """Return whether B's images are A's of other seeds or prompts, up to rounding."""
+    hits = [
+        (pair, other) for pair in pairs if pair.differs and (other := _original_of(pair, pairs)) is not None
+    ]
     if not hits:
         return []
     kinds = Counter("seed" if pair.prompt == other.prompt else "prompt" for pair, other in hits)
-    kind = kinds.most_common(1)[0][0]
     pair, other = hits[0]
+    verb = "is" if len(hits) == 1 else "are"
     return [
         ImageFinding(
-            f"switched: {count(len(hits), 'image')} of B {'is' if len(hits) == 1 else 'are'} A's of another {kind}",
+            f"switched: {count(len(hits), 'image')} of B {verb} A's of another {kinds.most_common(1)[0][0]}",
             f"{pair.label} is A's {other.label}",
             request_of(pair),
+            is_cause=len(hits) == sum(pair.differs for pair in pairs),
         )
     ]
 
 
-def mixed(pairs: Sequence[PairFigures], own: OwnDistances, request_of: RequestOf) -> list[ImageFinding]:
+def mixed(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return whether a few images of B are different, while the rest equal A's up to rounding."""
     compared = [pair for pair in pairs if pair.against]
-    levels = [nearness(pair.against, own) for pair in compared]
-    rest = [pair.against["psnr_db"] for pair, level in zip(compared, levels, strict=True) if level is _ITSELF]
+    rest = [pair.against["psnr_db"] for pair in compared if pair.nearness is Nearness.ITSELF]
     limit = min(min(rest, default=0.0) - _GAP_DB, _MOST_DB)
     odd = [
         k
-        for k, (pair, level) in enumerate(zip(compared, levels, strict=True))
-        if level in (Nearness.ANOTHER, Nearness.CHANGED)
-        or (level is Nearness.NEAR and pair.against["psnr_db"] < limit)
+        for k, pair in enumerate(compared)
+        if pair.differs or (pair.nearness is Nearness.NEAR and pair.against["psnr_db"] < limit)
     ]
-    if not odd or len(rest) < max(2 * len(odd), len(levels) - len(odd)):
+    if not odd or len(rest) < max(2 * len(odd), len(compared) - len(odd)):
         return []
     steps = {second - first for first, second in itertools.pairwise(odd)}
     often = f", one in {steps.pop()}" if len(odd) > 2 and len(steps) == 1 else ""
-    number = f"{len(odd)} of B's {len(levels)} {'images are other ones' if len(odd) > 1 else 'images is another one'}"
-    summary = f"mixed: {number}{often}, all others are A's own"
+    are = "images are other ones" if len(odd) > 1 else "images is another one"
+    summary = f"mixed: {len(odd)} of B's {len(compared)} {are}{often}, all others are A's own"
     pair = compared[odd[0]]
     return [ImageFinding(summary, pair.label, request_of(pair))]
 
@@ -149,46 +143,29 @@ def of_other_sizes(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[
             f"another size: {count(len(hit), 'image')} of B",
             f"{hit[0].label}: {b}, A's is {a}",
             request_of(hit[0]),
+            is_cause=True,
         )
     ]
 
 
-def is_lossy(image: ReadImage) -> bool:
-    """Return whether an image's file is of a format that loses details."""
-    return image.kept.path is not None and image.kept.path.suffix in (".jpg", ".webp")
-
-
-def _original_of(
-    pair: PairFigures, pairs: Sequence[PairFigures], thumbnails: dict[int, np.ndarray]
-) -> PairFigures | None:
+def _original_of(pair: PairFigures, pairs: Sequence[PairFigures]) -> PairFigures | None:
     """Return the pair whose image of A this image of B is; None if there is none."""
-    small = thumbnail(pair.b.pixels)
-    limit = DEFAULT_LIMITS.match or 0.9
-    best: tuple[float, PairFigures] | None = None
     for other in pairs:
-        if other is pair or id(other) not in thumbnails or other.a.size != pair.b.size:
+        if other is pair or not other.a.is_there:
             continue
-        if np.abs(thumbnails[id(other)] - small).mean() > _ALIKE:
-            continue
-        near = match(pair.b.pixels, other.a.pixels)
-        if near >= limit and near > pair.against["match"] and (best is None or near > best[0]):
-            best = near, other
-    return None if best is None else best[1]
+        if np.abs(other.a.thumbnail - pair.b.thumbnail).mean() <= _ALIKE and are_equal(other.a, pair.b):
+            return other
+    return None
 
 
-def _is_surely(pair: PairFigures, other: PairFigures) -> bool:
-    error = float(((pair.b.pixels - other.a.pixels) ** 2).mean())
-    return error <= 255.0**2 / 10 ** (_SURELY_DB / 10)
+def _groups(pairs: Sequence[PairFigures], key: Callable[[PairFigures], object]) -> list[list[PairFigures]]:
+    """Return the pairs that share a value, where several do."""
+    groups: dict[object, list[PairFigures]] = {}
+    for pair in pairs:
+        groups.setdefault(key(pair), []).append(pair)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _differ(images: Sequence[ReadImage]) -> bool:
     """Return whether images are not all the same; missing images do not count."""
-    return len({image.digest for image in images if image.is_there}) != 1
-
-
-def _has_several_seeds(group: Sequence[PairFigures]) -> bool:
-    return any(number > 1 for number in Counter(pair.prompt for pair in group).values())
-
-
-def _has_several_prompts(group: Sequence[PairFigures]) -> bool:
-    return len({pair.prompt for pair in group}) > 1
+    return len({image.digest for image in images if image.is_there}) > 1

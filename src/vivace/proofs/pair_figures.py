@@ -6,16 +6,32 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from vivace.errors import VivaceError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.measure.image_metrics import Pixels, faults, paired_metrics, pixels
+from vivace.measure.holes import hole_share, num_rectangles
+from vivace.measure.image_metrics import Pixels, faults, match, paired_metrics, pixels, thumbnail
 from vivace.proofs.drawing import DrawJob, Settings
 from vivace.proofs.proof_store import KeptImage
 from vivace.proofs.witnesses import statistics_of
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
+ROUNDING_DB = 48.0
+"""PSNR from which only the last bit of 8 differs: an error of one level in every value has 48.1 dB."""
+
+
+class Nearness(StrEnum):
+    """How near an image is to the reference's; see `same`."""
+
+    ITSELF = "as near as the reference is to itself"
+    NEAR = "near"
+    CHANGED = "changed"
+    ANOTHER = "another image"
 
 
 @dataclass
@@ -28,6 +44,8 @@ class ReadImage:
         faults: e.g. "black"; see `measure.image_metrics.faults`.
         reason: why there is no image; "" if there is one.
         scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
+        thumbnail: (THUMBNAIL, THUMBNAIL, 3); empty if there is no image.
+        num_rectangles: of one exact colour; see `measure.holes`.
     """
 
     kept: KeptImage
@@ -38,6 +56,8 @@ class ReadImage:
     notes: tuple[str, ...] = ()
     alone: dict[str, float] = field(default_factory=dict)
     scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+    thumbnail: Pixels = field(default_factory=lambda: np.zeros(0))
+    num_rectangles: int = 0
 
     @property
     def is_there(self) -> bool:
@@ -62,7 +82,10 @@ class PairFigures:
         settings: the requested ones.
         size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
+        has_hole: whether B's image has a patch of one colour where A's has none.
+        nearness: None if they were not compared.
         reason: why they cannot be compared pixel by pixel; "" if they were.
+        request: which draws B's image; "" if it is not an endpoint's.
     """
 
     prompt: str
@@ -72,7 +95,15 @@ class PairFigures:
     settings: Settings = field(default_factory=Settings)
     size: str = ""
     against: dict[str, float] = field(default_factory=dict)
+    has_hole: bool = False
+    nearness: Nearness | None = None
     reason: str = ""
+    request: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether B's image is not near A's."""
+        return self.nearness in (Nearness.CHANGED, Nearness.ANOTHER)
 
     @property
     def label(self) -> str:
@@ -124,7 +155,17 @@ def read_image(kept: KeptImage | None) -> ReadImage:
     array = pixels(image)
     all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
     digest = hashlib.sha256(image.tobytes()).hexdigest()
-    return ReadImage(kept, image.size, digest, all_faults, "", tuple(notes), statistics_of(array))
+    return ReadImage(
+        kept,
+        image.size,
+        digest,
+        all_faults,
+        "",
+        tuple(notes),
+        statistics_of(array),
+        thumbnail=thumbnail(array),
+        num_rectangles=num_rectangles(array),
+    )
 
 
 def compare_pair(
@@ -140,10 +181,33 @@ def compare_pair(
     if not pair.is_complete:
         return pair
     try:
-        pair.against = distances.between(b.pixels, a.pixels)
+        pixels_b, pixels_a = b.pixels, a.pixels
+        pair.against = distances.between(pixels_b, pixels_a)
+        pair.has_hole = hole_share(pixels_b, pixels_a) > 0
     except ValueError as error:
         pair.reason = str(error)
     return pair
+
+
+def psnr_of(a: ReadImage, b: ReadImage) -> float:
+    """Return the PSNR of two images in dB: infinite for equal ones, 0 for images of different sizes."""
+    if a.size != b.size:
+        return 0.0
+    error = float(((a.pixels - b.pixels) ** 2).mean())
+    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)
+
+
+def are_equal(a: ReadImage, b: ReadImage) -> bool:
+    """Return whether two images differ by rounding at most."""
+    return psnr_of(a, b) >= ROUNDING_DB
+
+
+def match_of(a: ReadImage, b: ReadImage) -> float:
+    return match(b.pixels, a.pixels) if a.size == b.size else -1.0
+
+
+def is_near(a: ReadImage, b: ReadImage) -> bool:
+    return match_of(a, b) >= (DEFAULT_LIMITS.match or 0.9)
 
 
 def add_scores(

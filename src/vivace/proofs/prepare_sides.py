@@ -83,10 +83,31 @@ class ImageSource:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Its settings, where known."""
+        """Its settings, where known, without what its recipe changes."""
         if self.located is not None:
             return self.located.defaults
         return {} if self.images is None else self.images.settings.call
+
+    @property
+    def changed_by_recipe(self) -> dict[str, Any]:
+        """The steps and the guidance that its recipe sets."""
+        if not isinstance(self.side, RecipeSide) or self.located is None:
+            return {}
+        from vivace.machinery.lora.distillations import distillations
+        from vivace.recipes.resolve import resolve
+        from vivace.techniques.distilled import Distilled
+        from vivace.techniques.guidance import Guidance
+        from vivace.techniques.steps import Steps
+
+        call: dict[str, Any] = {}
+        for technique in resolve(self.side.recipe):
+            if isinstance(technique, Steps):
+                call["num_inference_steps"] = technique.steps
+            elif isinstance(technique, Guidance):
+                call["guidance_scale"] = technique.scale
+            elif isinstance(technique, Distilled):
+                call |= technique.call_with(distillations(self.located.entry))
+        return call
 
     @property
     def identity(self) -> str:
@@ -204,7 +225,10 @@ class Prepared:
         from vivace.proofs.recipe_drawer import RecipeOnModel
         from vivace.runtime.request import checked_request
 
-        prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **settings.call)
+        source = self.a if self.a.side is side else self.b
+        own = {name: value for name, value in settings.call.items() if name not in source.changed_by_recipe}
+        call = own | self.request.settings.call
+        prepared = checked_request(side.model, side.recipe, prompts=list(self.prompts), **call)
         return RecipeOnModel(prepared, settings, self.request.device, self.request.threads, is_read, on_note)
 
 
@@ -221,7 +245,11 @@ def prepare(a: str, b: str, request: DrawRequest) -> Prepared:
     prompt_set = request.prompt_set or (own_sets[0] if own_sets else "real")
     pairs, knows_prompts = _pairs(sources, request, prompt_set)
     settings = _first_settings(request, sources)
+    # Where one side alone is a recipe, the other is asked for what the recipe draws.
+    is_asked = sum(isinstance(source.side, RecipeSide) for source in sources) == 1
     for source in sources:
+        if is_asked:
+            settings = replace(settings, **source.changed_by_recipe)
         settings = settings.filled(source.defaults)
     if (settings.height is None) != (settings.width is None):
         raise UsageError("give --height and --width, or neither")

@@ -42,7 +42,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Supposed:
+class Hypothesis:
     """An image that A draws to find out what B did instead of following a request."""
 
     words: str
@@ -151,23 +151,24 @@ def reference_jobs(prepared: Prepared) -> list[DrawJob]:
     if not prepared.a.draws:
         return []
     listed = [job for probe in probes(prepared) if probe.is_of_reference for job in (probe.base, probe.job)]
-    return listed + [supposed.job for supposed in suppositions(prepared)]
+    return listed + [hypothesis.job for hypothesis in hypotheses(prepared)]
 
 
-def suppositions(prepared: Prepared) -> list[Supposed]:
+def hypotheses(prepared: Prepared) -> list[Hypothesis]:
     """Return what B may have drawn instead of the first requested image."""
     if not prepared.a.draws or not probes(prepared):
         return []
     first = main_jobs(prepared)[0]
-    listed = [Supposed(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
+    listed = [Hypothesis(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
     steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
-    for number in sorted({steps - 1, steps // 2, steps + 1} - {0}) if steps is not None else ():
-        listed.append(Supposed(count(number, "step"), _with(first, num_inference_steps=number)))
+    numbers = () if steps is None else {steps // 2, 2 * steps // 3, 3 * steps // 4, steps - 1, steps + 1}
+    for number in sorted(set(numbers) - {0, steps}):
+        listed.append(Hypothesis(count(number, "step"), _with(first, num_inference_steps=number)))
     if guidance is not None and guidance > 1:
         for scale in dict.fromkeys((1.0, guidance / 2, guidance - 1, guidance + 1)):
-            listed.append(Supposed(f"guidance {scale:g}", _with(first, guidance_scale=scale)))
+            listed.append(Hypothesis(f"guidance {scale:g}", _with(first, guidance_scale=scale)))
     if (lower := first.prompt.lower()) != first.prompt:
-        listed.append(Supposed("the prompt in lower case", replace(first, prompt=lower)))
+        listed.append(Hypothesis("the prompt in lower case", replace(first, prompt=lower)))
     return listed
 
 

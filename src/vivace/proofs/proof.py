@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from vivace.proofs.as_good import WitnessResult
 from vivace.proofs.by_size import SizeFigures
-from vivace.proofs.drawing import Settings
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.legible import Legibility
 from vivace.proofs.pair_figures import AGAINST, PairFigures, ReadImage
-from vivace.proofs.same import OwnDistances, means, nearness
+from vivace.proofs.same import OwnDistances, means, worst_pairs
 from vivace.proofs.server_checks import ServerCheck
 from vivace.proofs.speed_text import speed_dict
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
@@ -71,7 +70,8 @@ class Proof:
         a, b: both sides as they were written; A is the reference.
         claims: those that decide the exit code.
         same, good, legibility, honest, speed: the verdicts.
-        requested_sizes: of --sizes; the settings have the first.
+        settings: how the images of each side were drawn, by its letter, where all its images say the same.
+        requested_sizes: of --sizes.
         sizes: figures by size, the worst first; empty if all images have the same size.
         findings: faults of B's images as a set.
         notes: remarks, e.g. that a server was busy.
@@ -80,7 +80,7 @@ class Proof:
     a: str
     b: str
     claims: tuple[Claim, ...]
-    settings: Settings
+    settings: dict[str, dict[str, Any]]
     requested_sizes: tuple[str, ...]
     sizes: tuple[SizeFigures, ...]
     num_seeds: int
@@ -133,10 +133,25 @@ class Proof:
         return PROVEN if self.verdict is ProofVerdict.PROVEN and not self.failures else CANNOT_TELL
 
     @property
+    def shared_settings(self) -> dict[str, Any]:
+        """How the images of both sides were drawn, where they say the same."""
+        of_a, of_b = self.settings["a"], self.settings["b"]
+        return {name: value for name, value in of_a.items() if of_b.get(name) == value}
+
+    @property
+    def why(self) -> str:
+        """Why B's images differ, if A draws them so; "" if none is far from A's."""
+        if not worst_pairs(self.pairs):
+            return ""
+        return next((finding.summary for finding in self.findings if finding.is_cause), "cannot say why")
+
+    @property
     def headline(self) -> str:
         """The verdict as a sentence, without the names of both sides."""
         if self.same.verdict is ProofVerdict.PROVEN and self.good.verdict is not ProofVerdict.FAILED:
             text = f"B draws {'nearly ' if self.findings else ''}the same images as A"
+        elif self.good.verdict is not ProofVerdict.FAILED and "same" in self.claims and self.why:
+            text = f"B differs from A: {self.why}"
         elif self.good.verdict is ProofVerdict.PROVEN:
             text = "B is as good as A; its images are others"
         elif self.good.verdict is ProofVerdict.FAILED:
@@ -191,7 +206,9 @@ class Proof:
             "verdict": self.verdict.value,
             "headline": self.headline,
             "claims": list(self.claims),
-            "settings": self.settings.call,
+            "settings": self.shared_settings,
+            "settings_a": self.settings["a"],
+            "settings_b": self.settings["b"],
             "sizes": list(self.requested_sizes),
             "answers": {
                 claim: {"verdict": answer.verdict.value, "reason": answer.reason}
@@ -215,17 +232,22 @@ class Proof:
                 for c in self.checks
             ],
             "findings": [{"text": f.text, "request": f.request} for f in self.findings],
+            "why": self.why,
+            "worst": [
+                {"prompt": p.prompt, "seed": p.seed, "match": p.against["match"], "request": p.request}
+                for p in worst_pairs(self.pairs)
+            ],
             "failures": [
                 {"side": f.side, "what": f.what, "reason": f.reason, "request": f.request}
                 for f in self.failures
             ],
             "notes": list(self.notes),
-            "pairs": [_pair(pair, self.own) for pair in self.pairs],
+            "pairs": [_pair(pair) for pair in self.pairs],
             "exit_code": self.exit_code,
         }
 
 
-def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
+def _pair(pair: PairFigures) -> dict[str, Any]:
     return {
         "prompt": pair.prompt,
         "seed": pair.seed,
@@ -233,7 +255,8 @@ def _pair(pair: PairFigures, own: OwnDistances) -> dict[str, Any]:
         "a": _image(pair.a),
         "b": _image(pair.b),
         "against": _metrics(pair.against),
-        "nearness": nearness(pair.against, own).value if pair.against else None,
+        "has_hole": pair.has_hole,
+        "nearness": pair.nearness,
         "reason": pair.reason,
     }
 

@@ -38,6 +38,7 @@ class KeptImage:
         reason: why it was not drawn; "" if it was.
         request: the request for it, if it failed.
         process: the one that drew it.
+        settings: how it was drawn; see `DrawnImage`.
     """
 
     path: Path | None
@@ -48,6 +49,7 @@ class KeptImage:
     reason: str = ""
     request: str = ""
     process: int | None = None
+    settings: dict[str, Any] | None = None
 
 
 class ProofStore:
@@ -96,6 +98,7 @@ class ProofStore:
                 "seconds": image.seconds,
                 "faults": image.faults,
                 "notes": image.notes,
+                "settings": image.settings,
             },
         )
 
@@ -174,6 +177,7 @@ class ProofStore:
             tuple(line["faults"]),
             tuple(line["notes"]),
             process=line.get("process"),
+            settings=line.get("settings"),
         )
 
     def _path(self, sha256: str, suffix: str) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import Legibility, difference_in_words
 from vivace.proofs.lost_words import lost_most, read_in_words
-from vivace.proofs.same import means
+from vivace.proofs.same import means, worst_pairs
 from vivace.proofs.speed_text import in_time, load_in_words
 from vivace.report.value_text import count
 
@@ -51,17 +51,27 @@ def described(proof: Proof) -> str:
     """Return a description of the images, e.g. "13 prompts × 3 seeds, 512 × 512 px, 20 steps, guidance 7.5"."""
     if not proof.knows_prompts:
         return f"{count(len(proof.pairs), 'pair')} of images, paired by name"
-    parts = [f"{count(proof.num_prompts, 'prompt')} × {count(proof.num_seeds, 'seed')}"]
-    settings = proof.settings
+    shared = proof.shared_settings
+    text = f"{count(proof.num_prompts, 'prompt')} × {count(proof.num_seeds, 'seed')}"
     if proof.requested_sizes:
-        parts[0] += f" × {count(len(proof.requested_sizes), 'size')} ({', '.join(proof.requested_sizes)})"
-    elif settings.width is not None and settings.height is not None:
-        parts.append(f"{settings.width} × {settings.height} px")
-    if settings.num_inference_steps is not None:
-        parts.append(count(settings.num_inference_steps, "step"))
-    if settings.guidance_scale is not None:
-        parts.append(f"guidance {settings.guidance_scale:g}")
-    return ", ".join(parts)
+        text += f" × {count(len(proof.requested_sizes), 'size')} ({', '.join(proof.requested_sizes)})"
+    parts = [", ".join([text, *_in_words(shared)])]
+    for letter, settings in proof.settings.items():
+        own = {name: value for name, value in settings.items() if name not in shared}
+        parts += [f"{letter.upper()}: {', '.join(_in_words(own))}"] if own else []
+    return "; ".join(parts)
+
+
+def _in_words(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield settings, e.g. "20 steps"."""
+    if "width" in settings and "height" in settings:
+        yield f"{settings['width']} × {settings['height']} px"
+    if "num_inference_steps" in settings:
+        yield count(settings["num_inference_steps"], "step")
+    if "guidance_scale" in settings:
+        yield f"guidance {settings['guidance_scale']:g}"
+    if "scheduler" in settings:
+        yield settings["scheduler"]
 
 
 def distance_rows(proof: Proof) -> list[tuple[str, int, dict[str, float]]]:
@@ -147,6 +157,14 @@ def _checks(proof: Proof) -> Iterator[str]:
         yield from _wrapped(f"  {check.status.value:13}{check.name}: {check.reason}", indent=" " * 15)
     for finding in proof.findings:
         yield from _wrapped(f"  {'finding':13}{finding.text}", indent=" " * 15)
+    if proof.why:
+        yield ""
+        yield from _wrapped(f"B's images differ: {proof.why}. The worst:")
+    for pair in worst_pairs(proof.pairs):
+        figures = f"match {pair.against['match']:.2f}, PSNR {pair.against['psnr_db']:.1f} dB"
+        yield from _wrapped(f"  {pair.label}: {figures}", indent="    ")
+        if pair.request:
+            yield f"    {plain(pair.request)}"
 
 
 def _failures(proof: Proof) -> Iterator[str]:

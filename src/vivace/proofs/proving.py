@@ -7,19 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vivace.proofs.as_good import as_good, witness_results
 from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
 from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of
+from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of, request_for
 from vivace.proofs.fast import speed, untimed
-from vivace.proofs.image_findings import (
-    broken_pairs,
-)
+from vivace.proofs.image_findings import broken_in_words
 from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
-from vivace.proofs.pair_figures import Distances, PairFigures, ReadImage, compare_pair
+from vivace.proofs.pair_figures import ROUNDING_DB, Distances, PairFigures, ReadImage, compare_pair
 from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.probes import (
     main_jobs,
@@ -31,11 +29,9 @@ from vivace.proofs.probes import (
 )
 from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
 from vivace.proofs.proof_store import Letter, ProofStore
-from vivace.proofs.same import ROUNDING_DB, OwnDistances, means, same_picture
+from vivace.proofs.same import OwnDistances, add_nearness, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores
-from vivace.proofs.server_checks import (
-    honest,
-)
+from vivace.proofs.server_checks import honest
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.verdict import ProofVerdict
 from vivace.report.value_text import count
@@ -146,20 +142,24 @@ def conclude(
         for job in main_jobs(prepared)
     ]
     own = _own_distances(prepared, images, distances)
+    add_nearness(pairs, own)
     limits = add_all_scores(pairs, judges, is_read) if prepared.knows_prompts else {}
     sizes = figures_by_size(pairs)
-    same = with_worst_size(same_picture(pairs, own), sizes)
+    same = with_worst_size(same_picture(pairs), sizes)
     listed = witness_results(pairs, limits)
     listed += worse_at_a_size(pairs, limits)
     good = as_good(
         listed,
         is_same_picture=same.verdict is ProofVerdict.PROVEN,
         is_rounding=all(p.against and p.against["psnr_db"] >= ROUNDING_DB for p in pairs if p.is_complete),
-        num_broken=len(broken_pairs(pairs)),
+        broken=broken_in_words(pairs),
         shows_something=prepared.shows_something,
     )
     endpoint = endpoint_of(prepared, prepared.b)
-    findings = findings_of(prepared, pairs, own, images, endpoint)
+    request_of = request_for(endpoint)
+    for pair in pairs:
+        pair.request = request_of(pair)
+    findings = findings_of(prepared, pairs, images, request_of)
     checks = checks_of(prepared, images, endpoint)
     reached = means([pair.against for pair in pairs if pair.against])
     fail_under = tuple(
@@ -170,7 +170,7 @@ def conclude(
         a=prepared.a.side.text,
         b=prepared.b.side.text,
         claims=options.claims or _default_claims(words, endpoint),
-        settings=prepared.settings,
+        settings=_settings(pairs),
         requested_sizes=tuple(map(str, prepared.request.sizes)),
         sizes=sizes,
         num_seeds=len({seed for _, seed in prepared.pairs}),
@@ -190,6 +190,19 @@ def conclude(
         speed=speed(pairs, untimed(prepared), _seconds_again(prepared, store, options), options.loads),
         fail_under=fail_under,
     )
+
+
+def _settings(pairs: Sequence[PairFigures]) -> dict[str, dict[str, Any]]:
+    """Return how the images of each side were drawn, where all say the same."""
+    settings = {}
+    for letter in ("a", "b"):
+        drawn = [(pair, image) for pair in pairs if (image := getattr(pair, letter)).is_there]
+        every = [
+            p.settings.call if image.kept.settings is None else image.kept.settings for p, image in drawn
+        ]
+        first = every[0] if every else {}
+        settings[letter] = {k: v for k, v in first.items() if all(each.get(k) == v for each in every)}
+    return settings
 
 
 def _words(prepared: Prepared, pairs: Sequence[PairFigures], judges: Judges) -> Legibility:

@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any, Protocol
 
-HOW_TO_INSTALL = "pip install 'vivace[ocr]'"
+HOW_TO_INSTALL = "pip install rapidocr onnxruntime"
 _NETWORKS = {"Det": "*_det_*.onnx", "Rec": "*_rec_*.onnx", "Cls": "*_cls_*.onnx"}
 
 

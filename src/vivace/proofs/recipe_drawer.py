@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
 from vivace.foundation.untrusted.reading import reason
-from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, as_png
+from vivace.proofs.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest
-
-_HIDDEN = "the model's safety checker replaced the image by a black one"
 
 
 class RecipeOnModel:
@@ -24,7 +22,8 @@ class RecipeOnModel:
 
     Args:
         prepared: the model and its recipe, checked, with the workload's settings.
-        base: the settings of the workload; others are given to the call itself.
+        base: the settings that need not be named, as they are the workload's or the recipe's own; others are given
+            to the call itself.
         is_read: called when the model is loaded.
         on_note: called with the session's warnings.
     """
@@ -78,14 +77,14 @@ class RecipeOnModel:
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
         from vivace.runtime.calls import generators_of, prompts_of
-        from vivace.runtime.safety import HiddenImageWarning, hidden_images
+        from vivace.runtime.safety import EmptyImageWarning, why_empty
 
         base = self._base.call
         changed = {name: value for name, value in settings.call.items() if base.get(name) != value}
         began = time.monotonic()
         try:
             with explained(self._prepared.located, "does not run"), quiet(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", HiddenImageWarning)
+                warnings.simplefilter("ignore", EmptyImageWarning)
                 call = [(0, prompt, seed)]
                 output = self._session(**prompts_of(call), **generators_of(call), **changed)
         except VivaceError as error:
@@ -93,5 +92,8 @@ class RecipeOnModel:
         except (RuntimeError, MemoryError) as error:  # out of memory
             raise DrawingFailed(reason(error)) from error
         seconds = time.monotonic() - began
-        notes = (_HIDDEN,) if any(hidden_images(output)) else ()
-        return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes)
+        notes = tuple(f"it is {reason}" for reason in why_empty(output) if reason)
+        drawn = self._session.defaults | changed
+        drawn["scheduler"] = type(getattr(self._session.pipe, "scheduler", None)).__name__
+        how = {name: drawn[name] for name in (*SETTINGS, "scheduler") if drawn.get(name) is not None}
+        return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=how)

@@ -1,9 +1,10 @@
 """Same image? The distances of B's images to A's, compared with the distances among A's own.
 
 itself     as near as the reference is to itself: as its own repetition, or different by rounding alone
+another    another picture (see `report.other_pictures`), as far away as what another seed draws: less than half-way
+           from there to the reference
 near       the reference's contrast is reproduced (`match` of 0.9 or more)
 changed    between near and another
-another    nearer to what another seed draws: less than half-way from there to the reference
 """
 
 from __future__ import annotations
@@ -12,29 +13,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats import mean_interval
-from vivace.proofs.pair_figures import AGAINST, PairFigures
+from vivace.proofs.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.report.other_pictures import other_pictures
 from vivace.report.value_text import count
 
-ROUNDING_DB = 48.0
-"""PSNR from which only the last bit of 8 differs: an error of one level in every value has 48.1 dB."""
 _CLOSER_BY_DB = 1.0
 _DEFAULT_OTHER = 0.0
-_FEW = 0.05
-"""Share of images that may be changed where all others are near."""
-
-
-class Nearness(StrEnum):
-    """How near an image is to the reference's."""
-
-    ITSELF = "as near as the reference is to itself"
-    NEAR = "near"
-    CHANGED = "changed"
-    ANOTHER = "another image"
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -62,14 +51,25 @@ class OwnDistances:
         return min(_near(), (1 + other) / 2)
 
 
-def nearness(against: dict[str, float], own: OwnDistances) -> Nearness:
-    """Return how near an image with these metrics is."""
+def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
+    """Set how near the image of each pair is, and whether it has a hole."""
     repeat_db = min((m["psnr_db"] for m in own.repeats), default=math.inf)
-    if against["psnr_db"] >= min(ROUNDING_DB, repeat_db - _CLOSER_BY_DB):
-        return Nearness.ITSELF
-    if against["match"] >= _near():
-        return Nearness.NEAR
-    return Nearness.ANOTHER if against["match"] < own.another_below else Nearness.CHANGED
+    compared = [pair for pair in pairs if pair.against]
+    others = other_pictures(
+        [pair.against["match"] for pair in compared],
+        [pair.b.thumbnail for pair in compared],
+        [pair.a.thumbnail for pair in compared],
+        own.another_below,
+    )
+    draws_rectangles = any(pair.a.num_rectangles for pair in pairs)
+    for k, pair in enumerate(compared):
+        pair.has_hole |= pair.b.num_rectangles > 0 and not draws_rectangles
+        if pair.against["psnr_db"] >= min(ROUNDING_DB, repeat_db - _CLOSER_BY_DB):
+            pair.nearness = Nearness.ITSELF
+        elif k in others:
+            pair.nearness = Nearness.ANOTHER
+        else:
+            pair.nearness = Nearness.NEAR if pair.against["match"] >= _near() else Nearness.CHANGED
 
 
 def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -83,31 +83,38 @@ def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     return result
 
 
-def same_picture(pairs: Sequence[PairFigures], own: OwnDistances) -> ProofAnswer:
-    """Return whether B draws the same images as A."""
+def worst_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
+    """Return the pairs that are not near, or have a hole, the worst first."""
+    off = [pair for pair in pairs if pair.against and (pair.differs or pair.has_hole)]
+    return sorted(off, key=lambda pair: pair.against["match"])[:_MOST_NAMED]
+
+
+def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
+    """Return whether B draws the same images as A. One that is another image, or has a hole, is enough for no."""
     compared = [pair for pair in pairs if pair.against]
     if not compared:
         reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
         reason = next((reason for reason in reasons if reason), "no pair of images to compare")
         return ProofAnswer(ProofVerdict.UNCLEAR, reason)
-    levels = [nearness(pair.against, own) for pair in compared]
-    counts = Counter(levels)
+    counts = Counter(pair.nearness for pair in compared)
     listed = ", ".join(f"{counts[level]} {level.value}" for level in Nearness if counts[level])
-    summary = f"of {count(len(levels), 'image')}: {listed}"
-    off = counts[Nearness.ANOTHER] + counts[Nearness.CHANGED]
-    if not off:
-        what = "every image" if len(levels) > 1 else "the image"
-        if counts[Nearness.ITSELF] == len(levels):
-            return ProofAnswer(
-                ProofVerdict.PROVEN, f"{what} ({len(levels)}) is as near as the reference is to itself"
-            )
+    summary = f"of {count(len(compared), 'image')}: {listed}"
+    if num_holes := sum(pair.has_hole for pair in compared):
+        summary += f"; {num_holes} with a hole"
+    if worst := worst_pairs(pairs):
+        named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)
+        summary += f"; the worst: {named}"
+    if num_holes or counts[Nearness.ANOTHER]:
+        return ProofAnswer(ProofVerdict.FAILED, summary)
+    if not counts[Nearness.CHANGED]:
+        if counts[Nearness.ITSELF] == len(compared):
+            what = "every image" if len(compared) > 1 else "the image"
+            summary = f"{what} ({len(compared)}) is as near as the reference is to itself"
         return ProofAnswer(ProofVerdict.PROVEN, summary)
     interval = mean_interval(
         [pair.against["match"] for pair in compared], [pair.prompt for pair in compared], 0.9
     )
-    if counts[Nearness.ANOTHER] > _FEW * len(levels) or (
-        interval.high is not None and interval.high < _near()
-    ):
+    if interval.high is not None and interval.high < _near():
         return ProofAnswer(ProofVerdict.FAILED, summary)
     if interval.low is not None and interval.low >= _near():
         return ProofAnswer(ProofVerdict.PROVEN, summary)

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.damage.details import resized
-from vivace.measure.image_metrics import Pixels, match
+from vivace.measure.image_metrics import match
 from vivace.proofs.drawing import DrawJob, DrawnImage
 from vivace.proofs.endpoint import NO_IMAGES, Endpoint
 from vivace.proofs.http import NoAnswer
 from vivace.proofs.image_findings import ImageFinding
-from vivace.proofs.pair_figures import ReadImage
+from vivace.proofs.pair_figures import ROUNDING_DB, ReadImage, are_equal, is_near, match_of, psnr_of
 from vivace.proofs.probes import Probe
-from vivace.proofs.same import ROUNDING_DB
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
@@ -128,7 +126,7 @@ class _RepeatLevel:
 def _repeat_level(first: ReadImage, again: ReadImage) -> _RepeatLevel:
     if (reason := missing(first, again)) is not None:
         return _RepeatLevel(Status.UNCLEAR, reason)
-    db = _psnr(first.pixels, again.pixels) if first.size == again.size else 0.0
+    db = psnr_of(first, again)
     if math.isinf(db):
         return _RepeatLevel(Status.PASSED, "every pixel is equal", db)
     if db >= ROUNDING_DB:
@@ -238,7 +236,7 @@ def _leaves_reference(first: ReadImage, changed: ReadImage, reference: tuple[Rea
         or reference[1].size != changed.size
     ):
         return False
-    same, other = (_psnr(a.pixels, b.pixels) for a, b in zip(reference, (first, changed), strict=True))
+    same, other = (psnr_of(a, b) for a, b in zip(reference, (first, changed), strict=True))
     return same >= _THE_SAME_DB and other < (_OFF_DB if math.isinf(same) else _OTHER_DB)
 
 
@@ -266,7 +264,7 @@ def _size_check(
             is_of_a
             and reference is not None
             and is_near(reference[0], first)
-            and _match(reference[1], changed) < 0.5
+            and match_of(reference[1], changed) < 0.5
         ):
             reason = f"at {size} it draws another image than A, though not at {probe.before}"
             return ServerCheck(name, Status.FAILED, reason, request)
@@ -292,24 +290,3 @@ def missing(*images: ReadImage) -> str | None:
 def _leaves_no_doubt(reference_db: float, db: float) -> bool:
     """Return whether a value changes the reference's image, but not this one."""
     return reference_db < ROUNDING_DB and (math.isinf(db) or reference_db < db - _FURTHER_DB)
-
-
-def psnr_of(a: ReadImage, b: ReadImage) -> float:
-    return _psnr(a.pixels, b.pixels) if a.size == b.size else 0.0
-
-
-def are_equal(a: ReadImage, b: ReadImage) -> bool:
-    return a.size == b.size and _psnr(a.pixels, b.pixels) >= ROUNDING_DB
-
-
-def is_near(a: ReadImage, b: ReadImage) -> bool:
-    return a.size == b.size and _match(a, b) >= (DEFAULT_LIMITS.match or 0.9)
-
-
-def _match(a: ReadImage, b: ReadImage) -> float:
-    return match(b.pixels, a.pixels) if a.size == b.size else -1.0
-
-
-def _psnr(a: Pixels, b: Pixels) -> float:
-    error = float(((a - b) ** 2).mean())
-    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
 from vivace.proofs.endpoint import Endpoint, ServedImages
-from vivace.proofs.pair_figures import ReadImage
-from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, are_equal, is_near, missing
+from vivace.proofs.pair_figures import ReadImage, are_equal, is_near
+from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, missing
 
 _NUMBERS = ((2, "two"), (4, "four"))
 _SIZE = re.compile(r"\d+x\d+")
@@ -58,8 +58,8 @@ def _of_the_first(number: int, first: ReadImage, images: Sequence[ReadImage], re
     name = f"n={number} begins with the image of n=1"
     if is_near(first, images[0]):
         return ServerCheck(name, Status.PASSED, "the first of them is that of the seed", request)
-    is_later = any(is_near(first, image) for image in images[1:])
-    reason = "the seed's image is a later one" if is_later else "a batch changes what the seed draws"
+    is_later = any(are_equal(first, image) for image in images[1:])
+    reason = "the seed's image is a later one" if is_later else "it is another image than alone"
     return ServerCheck(name, Status.FAILED, reason, request)
 
 

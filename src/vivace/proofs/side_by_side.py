@@ -12,9 +12,8 @@ import numpy as np
 from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.legible import Legibility
 from vivace.proofs.lost_words import lost_most, read_in_words
-from vivace.proofs.pair_figures import PairFigures, ReadImage
+from vivace.proofs.pair_figures import Nearness, PairFigures, ReadImage
 from vivace.proofs.proof_text import metric
-from vivace.proofs.same import Nearness, nearness
 from vivace.report.grid import AMPLIFIED, MAX_EMBEDDED_SIDE, EmbeddedImage, png_image, reduced, webp_image
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ class PageRow:
     place: MarkedPlace | None
     caption: str
     is_bad: bool
+    request: str = ""
 
 
 def rows_of(proof: Proof) -> list[PageRow]:
@@ -94,7 +94,7 @@ def _are_all_equal(proof: Proof) -> bool:
 
 
 def _order(pair: PairFigures, proof: Proof) -> tuple[int, float]:
-    if pair.b.faults and not pair.a.faults:
+    if (pair.b.faults and not pair.a.faults) or pair.has_hole:
         return 0, 0.0
     if not pair.against:
         return 1, 0.0
@@ -102,7 +102,7 @@ def _order(pair: PairFigures, proof: Proof) -> tuple[int, float]:
 
 
 def _row(pair: PairFigures, proof: Proof) -> PageRow:
-    level = nearness(pair.against, proof.own) if pair.against else None
+    level = pair.nearness
     images = [
         _image("A", pair.a, ", ".join(pair.a.faults)),
         _image("B", pair.b, ", ".join(pair.b.faults)),
@@ -123,8 +123,9 @@ def _row(pair: PairFigures, proof: Proof) -> PageRow:
         ]
         caption = ", ".join([level.value, *figures])
     seed = pair.seed_in_words if proof.knows_prompts else ""
-    is_bad = bool(pair.b.faults) or level in (None, Nearness.ANOTHER)
-    return PageRow(pair.prompt, seed, tuple(images), place, caption, is_bad)
+    caption += ", with a hole" if pair.has_hole else ""
+    is_bad = bool(pair.b.faults or pair.has_hole) or level in (None, Nearness.ANOTHER)
+    return PageRow(pair.prompt, seed, tuple(images), place, caption, is_bad, pair.request)
 
 
 def rows_of_words(legibility: Legibility) -> list[PageRow]:
@@ -167,7 +168,7 @@ def _difference(a: Pixels, b: Pixels) -> PageImage:
 
 def counts(proof: Proof) -> list[tuple[str, int]]:
     """Return the number of images by nearness."""
-    levels = [nearness(pair.against, proof.own) for pair in proof.pairs if pair.against]
+    levels = [pair.nearness for pair in proof.pairs if pair.against]
     return [(level.value, levels.count(level)) for level in Nearness if level in levels]
 
 

@@ -12,20 +12,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vivace.measure.image_metrics import match
 from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.http import NoAnswer
-from vivace.proofs.pair_figures import ReadImage
-from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, are_equal, is_near, missing
+from vivace.proofs.pair_figures import ReadImage, are_equal, is_near
+from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, missing
 
 _AT_ONCE = 8
 """More than most servers draw in a batch."""
 _CANCELLED_AFTER = 0.3
 """Of the time of an image."""
 _LEAST_S = 0.002
-_NEARER = 0.25
-"""Of the distance to A's image, what another strength may leave of it."""
 _BUSY = ("HTTP 429", "HTTP 503")
 Drawn = tuple[DrawJob, ReadImage]
 
@@ -39,31 +36,28 @@ def together_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn) 
     chosen = [(job, image) for job, image in drawn if image.is_there][:_AT_ONCE]
     name = "requests at once give each its own image"
     requests = [endpoint.curl(endpoint.body(job.prompt, job.seed, job.settings)) for job, _ in chosen]
+    load = f"{' & '.join(requests)} & wait"
     with ThreadPoolExecutor(max(1, len(chosen))) as pool:
         results = [pool.submit(endpoint.draw, job.prompt, job.seed, job.settings) for job, _ in chosen]
     num_busy = 0
-    for (job, alone), result, request in zip(chosen, results, requests, strict=True):
+    for (job, alone), result in zip(chosen, results, strict=True):
         try:
             image = read(result.result())
         except DrawingFailed as error:
             if _without_image(error) is Status.FAILED:
-                return ServerCheck(name, Status.FAILED, str(error), request)
+                return ServerCheck(name, Status.FAILED, str(error), load)
             num_busy += 1
             continue
         if (reason := missing(alone, image)) is not None:
-            return ServerCheck(name, Status.UNCLEAR, reason, request)
+            return ServerCheck(name, Status.UNCLEAR, reason, load)
         if not is_near(alone, image):
-            is_others = any(other is not alone and is_near(other, image) for _, other in chosen)
+            is_others = any(other is not alone and are_equal(other, image) for _, other in chosen)
             what = "the image of another request" if is_others else "another image than alone"
-            return ServerCheck(
-                name, Status.FAILED, f"“{job.prompt[:60]}” seed {job.seed} gets {what}", request
-            )
+            return ServerCheck(name, Status.FAILED, f"“{job.prompt[:60]}” seed {job.seed} gets {what}", load)
     if num_busy > len(chosen) - 2:
-        return ServerCheck(
-            name, Status.UNCLEAR, "it draws one at a time, and is busy for others", requests[0]
-        )
+        return ServerCheck(name, Status.UNCLEAR, "it draws one at a time, and is busy for others", load)
     reason = f"{len(chosen)} at once, as alone" + (f"; for {num_busy} it was busy" if num_busy else "")
-    return ServerCheck(name, Status.PASSED, reason, requests[0])
+    return ServerCheck(name, Status.PASSED, reason, load)
 
 
 def cancelled_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn) -> ServerCheck:
@@ -72,10 +66,11 @@ def cancelled_check(endpoint: Endpoint, drawn: Sequence[Drawn], read: ReadDrawn)
     job, first = drawn[0]
     other = drawn[-1][0]
     body = endpoint.body(job.prompt, job.seed, job.settings)
-    request = endpoint.curl(body)
     seconds = first.kept.seconds or drawn[-1][1].kept.seconds or 1.0
     cancelled = endpoint.body(other.prompt, other.seed, other.settings)
-    times = (max(_LEAST_S, _CANCELLED_AFTER * seconds), _LEAST_S)
+    after_s = max(_LEAST_S, _CANCELLED_AFTER * seconds)
+    request = f"{endpoint.curl(cancelled)} --max-time {after_s:.3f}; {endpoint.curl(body)}"
+    times = (after_s, _LEAST_S)
     was_cancelled = any(endpoint.cancelled(cancelled, after_s) for after_s in times)
     for which in ("next one", "next but one"):  # a queue may give its image to either
         try:
@@ -131,7 +126,7 @@ def lora_checks(
         if "lora" not in field.lower() and "adapter" not in field.lower():
             continue
         plain = {name: value for name, value in body.items() if name != field}
-        request = endpoint.curl(plain)
+        request = "; ".join(endpoint.curl(each) for each in (body, plain, body, plain))
         name = f"{field} changes the image of its own request alone"
         try:
             before, beside, after = (_image(endpoint, each, read) for each in (plain, body, plain))
@@ -178,18 +173,10 @@ def _strength_check(
             image = _image(endpoint, changed, read)
         except DrawingFailed:
             continue
-        if image.size == reference.size and is_nearer(reference, image, first):
+        if are_equal(reference, image):
             reason = f"it works at {words} the strength: at {factor:g} times it, the image is A's"
             return [ServerCheck(name, Status.FAILED, reason, endpoint.curl(changed))]
     return []
-
-
-def is_nearer(reference: ReadImage, image: ReadImage, other: ReadImage) -> bool:
-    """Return whether an image is the reference's, and clearly nearer to it than another image."""
-    if not image.size == other.size == reference.size:
-        return False
-    near, far = (match(each.pixels, reference.pixels) for each in (image, other))
-    return is_near(reference, image) and 1 - near < _NEARER * (1 - far)
 
 
 def _without_image(error: Exception) -> Status:

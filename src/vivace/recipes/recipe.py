@@ -14,7 +14,7 @@ from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.recipe_syntax import BASELINE, RecipeSpec, TechniqueCall
 from vivace.foundation.spec.sizes import Size
 from vivace.machinery.technique import COMPONENTS, Rule, Technique
-from vivace.techniques import TECHNIQUES
+from vivace.techniques import TECHNIQUES, missing
 
 
 @dataclass(frozen=True)
@@ -188,4 +188,4 @@ def _technique(call: TechniqueCall, text: str) -> Technique:
         raise RecipeError(
             f"this version of vivace has another {call.name}: {knob} {expectation_of(error)}", text, 0
         ) from None
-    raise RecipeError(f"this version of vivace has no technique '{call.name}'", text, 0)
+    raise RecipeError(missing(call.name), text, max(0, text.find(call.name)), len(call.name))

@@ -12,7 +12,7 @@ from vivace.foundation.spec.input_errors import expectation_of, shorten
 from vivace.foundation.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
 from vivace.machinery.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.recipes.recipe import Recipe, conflicts, in_order
-from vivace.techniques import ALIASES, TECHNIQUES
+from vivace.techniques import ALIASES, TECHNIQUES, missing
 
 _TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")
 
@@ -52,15 +52,9 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
                 )
     technique = TECHNIQUES.get(name)
     if technique is None:
-        hint = nearest(name, [*TECHNIQUES, *ALIASES, BASELINE])
-        if name == BASELINE:
-            hint = "; 'baseline' means that nothing is applied, so it stands alone"
-        raise RecipeError(
-            f"no technique '{name}'{hint} (`vivace techniques` lists all)",
-            text,
-            parsed.start,
-            len(parsed.name),
-        )
+        alone = f"'{BASELINE}' is no technique: it means that nothing is applied, so it stands alone"
+        problem = alone if name == BASELINE else missing(name, BASELINE)
+        raise RecipeError(problem, text, parsed.start, len(parsed.name))
     fields = list(technique.knobs())
     places: dict[str, tuple[int, int]] = {}
     positional = iter(f for f in fields)

@@ -17,7 +17,5 @@ def dataframe(rows: Sequence[dict[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError:
-        raise Unsupported(
-            "to_dataframe needs pandas: pip install pandas, or 'vivace[pandas]' (to_dicts needs nothing)"
-        ) from None
+        raise Unsupported("to_dataframe needs pandas: pip install pandas (to_dicts needs nothing)") from None
     return pandas.DataFrame(rows)

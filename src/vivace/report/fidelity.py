@@ -11,7 +11,9 @@ from typing import Any
 
 from vivace.foundation.spec.figures import ImageFigures, QualityPass, key_of
 from vivace.foundation.spec.record import ImageRecord, Record
+from vivace.foundation.spec.vectors import unpacked
 from vivace.foundation.stats import Interval, mean_interval
+from vivace.report.other_pictures import other_pictures
 from vivace.report.variety import Variety, variety
 
 CAP = 0.2
@@ -60,6 +62,14 @@ class KeptShare:
 
 
 @dataclass(frozen=True)
+class NamedImage:
+    """An image, by its prompt and seed or its file's name, with its `match`."""
+
+    name: str
+    match: float
+
+
+@dataclass(frozen=True)
 class Fidelity:
     """How close images are to the baseline's images of the same prompts and seeds.
 
@@ -69,7 +79,9 @@ class Fidelity:
     without scores. `witness` is the same by a second model, and `match` the share of the baseline's contrast (see
     measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
     beside the baseline's; None if any was stored without thumbnails (then `has_thumbnails` is false), or nothing can be
-    compared. `alone` holds sharpness, colourfulness, entropy_bits and clip_score.
+    compared. `others` are the images that show another picture than the baseline's (see report.other_pictures), and
+    `holes` those with a patch of one colour that the baseline's have not. `alone` holds sharpness, colourfulness,
+    entropy_bits and clip_score.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
@@ -96,6 +108,8 @@ class Fidelity:
     source_similarity: Interval | None = None
     variety: Variety | None = None
     has_thumbnails: bool = False
+    others: tuple[NamedImage, ...] = ()
+    holes: tuple[NamedImage, ...] = ()
 
     @property
     def clip_kept(self) -> Interval | None:
@@ -118,6 +132,9 @@ class Fidelity:
             fields[f"{name}_worst"] = (
                 None if kept is None else {"prompt": kept.worst.prompt, "best": kept.worst.best}
             )
+        for name in ("others", "holes"):
+            if images := getattr(self, name):
+                fields[name] = [{"image": each.name, "match": each.match} for each in images]
         if self.variety is not None:
             fields["variety_bounds"] = interval_json(self.variety.bounds, "bounds")
             fields["variety_lowest"] = interval_json(self.variety.lowest.bounds, "bounds")
@@ -130,16 +147,21 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class PairedFigures:
-    """Figures of a record's images, and of the baseline's images of the same prompts and seeds."""
+    """Figures of a record's images, and of the baseline's images of the same prompts and seeds.
+
+    Attributes:
+        names: of the images, for reports; empty for their prompts.
+    """
 
     figures: tuple[ImageFigures, ...]
     references: tuple[ImageFigures, ...]
+    names: tuple[str, ...] = ()
 
 
 def paired_figures(images: Sequence[ImageRecord], baseline: Record, quality: QualityPass) -> PairedFigures:
     """Pair the stored figures of images with the baseline's. Images without figures are left out."""
     references = {(p.prompt, p.seed): p.sha256 for p in baseline.rounds[0].pictures}
-    rows, originals = [], []
+    rows, originals, names = [], [], []
     for image in images:
         sha = references.get((image.prompt, image.seed))
         if sha is None:
@@ -151,7 +173,8 @@ def paired_figures(images: Sequence[ImageRecord], baseline: Record, quality: Qua
         if row is not None and original is not None:
             rows.append(row)
             originals.append(original)
-    return PairedFigures(tuple(rows), tuple(originals))
+            names.append(f'"{image.prompt}" seed {image.seed}')
+    return PairedFigures(tuple(rows), tuple(originals), tuple(names))
 
 
 def fidelity(pairs: PairedFigures) -> Fidelity | None:
@@ -162,6 +185,14 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
     psnr = [(f.against["psnr_db"], f.prompt) for f in rows if "psnr_db" in f.against]
     matches = [1.0 if f.is_identical else f.against.get("match") for f in rows]
     present = [m for m in matches if m is not None]
+    has_thumbnails = all(row.thumbnail is not None for row in (*rows, *pairs.references))
+    names = pairs.names or tuple(f'"{prompt}"' for prompt in prompts)
+    of_images, of_references = (
+        [unpacked(row.thumbnail or "") for row in side] if has_thumbnails else []
+        for side in (rows, pairs.references)
+    )
+    others = other_pictures(present, of_images, of_references) if len(present) == len(rows) else []
+    draws_rectangles = any(row.alone.get("num_rectangles") for row in pairs.references)
     return Fidelity(
         num_pictures=len(rows),
         num_identical=sum(1 for f in rows if f.is_identical),
@@ -181,7 +212,13 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         source=_margin_kept(pairs, "source_similarity"),
         source_similarity=_mean_alone(rows, "source_similarity"),
         variety=variety(pairs.figures, pairs.references),
-        has_thumbnails=all(row.thumbnail is not None for row in (*rows, *pairs.references)),
+        has_thumbnails=has_thumbnails,
+        others=tuple(NamedImage(names[k], present[k]) for k in others),
+        holes=tuple(
+            NamedImage(name, row.against.get("match", 0.0))
+            for name, row in zip(names, rows, strict=True)
+            if row.against.get("hole") or (row.alone.get("num_rectangles") and not draws_rectangles)
+        ),
         alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
     )
 

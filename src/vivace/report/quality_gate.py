@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import HIDDEN, Record
 from vivace.foundation.stats import MIN_GROUPS, Gate, Interval, gate
-from vivace.report.fidelity import Fidelity, KeptShare
+from vivace.report.fidelity import Fidelity, KeptShare, NamedImage
+from vivace.report.other_pictures import ANOTHER_BELOW
 from vivace.report.variety import Variety, VarietyShare
 
 LOST = 0.5
@@ -61,8 +62,9 @@ def judge_figures(
 ) -> Judgement:
     """Return the gate's verdict on images that are not broken.
 
-    All are held to the CLIP margin, and to the second witness's if there is one. If they should be the same images as
-    the baseline's, they are held to fidelity as well, but never to more than the baseline reaches against itself.
+    All are held to the CLIP margin, and to the second witness's if there is one, and to variety; and none may have a
+    hole. If they should be the same images as the baseline's, they are held to fidelity as well, each for itself and on
+    average, but never to more than the baseline reaches against itself.
 
     Args:
         floor: the baseline against itself; None if unknown.
@@ -72,6 +74,8 @@ def judge_figures(
     """
     if fidelity.num_identical == fidelity.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
+    if fidelity.holes:
+        return Judgement(Gate.FAILED, _named(fidelity, fidelity.holes, *_HAS_HOLE), "broken")
     judgements: list[Judgement] = []
     clip = limits.for_scorer(None).clip
     if isinstance(clip, float):
@@ -84,8 +88,10 @@ def judge_figures(
         judgements.append(_judge_margin(fidelity, "source", limits.source))
     if same_picture:
         judgements += _judge_fidelity(fidelity, floor, limits)
-    elif limits.variety is not None:
-        judgements = _with_variety(judgements, fidelity, limits.variety)
+    varied = None if limits.variety is None else _judge_variety(judgements, fidelity, limits.variety)
+    # That the same pictures vary as much goes without saying.
+    if varied is not None and not (same_picture and varied.gate is Gate.PASSED):
+        judgements.append(varied)
     return _worst(judgements, "no limit on quality is set")
 
 
@@ -111,6 +117,8 @@ def broken(faults: Sequence[Sequence[str]]) -> str | None:
 
 def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) -> list[Judgement]:
     judgements: list[Judgement] = []
+    lowest = 1.0 if floor is None or floor.match is None else floor.match.lowest
+    others = [each for each in fidelity.others if lowest >= ANOTHER_BELOW or each.match < lowest]
     if limits.match is not None:
         if fidelity.match is None:
             reason = "the images were compared by an older vivace; the same `vivace bench` again adds what is missing"
@@ -120,7 +128,10 @@ def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) 
             reached = None if floor is None or floor.match is None else floor.match.bounds.low
             if reached is not None and reached < minimum:
                 minimum, relaxed = reached, _OF_ITSELF
-            judgements.append(_judge_kept(fidelity, "match", "match", fidelity.match, minimum, relaxed))
+            judgement = _judge_kept(fidelity, "match", "match", fidelity.match, minimum, relaxed)
+            if others and judgement.gate is not Gate.FAILED:  # a mean hides them
+                judgement = Judgement(Gate.FAILED, _named(fidelity, others, *_IS_ANOTHER), "match")
+            judgements.append(judgement)
     for name, label, unit, value, limit, itself in (
         ("ssim", "SSIM", "", fidelity.ssim, limits.ssim, floor.ssim if floor else None),
         ("psnr_db", "PSNR", " dB", fidelity.psnr_db, limits.psnr_db, floor.psnr_db if floor else None),
@@ -138,6 +149,18 @@ def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) 
     return judgements
 
 
+def _named(fidelity: Fidelity, images: Sequence[NamedImage], verb: str, of_several: str, what: str) -> str:
+    """Count images, and name the worst."""
+    worst = sorted(images, key=lambda image: image.match)[:_MOST_NAMED]
+    listed = ", ".join(f"{image.name} (match {image.match:.2f})" for image in worst)
+    more = ", ..." if len(images) > len(worst) else ""
+    what = f"{verb if len(images) == 1 else of_several} {what}"
+    return f"{len(images)} of {fidelity.num_pictures} images {what}: {listed}{more}"
+
+
+_MOST_NAMED = 3
+_HAS_HOLE = ("has", "have", "a hole, a patch of one colour that the baseline's lacks")
+_IS_ANOTHER = ("is not", "are not", "the baseline's picture")
 _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
@@ -209,15 +232,13 @@ _NOT_COMPARED = (
 )
 
 
-def _with_variety(judgements: Sequence[Judgement], fidelity: Fidelity, minimum: float) -> list[Judgement]:
-    """Add the verdict on the images' variety. Variety alone cannot pass: varied images may show anything."""
+def _judge_variety(judgements: Sequence[Judgement], fidelity: Fidelity, minimum: float) -> Judgement | None:
+    """Return the verdict on the images' variety. Alone it cannot pass: varied images may show anything."""
     if fidelity.variety is None:
         is_old = bool(judgements) and fidelity.num_pictures > 1 and not fidelity.has_thumbnails
-        return [*judgements, Judgement(Gate.PASSED, _NOT_COMPARED, "variety")] if is_old else [*judgements]
-    added = judge_variety(fidelity.variety, minimum)
-    if added is None or not (judgements or added.gate is Gate.FAILED):
-        return [*judgements]
-    return [*judgements, added]
+        return Judgement(Gate.PASSED, _NOT_COMPARED, "variety") if is_old else None
+    judgement = judge_variety(fidelity.variety, minimum)
+    return judgement if judgement is not None and (judgements or judgement.gate is Gate.FAILED) else None
 
 
 def _among(share: VarietyShare, variety: Variety) -> str:

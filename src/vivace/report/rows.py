@@ -25,7 +25,15 @@ from vivace.report.compilation import Compilation, compilation
 from vivace.report.device_limit import Limit, limit_of
 from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
 from vivace.report.fidelity import Fidelity, fidelity, paired_figures
-from vivace.report.host import LEAST_CPU_SHARE, allowing_for, cpu_ratio, cpu_share, has_changed, stretch_of
+from vivace.report.host import (
+    LEAST_CPU_SHARE,
+    allowing_for,
+    cpu_ratio,
+    cpu_share,
+    has_changed,
+    most_stretch,
+    stretch_of,
+)
 from vivace.report.latency import Latency, ends_of, latency_of
 from vivace.report.machine_speed import SecondsByRound, moves_of, steady_seconds
 from vivace.report.quality_gate import Judgement, judge
@@ -128,6 +136,15 @@ class Row:
         return self.cpu_stretch is None or (self.cpu_share is not None and self.cpu_share < LEAST_CPU_SHARE)
 
     @property
+    def largest_delay(self) -> float:
+        """How many times its own seconds it may have taken: by the CPU's time that others got, and its speed."""
+        share = 1.0 if self.cpu_share is None else min(1.0, self.cpu_share)
+        changed = 1.0
+        if self.cpu_stretch is None and self.cpu_ratio is not None:
+            changed = most_stretch(max(self.cpu_ratio, 1 / self.cpu_ratio))
+        return changed / max(share, 1e-3)
+
+    @property
     def cpu_drift(self) -> str | None:
         """ "1.5 times as slowly", if the CPU's speed changed since the baseline."""
         if self.cpu_ratio is None or not self.cpu_differs:
@@ -162,12 +179,16 @@ class Row:
                 "longer: each new shape needs one, such as that of a prompt of another length"
             )
         images = self.record.rounds[0].pictures
-        if hidden := [image for image in images if HIDDEN in image.faults]:
-            which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in hidden[:3])
-            warnings.append(
-                f"the model's safety checker replaced {len(hidden)} of {len(images)} images by black ones, which say "
-                f"nothing of quality: {which}{', ...' if len(hidden) > 3 else ''}"
-            )
+        for fault, problem in (
+            (HIDDEN, "the model's safety checker replaced {} by black ones, which say nothing of quality"),
+            ("black", "{} are black"),
+            ("flat", "{} have one colour"),
+        ):
+            empty = [image for image in images if fault in image.faults[-1:]]
+            if empty:
+                which = ", ".join(f"{image.prompt!r} with seed {image.seed}" for image in empty[:3])
+                count = problem.format(f"{len(empty)} of {len(images)} images")
+                warnings.append(f"{count}: {which}{', ...' if len(empty) > 3 else ''}")
         if self.limit is not None and self.limit.problem is not None:
             warnings.append(self.limit.problem)
         if self.gpu is not None and self.gpu.slowed_down is not None:
@@ -299,9 +320,13 @@ def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
 
 def _unclear_if_disturbed(row: Row, baseline: Row) -> Row:
     """Replace the verdict by "unclear" if other programs delayed the row's process or the baseline's, or the CPU's
-    speed changed."""
-    is_doubtful = row.is_disturbed or baseline.is_disturbed
-    return replace(row, verdict=Verdict.UNCLEAR) if is_doubtful and row.verdict is not None else row
+    speed changed, and that may be all that the speed-up is."""
+    if row.verdict is None or not (row.is_disturbed or baseline.is_disturbed):
+        return row
+    most = (1 + ONE_ROUND_MARGIN) * row.largest_delay * baseline.largest_delay
+    low, high = (None, None) if row.speedup is None else (row.speedup.low, row.speedup.high)
+    is_beyond = (low is not None and low > most) or (high is not None and high < 1 / most)
+    return row if is_beyond else replace(row, verdict=Verdict.UNCLEAR)
 
 
 def _gpu_busy_s(record: Record) -> float | None:

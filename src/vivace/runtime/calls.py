@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import UsageError, nearest
 from vivace.foundation.spec.workload import steps_for, steps_run
 from vivace.machinery.families.pipeline_code import rounds_steps_up
-from vivace.machinery.technique import CallContext, call_parameters, ignores_guidance_scale
+from vivace.machinery.technique import CallContext, call_of, call_parameters, ignores_guidance_scale
 from vivace.models.sources import example_images
 
 if TYPE_CHECKING:
@@ -136,9 +136,20 @@ def accepted_by(pipe: DiffusionPipeline) -> set[str]:
     return set(parameters) - ({"guidance_scale"} if without else set())
 
 
+def call_in_words(pipe: Any) -> str:
+    """Return the beginning of a sentence about what the pipeline's call takes."""
+    call = call_of(pipe)
+    if call.is_known:
+        return f"the call of {type(pipe).__name__} takes"
+    return (
+        f"what the call of {type(pipe).__name__} passes its arguments on to cannot be followed, and it names"
+    )
+
+
 def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
     """Return whether prompts are the first argument of the pipeline's call. FLUX.2's take the image to edit first."""
-    return next(iter(call_parameters(pipe))) == "prompt"
+    call = call_of(pipe)
+    return next(iter(call.parameters), "") == "prompt" or not call.is_known
 
 
 def as_the_pipeline_takes(
@@ -163,8 +174,9 @@ def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
     Raises:
         UsageError: names the first.
     """
-    parameters = call_parameters(pipe)
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    call = call_of(pipe)
+    parameters = call.parameters
+    if not call.is_known or not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     names = tuple(names)
     has_size = any(name in names for name in _IMAGES)

@@ -27,7 +27,7 @@ from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import target_of
 from vivace.runtime.saved.comfyui_file import DenoiserFile
-from vivace.runtime.saving import check_source, session_with
+from vivace.runtime.saving import check_source, session_with, without_places
 from vivace.runtime.session import Session
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.dtype import Dtype
@@ -113,7 +113,7 @@ def write_denoiser(
     dtype = getattr(torch, _DTYPES[parts.dtype or precision(located, "cuda")])
     described = {
         "model": located.entry.name if located.entry else type(session.pipe).__name__,
-        "recipe": recipe.text,
+        "recipe": without_places(recipe.pinned())[0].text,
     }
     is_new = fill_new(
         path,

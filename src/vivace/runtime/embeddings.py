@@ -8,6 +8,7 @@ from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.machinery.families import family_of_pipeline
+from vivace.machinery.technique import call_parameters
 from vivace.models.tasks import EDITS
 from vivace.runtime.session import Session
 
@@ -64,7 +65,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         "do_classifier_free_guidance": float(defaults.get("guidance_scale", 0)) > off,
         "max_sequence_length": defaults.get("max_sequence_length"),
     }
-    for_call = inspect.signature(type(pipe).__call__).parameters
+    for_call = call_parameters(pipe)
     if _INSTRUCTION in for_call:  # put in front of each prompt, by the call alone
         arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.workload import Task
+from vivace.machinery.families.pipeline_code import call_code
 from vivace.machinery.lora.distillations import distillations
-from vivace.machinery.technique import ModelFacts, Placement, Request, Target
+from vivace.machinery.technique import (
+    ModelFacts,
+    Placement,
+    Request,
+    Target,
+    call_of,
+    component_of,
+)
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.load import load_tiny_vae, tiny_vae_arguments
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.calls import example_call, follow_denoiser, signature_defaults
+from vivace.runtime.calls import call_in_words, example_call, follow_denoiser, signature_defaults
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.pipelines import notes_on_versions, pipeline_for, stored_effects, with_stored
 from vivace.runtime.rollback import put_back_on_error
@@ -110,12 +119,48 @@ def session_of(
 def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -> Session:
     """Apply a recipe to a pipeline in place; see `vivace.apply`."""
     resolved = resolve(recipe)
-    device = torch_type(getattr(pipe, "device", "cpu"))
+    inner = _computing(pipe)
     target = Target(
-        Placement(this_machine(device)),
-        pipe,
+        Placement(this_machine(torch_type(getattr(inner, "device", "cpu")))),
+        inner,
         ModelFacts(defaults=signature_defaults(pipe)),
         Request(prompts=tuple(prompts)),
     )
-    with put_back_on_error(pipe):
-        return Session(pipe, resolved, target)
+    try:
+        call_code(inner)
+    except Unsupported as error:
+        # Techniques that read it say so now, before an earlier one has changed weights.
+        for technique in resolved:
+            try:
+                technique.unsupported(target)
+            except Unsupported:
+                raise Unsupported(f"{technique.name}: {error}") from None
+    with put_back_on_error(inner):
+        session = Session(pipe, resolved, target)
+    if not call_of(pipe).is_known and not signature_defaults(pipe):
+        session.warnings.append(
+            f"{call_in_words(pipe)} neither steps nor guidance: they are what it makes of them"
+        )
+    return session
+
+
+def _computing(pipe: Any) -> Any:
+    """Return the pipeline that computes: the given one, or the one inside a wrapper.
+
+    Raises:
+        UsageError: it is no pipeline.
+    """
+    inner = call_of(pipe).pipe if callable(pipe) and not isinstance(pipe, type) else None
+    if component_of(inner, "denoiser") is None:
+        others = (
+            [each for each in vars(inner).values() if component_of(each, "denoiser") is not None]
+            if inner
+            else []
+        )
+        inner = others[0] if len(others) == 1 else inner
+    if not hasattr(type(inner), "components") and component_of(inner, "denoiser") is None:
+        raise UsageError(
+            f"vivace.apply takes a diffusers pipeline, or an object that holds one, got {pipe!r:.60}; "
+            "vivace.load(model, recipe) takes the name of a model"
+        )
+    return inner

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from vivace.errors import RecipeError, Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
+from vivace.foundation.untrusted.files import is_below
 from vivace.machinery.lora.merge import merge
 from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Technique
 from vivace.measure.machine import this_machine
@@ -16,7 +18,10 @@ from vivace.models.load import load_pipeline
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.saved.pipeline_folder import Rebuild, read_pipeline
+from vivace.techniques.lora import Lora
 
+LORAS = "loras"
+"""Folder of a saved one with the LoRAs that are read when it is loaded."""
 _LIBRARIES = ("torch", "torchao", "diffusers", "transformers")
 
 
@@ -85,6 +90,7 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
         raise UnusableModel(
             f"{located.folder / NAME}: the key 'recipe' cannot be applied: {error.problem}; save the model again"
         ) from None
+    own = Recipe(tuple(_in_folder(technique, located.folder) for technique in own))
     added = [technique for technique in recipe if technique not in own.techniques]
     try:
         whole = own.with_(*added) if added else own
@@ -107,6 +113,14 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
                 f"{located.saved.model.name} with both"
             )
     return whole
+
+
+def _in_folder(technique: Technique, folder: Path | None) -> Technique:
+    """Return a saved technique with the path of its file, if that was saved with it."""
+    if folder is None or not isinstance(technique, Lora) or not technique.path.startswith(f"{LORAS}/"):
+        return technique
+    file = folder / technique.path
+    return technique.model_copy(update={"path": str(file)}) if is_below(file, folder) else technique
 
 
 def precedes(technique: Technique, recipe: Recipe, stored: set[str]) -> Technique | None:

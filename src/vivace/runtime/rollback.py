@@ -1,7 +1,8 @@
 """Restore a pipeline to its state before a recipe, if the recipe is refused.
 
 Techniques change attributes, hooks and layers, and weights. References to weights are weak, so that weights replaced by
-a technique are freed at once, as without a snapshot. Hence only a pipeline whose weights are all untouched can be
+a technique are freed at once, as without a snapshot; except to tensor subclasses, which PyTorch cannot move while a weak
+reference to them exists. Hence only a pipeline whose weights are all untouched can be
 restored; otherwise nothing is.
 """
 
@@ -157,7 +158,9 @@ def _weakly(values: dict[str, Any]) -> dict[str, Any]:
         return {}
     freed = _freed_types()
     return {
-        name: weakref.ref(value) if type(value) not in _PLAIN and isinstance(value, freed) else value
+        name: weakref.ref(value)
+        if type(value) not in _PLAIN and isinstance(value, freed) and not hasattr(value, "__tensor_flatten__")
+        else value
         for name, value in values.items()
     }
 

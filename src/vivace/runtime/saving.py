@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,24 @@ from pathlib import Path
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
-from vivace.foundation.untrusted.files import user_path
+from vivace.foundation.untrusted.files import user_path, without_folders
 from vivace.foundation.untrusted.reading import reason
+from vivace.machinery.lora.lora_files import settings_for, short_name
 from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
 from vivace.measure.this_environment import environment
 from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.folder_defaults import NAME
+from vivace.models.headers import read_header
 from vivace.models.model_files import num_bytes
 from vivace.models.saved_folder import digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
-from vivace.runtime.pipelines import pipeline_for, precedes
+from vivace.runtime.pipelines import LORAS, pipeline_for, precedes
 from vivace.runtime.saved.pipeline_folder import saved_files, write_pipeline
 from vivace.runtime.session import Session
+from vivace.techniques.lora import Lora
 
 RECORDS = "records.jsonl"
 """File of measured records, of the baseline and of the recipe, one a line."""
@@ -88,11 +92,20 @@ def save(
             kept = recipe.without(*(t for t in stored if t.text not in effects))
             write_pipeline(session.pipe, located, folder)
             _without_paths(folder)
+            public, names = without_places(kept, folder)
+            if located.model.source in ("folder", "file"):
+                names[located.model.name] = Path(located.model.name).name
             if proof:
-                (folder / RECORDS).write_text(
-                    "".join(f"{r.model_dump_json()}\n" for r in proof), encoding="utf-8"
-                )
-            saved = _described(located, kept, effects, device, folder)
+                records = [without_folders(json.loads(record.model_dump_json()), names) for record in proof]
+                lines = "".join(f"{json.dumps(record)}\n" for record in records)
+                (folder / RECORDS).write_text(lines, encoding="utf-8")
+            effects = {
+                new.text: effects[old.text]
+                for old, new in zip(kept, public, strict=True)
+                if old.text in effects
+            }
+            described = json.loads(_described(located, public, effects, device, folder).model_dump_json())
+            saved = SavedModel.model_validate(without_folders(described, names))
             (folder / NAME).write_text(saved.model_dump_json(indent=1) + "\n", encoding="utf-8")
             written = num_bytes({**saved_files(folder), NAME: folder / NAME})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
@@ -157,13 +170,10 @@ def session_with(located: LocatedModel, stored: Recipe, device: str) -> Session:
 def _described(
     located: LocatedModel, recipe: Recipe, effects: Mapping[str, Effect], device: str, folder: Path
 ) -> SavedModel:
-    model = located.model
-    if model.source in ("folder", "file"):
-        model = model.model_copy(update={"name": Path(model.name).name})
     return SavedModel(
         format=FORMAT,
         environment=environment(device),
-        model=model,
+        model=located.model,
         entry=None if located.entry is None else located.entry.name,
         defaults=CallDefaults(**located.defaults),
         call=located.call,
@@ -177,6 +187,30 @@ def _described(
         sources=digests(_sources(located)),
         files=piecewise_digests(saved_files(folder)),
     )
+
+
+def without_places(recipe: Recipe, folder: Path | None = None) -> tuple[Recipe, dict[str, str]]:
+    """Return a recipe in which LoRAs of this machine have names for their paths, and the names by path.
+
+    Args:
+        folder: a saved one, into which those are copied that are read when it is loaded.
+    """
+    names: dict[str, str] = {}
+    techniques: list[Technique] = []
+    for technique in recipe:
+        if isinstance(technique, Lora) and (file := technique.local_file) is not None:
+            name = short_name(technique.path)
+            name = f"{name}-{technique.sha256[:8]}" if f"{name}{file.suffix}" in names.values() else name
+            names[technique.path] = f"{name}{file.suffix}"
+            if folder is not None and not technique.is_stored:
+                names[technique.path] = f"{LORAS}/{name}/{name}{file.suffix}"
+                (folder / LORAS / name).mkdir(parents=True)
+                shutil.copyfile(file, folder / names[technique.path])
+                if (settings := settings_for(file, read_header(file))) is not None:
+                    shutil.copyfile(settings, folder / LORAS / name / settings.name)
+            technique = technique.model_copy(update={"path": names[technique.path]})
+        techniques.append(technique)
+    return Recipe(tuple(techniques)), names
 
 
 def _technique(technique: Technique, effect: Effect) -> SavedTechnique:

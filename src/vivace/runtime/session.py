@@ -30,6 +30,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
     accepted_by,
     as_the_pipeline_takes,
+    call_in_words,
     in_contexts,
     refuse_ignored,
     why_no_steps,
@@ -37,9 +38,10 @@ from vivace.runtime.calls import (
     with_size_of_image,
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
+from vivace.runtime.finite_images import FiniteCheck
 from vivace.runtime.loras import set_lora
 from vivace.runtime.outputs import PipelineOutput
-from vivace.runtime.safety import warn_of_hidden
+from vivace.runtime.safety import warn_of_empty
 from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
@@ -59,15 +61,18 @@ class Session:
     sets are defaults; arguments of the call take precedence.
 
     Args:
+        pipe: what is called: the pipeline, or a wrapper around it.
         target: the pipeline, the machine and the model, as techniques see them.
         on_technique: called for each technique; techniques write scripts only if it is given.
 
     Attributes:
-        pipe: the diffusers pipeline.
+        pipe: the diffusers pipeline; of a wrapper, the one inside.
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
         on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
+        check: of the last call's images. A call waits for its answer and raises NotFinite, unless `defers_check` says
+            that the caller does that.
         warnings: assumptions about the model's files, techniques that were left out because the pipeline already had
             their effect, and other remarks on the recipe.
         idle: the techniques that were left out, by their text, with the reason.
@@ -76,13 +81,16 @@ class Session:
     def __init__(
         self, pipe: DiffusionPipeline, recipe: Recipe, target: Target, on_technique: OnTechnique | None = None
     ) -> None:
-        self.pipe = pipe
+        self.pipe = target.pipe
+        self._called = pipe
         self.recipe = recipe = recipe.pinned()
         self.device = target.machine.device
         self.effects: dict[str, dict[str, int | float | str]] = {}
         self.warnings: list[str] = []
         self.idle: dict[str, str] = {}
         self.on_step: OnStep | None = None
+        self.check = FiniteCheck()
+        self.defers_check = False
         self._calls = CallInProgress()
         self._applied: list[tuple[str, Effect]] = []
         self._defaults = dict(target.model.defaults)
@@ -112,6 +120,8 @@ class Session:
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
+                if ignored := effect.call.keys() - call_parameters(self._called):
+                    raise Unsupported(f"{technique.name}: {call_in_words(self._called)} no {min(ignored)}")
                 self._defaults |= effect.call
         if recipe.techniques and not self._applied:
             raise NoEffect("; ".join(self.warnings), already_so=True)
@@ -184,7 +194,7 @@ class Session:
     @property
     def arguments(self) -> dict[str, Any]:
         """The defaults that the pipeline's call accepts."""
-        accepted = accepted_by(self.pipe)
+        accepted = accepted_by(self._called)
         return {k: v for k, v in self._defaults.items() if k in accepted}
 
     @overload
@@ -198,6 +208,7 @@ class Session:
 
         Raises:
             Cancelled: by `cancel`, from another thread.
+            NotFinite: the images would be of NaN or infinity.
             UsageError: the pipeline would ignore an argument.
         """
         with turn():
@@ -215,12 +226,12 @@ class Session:
         return self._calls.cancel()
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PipelineOutput | tuple[Any, ...]:
-        refuse_ignored(self.pipe, kwargs)
-        args, kwargs = as_the_pipeline_takes(self.pipe, args, kwargs)
-        by_position = set(list(call_parameters(self.pipe))[: len(args)])
+        refuse_ignored(self._called, kwargs)
+        args, kwargs = as_the_pipeline_takes(self._called, args, kwargs)
+        by_position = set(list(call_parameters(self._called))[: len(args)])
         call = with_negative_prompts(
             with_size_of_image(
-                self.pipe, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
+                self._called, {k: v for k, v in self.arguments.items() if k not in by_position}, kwargs
             ),
             args,
             kwargs,
@@ -232,12 +243,13 @@ class Session:
         vae = getattr(self.pipe, "vae", None)
         dtype = weights_dtype(vae)
         effects = [effect for _, effect in self._applied]
-        if "callback_on_step_end" in accepted_by(self.pipe):
+        if "callback_on_step_end" in accepted_by(self._called):
             effects.append(self._calls.watching(self.on_step, call))
+        self.check = FiniteCheck()
         try:
-            with self.surroundings():
-                output: PipelineOutput | tuple[Any, ...] = self.pipe(
-                    *args, **with_step_ends(without_clashes(self.pipe, call), effects)
+            with self.surroundings(), self.check.watching(self.pipe):
+                output: PipelineOutput | tuple[Any, ...] = self._called(
+                    *args, **with_step_ends(without_clashes(self._called, call), effects)
                 )
         except BaseException:
             # SDXL's pipeline decodes in fp32 and casts its VAE back afterwards, but not if decoding fails. After an
@@ -245,7 +257,10 @@ class Session:
             if vae is not None and weights_dtype(vae) != dtype:
                 vae.to(dtype)
             raise
-        warn_of_hidden(output)
+        self.check.look(output[0] if isinstance(output, tuple) else getattr(output, "images", None))
+        if not self.defers_check:
+            self.check.refuse()
+        warn_of_empty(output)
         return output
 
     @contextmanager

@@ -10,10 +10,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from vivace.serve.described import KEYED, OPEN, Alive, Health, ModelList, describe
+from vivace.serve.described import KEYED, MODEL, OPEN, Alive, Health, ModelList, ServedModel, describe
 from vivace.serve.edits import IMAGE_NAMES
 from vivace.serve.image_routes import add_images
 from vivace.serve.jobs import JobError
@@ -60,7 +61,21 @@ def create_app(
     app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
-    app.add_middleware(Checks, api_key=settings.api_key, hosts=settings.hosts)
+    app.add_middleware(
+        Checks,
+        keys=settings.keys,
+        hosts=settings.hosts,
+        origins=settings.origins,
+        observe=metrics.observe_answer,
+    )
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Retry-After", "Server-Timing"],
+        )
     _add_errors(app)
     _add_health(app)
     _add_models(app)
@@ -82,13 +97,17 @@ def _add_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
         message = f"{place[:200]}: {first['msg']}" if place else str(first["msg"])
+        code = None
         if first["type"] == "extra_forbidden" and "." not in place:
+            code = "unknown_parameter"
             message = f"{place[:100]} is not a parameter here; there are: {_parameters(request)}"
-        return JSONResponse(error_body(400, message, place[:200] or None), 400)
+        elif first["type"] == "missing":
+            code = "missing_required_parameter"
+        return JSONResponse(error_body(400, message, place[:200] or None, code), 400)
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse(error_body(400, str(error), error.field), 400)
+        return JSONResponse(error_body(error.status, str(error), error.field, error.code), error.status)
 
     @app.exception_handler(QueueFull)
     async def full(request: Request, error: QueueFull) -> JSONResponse:
@@ -178,6 +197,16 @@ def _add_models(app: FastAPI) -> None:
         """The model that is served, its recipe, sizes, tasks and LoRAs."""
         return {"object": "list", "data": [_model(request.app.state.pool, request.app.state.settings)]}
 
+    @app.get("/v1/models/{name:path}", response_model=ServedModel, response_model_exclude_unset=True, **MODEL)
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        """The model that is served, by its name."""
+        settings: ServeSettings = request.app.state.settings
+        if name not in (settings.name, settings.model):
+            raise RequestError(
+                "model", f"this server has {settings.name!r}, not {name[:300]!r}", 404, "model_not_found"
+            )
+        return _model(request.app.state.pool, settings)
+
     @app.get("/", response_class=HTMLResponse, **KEYED)
     async def page() -> HTMLResponse:
         """A page to draw with."""
@@ -186,15 +215,16 @@ def _add_models(app: FastAPI) -> None:
 
 
 def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
-    state, unfit = pool.state, unfit_loras(settings, pool.state)
+    state, loras = pool.state, settings.current_loras()
+    unfit = unfit_loras(loras, state)
     entry: dict[str, Any] = {
-        "id": settings.model,
+        "id": settings.name,
         "object": "model",
         "created": 0,
         "owned_by": "vivace",
         "recipe": settings.recipe,
         "recipe_from": settings.why,
-        "loras": sorted(settings.loras.keys() - unfit.keys()),
+        "loras": sorted(loras.keys() - unfit.keys()),
     }
     if state is None:
         return entry

@@ -113,7 +113,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         400: "The request is wrong; the message says what is allowed",
         401: "The key is missing or wrong",
         403: "A page of another site sends it, or it names another machine than this one, which has no key",
-        404: "There is no such image",
+        404: "There is no such image or model",
         406: "The server makes none of the types of Accept",
         408: "The body does not come",
         413: "The body is too large",
@@ -147,11 +147,12 @@ OPEN: dict[str, Any] = {"responses": _errors(403, 413)}
 """Documented answers of routes that need no key."""
 KEYED: dict[str, Any] = {"responses": _errors(401, 403, 413)}
 """Documented answers of routes that need one."""
+MODEL: dict[str, Any] = {"responses": _errors(401, 403, 404, 413)}
 _DRAWS: dict[str, Any] = {
-    "responses": _DRAWN | _errors(400, 401, 403, 406, 408, 413, 429, 499, 500, 503, 504)
+    "responses": _DRAWN | _errors(400, 401, 403, 404, 406, 408, 413, 429, 499, 500, 503, 504)
 }
-FILES: dict[str, Any] = {
-    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(401, 403, 404, 413)
+FILE_ANSWERS: dict[str, Any] = {
+    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(403, 404, 413)
 }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import FormData, UploadFile
@@ -17,7 +17,7 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.image_files import mask_in, picture_in
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.jobs import JobPicture
+from vivace.serve.jobs import Drawn, ImageJob, JobPicture
 from vivace.serve.multipart_form import read_parts
 from vivace.serve.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
 from vivace.serve.settings import ModelState, ServeSettings
@@ -30,6 +30,7 @@ IMAGE_NAMES = ("image", "image[]")
 _TOLERATED_CUT = 0.01
 _MOST_RATIO = 4
 """Largest ratio of the sides of an image that is drawn at its own proportions."""
+_KEPT = "pixels outside of the mask are those of the image that was sent; keep_unmasked: false leaves them as drawn"
 _READERS = ThreadPoolExecutor(1, thread_name_prefix="read-image")
 """Number of readers: an image of the largest size takes hundreds of megabytes while it is read."""
 
@@ -129,7 +130,7 @@ async def fitted(body: EditRequest, uploads: Uploads, settings: ServeSettings, s
     Raises:
         RequestError: an image cannot be used, or the request asks for something that this server does not do.
     """
-    check_model(body, state)
+    check_model(body, settings, state)
     task = task_for(uploads, state)
     size = requested_size(body.size, settings, state)
     call: dict[str, Any] = {}
@@ -171,6 +172,28 @@ def _read(
             )
         pictures.append(_sent(names.mask, fit(mask, size.height, size.width)))
     return Fitted(RequestSource(task, size, tuple(pictures), call), tuple(notes))
+
+
+async def keep_unmasked(drawn: Drawn, job: ImageJob) -> Drawn:
+    """Return an image whose pixels outside of its mask are those of the image that it was drawn from.
+
+    The VAE changes all of them. At the border of a mask that was resized both are mixed.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_READERS, _pasted, drawn, job)
+
+
+def _pasted(drawn: Drawn, job: ImageJob) -> Drawn:
+    from PIL import Image
+
+    source, mask = (
+        Image.frombytes(picture.mode, (picture.width, picture.height), picture.pixels)
+        for picture in job.pictures
+    )
+    image = Image.frombytes("RGB", (drawn.width, drawn.height), drawn.pixels)
+    if image.size != source.size:
+        return drawn
+    pasted = Image.composite(image, source, mask)
+    return replace(drawn, pixels=pasted.tobytes(), notes=(*drawn.notes, _KEPT))
 
 
 def nearest_size(sent: Size, settings: ServeSettings, state: ModelState) -> Size:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 _LOOPBACK = "localhost"
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@\s]+)(?::\d{1,5})?", re.IGNORECASE)
@@ -32,6 +32,19 @@ def foreign_header(
             if match is None or not _is_own(match[1], allowed):
                 return "Origin", text
     return None
+
+
+def is_of_page(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request comes from this server's own page, as far as its headers tell: a browser sends the page
+    in Origin or Referer, and other clients send neither."""
+    page = headers.get(b"origin") or headers.get(b"referer")
+    if page is None:
+        return True
+    match = _ORIGIN.fullmatch(page.decode("latin-1").strip())
+    return (
+        match is not None
+        and match[1].partition("/")[0] == headers.get(b"host", b"").decode("latin-1").strip()
+    )
 
 
 def name_of(host: str) -> str | None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +19,11 @@ from starlette.exceptions import HTTPException
 
 from vivace.serve.accepted import accepted_format
 from vivace.serve.bodies import read_object
-from vivace.serve.described import EDITS, FILES, GENERATIONS
-from vivace.serve.edits import fitted, read_form
+from vivace.serve.described import EDITS, FILE_ANSWERS, GENERATIONS
+from vivace.serve.edits import fitted, keep_unmasked, read_form
 from vivace.serve.jobs import Drawn, ImageJob, JobError
 from vivace.serve.pool import ReplicaPool
+from vivace.serve.request_checks import FILES
 from vivace.serve.requests import (
     EditRequest,
     GenerationRequest,
@@ -31,8 +33,10 @@ from vivace.serve.requests import (
     jobs_of,
 )
 from vivace.serve.responses import (
+    KEEP_ALIVE,
     KEPT_BYTES,
     KEPT_S,
+    NO_USAGE,
     EncodedImage,
     KeptImages,
     dumped,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
+_KEEP_ALIVE_S = 15.0
 _Request = TypeVar("_Request", bound=ImageBody)
 _LOADING = {"Retry-After": "5"}
 _NOT_KEPT = (
@@ -78,13 +83,12 @@ def add_images(app: FastAPI) -> None:
             return _loading()
         fields, uploads = await read_form(request)
         body = _checked(EditRequest, fields)
-        request.app.state.pool.check_room(
-            body.n
-        )  # before images are read, which takes longer than refusing them
+        # before images are read, which takes longer than refusing them
+        request.app.state.pool.check_room(body.n, request.state.owner)
         made = await fitted(body, uploads, request.app.state.settings, state)
         return await _answer(request, body, state, made.source, made.notes)
 
-    @app.get("/v1/images/files/{name}", response_model=None, **FILES)
+    @app.get(f"{FILES}{{name}}", response_model=None, **FILE_ANSWERS)
     async def files(name: str, request: Request) -> Response:
         """An image by the URL that an answer named, for an hour."""
         encoded = request.app.state.kept.get(name)
@@ -129,17 +133,17 @@ async def _answer(
         name = next(iter(request.query_params))[:100]
         raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
     accepted = _accepted(request, body)
-    jobs = jobs_of(body, settings, state, source)
+    jobs = jobs_of(body, settings, state, source, request.state.owner)
     _check_kept(body, jobs)
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
     if body.stream:
         return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
     await request.app.state.pool.submit(jobs)
-    in_json = accepted is None and body.response_format == "b64_json"
+    in_json = accepted is None and body.response_format != "url"
 
     async def encoded_image(job: ImageJob) -> tuple[Drawn, EncodedImage]:
-        image = await request.app.state.pool.wait(job)
+        image = await _drawn(request, body, job)
         format_ = accepted or body.output_format
         return image, await encode(image, format_, body.output_compression, b64=in_json)
 
@@ -156,8 +160,23 @@ async def _answer(
         "output_format": body.output_format,
         "size": str(jobs[0].size),
     } | ({"notes": list(notes)} if notes else {})
-    data = [_entry(request, *pair, in_json=in_json) for pair in zip(images, encoded, strict=True)]
+    data = [
+        _entry(request, image, each, body.response_format)
+        for image, each in zip(images, encoded, strict=True)
+    ]
     return Response(with_list(content, "data", data), media_type="application/json", headers=headers)
+
+
+async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
+    """Wait for an image.
+
+    Raises:
+        JobError: it ended without one.
+    """
+    image: Drawn = await request.app.state.pool.wait(job)
+    if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
+        return await keep_unmasked(image, job)
+    return image
 
 
 def _accepted(request: Request, body: ImageBody) -> str | None:
@@ -179,7 +198,7 @@ def _accepted(request: Request, body: ImageBody) -> str | None:
             None,
             f"Accept: {accepted[:100]} asks for the bytes of one image; leave n, stream and response_format out",
         )
-    if format_ == "png" and body.output_compression is not None:
+    if format_ == "png" and body.output_compression not in (None, 100):
         raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")
     return format_
 
@@ -195,17 +214,21 @@ def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
         )
 
 
-def _entry(request: Request, image: Drawn, encoded: EncodedImage, *, in_json: bool) -> bytes:
-    """Return what the list of an answer has of an image, as JSON."""
-    if in_json:
-        return with_image({"seed": image.seed}, encoded.b64)
-    kept: KeptImages = request.app.state.kept
-    fields = {
-        "seed": image.seed,
-        "url": f"{request.base_url}v1/images/files/{kept.keep(encoded)}",
-        "expires_at": int(time.time() + KEPT_S),
-    }
-    return dumped(fields)
+def _entry(request: Request, image: Drawn, encoded: EncodedImage, format_: str | None) -> bytes:
+    """Return what the list of an answer has of an image, as JSON.
+
+    Args:
+        format_: that the request names; None for its base64 and its URL: clients that name
+            none read the one or the other.
+    """
+    fields: dict[str, Any] = {"seed": image.seed}
+    if format_ != "b64_json":
+        kept: KeptImages = request.app.state.kept
+        settings: ServeSettings = request.app.state.settings
+        place = settings.public_url or str(request.base_url)
+        fields["url"] = f"{place.rstrip('/')}{FILES}{kept.keep(encoded)}"
+        fields["expires_at"] = int(time.time() + KEPT_S)
+    return dumped(fields) if format_ == "url" else with_image(fields, encoded.b64)
 
 
 async def _all_of(
@@ -252,14 +275,18 @@ async def _streamed(
 
     async def finish(job: ImageJob) -> None:
         try:
-            queue.put_nowait((job, await pool.wait(job), None))
+            queue.put_nowait((job, await _drawn(request, body, job), None))
         except JobError as error:
             queue.put_nowait((job, error, None))
 
     async def events() -> AsyncIterator[bytes]:
-        left, number = len(jobs), 0
+        left, numbers = len(jobs), Counter[str]()
         while left:
-            job, result, step = await queue.get()
+            try:
+                job, result, step = await asyncio.wait_for(queue.get(), _KEEP_ALIVE_S)
+            except TimeoutError:
+                yield KEEP_ALIVE
+                continue
             left -= step is None
             if isinstance(result, JobError):
                 yield event_text("error", error_body(result.status, str(result)))
@@ -272,11 +299,15 @@ async def _streamed(
                 "seed": job.seed,
             }
             if step is not None:
-                fields |= {"partial_image_index": number, "step": step, "num_inference_steps": job.steps}
-                number += 1
+                fields |= {
+                    "partial_image_index": numbers[job.id],
+                    "step": step,
+                    "num_inference_steps": job.steps,
+                }
+                numbers[job.id] += 1
                 yield event_text(f"image_{kind}.partial_image", fields, encoded.b64)
             else:
-                fields["seconds"] = round(sum(result.phases.values()), 3)
+                fields |= {"seconds": round(sum(result.phases.values()), 3), "usage": NO_USAGE}
                 if notes or result.notes:
                     fields["notes"] = [*notes, *result.notes]
                 yield event_text(f"image_{kind}.completed", fields, encoded.b64)

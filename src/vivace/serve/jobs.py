@@ -96,6 +96,7 @@ class ImageJob:
         deadline: of `time.monotonic`.
         partials: steps after which a partial image is sent.
         on_partial: called with each of them.
+        owner: of the key that asked for it; empty without keys.
         attempts: number of workers that died while drawing it.
         is_alone: whether it is drawn by itself, since a batch with it failed.
     """
@@ -108,6 +109,7 @@ class ImageJob:
     predicted_s: float
     deadline: float
     lora: RequestedLora | None = None
+    owner: str = ""
     task: Task = "text"
     pictures: tuple[JobPicture, ...] = ()
     partials: tuple[int, ...] = ()

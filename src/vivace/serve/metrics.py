@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,6 +14,19 @@ from vivace.serve.jobs import ImageJob, State
 from vivace.serve.pool import ReplicaPool
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+_PATHS = (
+    "/",
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/v1/models",
+    "/v1/models/",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/files/",
+)
 
 
 class Metrics:
@@ -41,6 +54,18 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+        self._answers = Counter(
+            "vivace_http_answers", "Answers by path and status", ["path", "status"], registry=self.registry
+        )
+
+    def observe_answer(self, path: str, status: int) -> None:
+        """Count an answer; paths that are not the server's count as one."""
+        path = next(
+            (own for own in _PATHS if path == own or (own[-1] == "/" != own and path.startswith(own))),
+            "other",
+        )
+        self._answers.labels(path, status).inc()
 
     def watch(self, pool: ReplicaPool) -> None:
         """Report the jobs and workers of a pool, too."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vivace.runtime.finite_images import FiniteCheck
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -27,11 +29,16 @@ class Projection:
     spread: float
 
     def image(self, latents: Any, height: int, width: int) -> Image:
-        """Return an image of the size of the first latents, one pixel for each of their places."""
+        """Return an image of the size of the first latents, one pixel for each of their places.
+
+        Raises:
+            NotFinite: the latents are NaN or infinity.
+        """
         from PIL import Image
 
         grid = _grid(self.pipe, latents, height, width)
         assert grid is not None
+        FiniteCheck().look(grid)
         grid = grid * min(1.0, self.spread / max(float(grid.std()), 1e-6))
         colours = _with_offset(grid) @ self.weights
         return Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.runtime.calls import accepted_by
+from vivace.runtime.finite_images import FiniteCheck
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,14 +27,20 @@ class Pixels:
         images: a tensor of bytes (images, rows, columns, colours) in the CPU's memory, a tensor of colours from 0 to 1
             (images, colours, rows, columns), or images of PIL.
         copied: an event of the GPU, after which the bytes are there; None if they are.
+        is_finite: a truth value on the host, there after `copied`; None if that is known already.
     """
 
     images: Any
     copied: Any = None
+    is_finite: Any = None
 
     @classmethod
-    def of(cls, images: Any) -> Pixels:
-        """Begin to copy what a pipeline returned; return at once."""
+    def of(cls, images: Any, check: FiniteCheck) -> Pixels:
+        """Begin to copy what a pipeline returned; return at once.
+
+        Args:
+            check: of the call.
+        """
         import torch
 
         if not isinstance(images, torch.Tensor) or images.device.type != "cuda":
@@ -44,17 +51,24 @@ class Pixels:
             on_gpu = (colours * 255).round().byte().contiguous()
             on_host = torch.empty(on_gpu.shape, dtype=torch.uint8, pin_memory=True)
             on_host.copy_(on_gpu, non_blocking=True)
+            is_finite = torch.empty((), dtype=torch.bool, pin_memory=True)
+            is_finite.copy_(check.flag, non_blocking=True)
             copied = torch.cuda.Event(blocking=True)
             copied.record()
-        return cls(on_host, copied)
+        return cls(on_host, copied, is_finite)
 
     def wait(self) -> list[NDArray[np.uint8]]:
-        """Wait until the bytes are there; return each image as (rows, columns, 3), without gaps."""
+        """Wait until the bytes are there; return each image as (rows, columns, 3), without gaps.
+
+        Raises:
+            NotFinite: the call computed NaN or infinity.
+        """
         import numpy as np
         import torch
 
         if self.copied is not None:
             self.copied.synchronize()
+            FiniteCheck().refuse(not self.is_finite)
             arrays = list(self.images.numpy())
         elif isinstance(self.images, torch.Tensor):
             colours = self.images.permute(0, 2, 3, 1).float().numpy()

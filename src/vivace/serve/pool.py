@@ -36,7 +36,9 @@ class ReplicaPool:
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self.line = WaitingLine(settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)))
+        self.line = WaitingLine(
+            settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)), settings.num_owners
+        )
         self._folder = ImageFolder()
         load = Load(
             settings.model,
@@ -96,9 +98,9 @@ class ReplicaPool:
             return self.replicas[0].problem
         return None
 
-    def check_room(self, number: int) -> None:
-        """Raise QueueFull if there is no room for so many jobs."""
-        check_room(number, self.line, self.ledger)
+    def check_room(self, number: int, owner: str) -> None:
+        """Raise QueueFull if there is no room for so many jobs of an owner."""
+        check_room(number, owner, self.line, self.ledger)
 
     async def submit(self, jobs: list[ImageJob]) -> None:
         """Accept jobs.

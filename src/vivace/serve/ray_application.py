@@ -1,18 +1,19 @@
-"""`vivace serve` as an application of Ray Serve: the routes on the head, a drawer on each GPU of the cluster.
+"""`vivace serve` on a Ray cluster: the routes in the command's own process, a drawer on each GPU of the cluster.
 
-Ray places, scales and restarts the drawers. Needs `pip install 'vivace[serve,ray]'` on every node.
+Ray Serve places, scales and restarts the drawers. Needs the extras `serve` and `ray` on every node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vivace.benchmark.places.ray_nodes import check_answers
 from vivace.errors import Unsupported, UsageError
+from vivace.serve.pool import Observe
 from vivace.serve.process import COMMAND
 from vivace.serve.ray_drawer import Order, RayReplica
 from vivace.serve.ray_pool import RayPool, Stream
@@ -20,8 +21,7 @@ from vivace.serve.settings import ModelState, ServeSettings
 
 NAME = "vivace"
 _DRAWER = "Drawer"
-_HEAD = {"node:__internal_head__": 0.001}
-_NEEDED = "pip install 'vivace[serve,ray]' on every node"
+_NEEDED = "pip install 'ray[serve]' on every node"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Deployment:
 def application(
     settings: ServeSettings, replicas: Replicas, num_gpus: int, worker: tuple[str, ...] = COMMAND
 ) -> Any:
-    """Return the application, for `ray.serve.run`.
+    """Return the drawers, for `ray.serve.run` with route_prefix=None.
 
     Args:
         num_gpus: of each drawer, 0 or 1.
@@ -93,19 +93,6 @@ def application(
 
         async def __del__(self) -> None:
             await self.close()
-
-    def routes() -> Any:
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
-
-        from vivace.serve.app import create_app
-
-        def make_pool(settings: ServeSettings, observe: Any) -> RayPool:
-            return RayPool(
-                settings, observe, _Deployment(), 1 if is_fixed else 2, (RayError, RayServeException)
-            )
-
-        return create_app(settings, make_pool)
 
     scaling: dict[str, Any] = (
         {"num_replicas": replicas.least}
@@ -127,19 +114,22 @@ def application(
         health_check_period_s=2,
         **scaling,
     )
-    ingress = serve.deployment(
-        serve.ingress(routes)(),
-        name="Routes",
-        num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "resources": _HEAD},
-        max_ongoing_requests=10_000,
-        graceful_shutdown_timeout_s=settings.timeout_s,
+    return drawer.bind()
+
+
+def pool_maker(replicas: Replicas) -> Callable[[ServeSettings, Observe], RayPool]:
+    """Return a maker of the pool whose jobs these drawers draw."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    ahead = 1 if replicas.least == replicas.most else 2
+    return lambda settings, observe: RayPool(
+        settings, observe, _Deployment(), ahead, (RayError, RayServeException)
     )
-    return ingress.bind(drawer.bind())
 
 
-def connect(address: str, host: str, port: int) -> None:
-    """Connect to a cluster, and start Ray Serve's HTTP on the head.
+def connect(address: str) -> None:
+    """Connect to a cluster, and start Ray Serve there without HTTP of its own.
 
     Raises:
         Unsupported: Ray Serve is not installed, no cluster answers, or Ray Serve runs there already.
@@ -162,11 +152,11 @@ def connect(address: str, host: str, port: int) -> None:
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:
-        serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+        serve.start(proxy_location="Disabled")
         return
     raise Unsupported(
-        f"--ray {address}: Ray Serve runs there already, with an address of its own; end it with `serve shutdown`, or "
-        "deploy vivace.serve.ray_application.application() beside what it serves"
+        f"--ray {address}: Ray Serve runs there already; end it with `serve shutdown`, or deploy "
+        "vivace.serve.ray_application.application() beside what it serves"
     )
 
 

@@ -38,6 +38,7 @@ class Order:
     task: Task
     pictures: tuple[JobPicture, ...]
     partials: tuple[int, ...]
+    predicted_s: float
     left_s: float
 
     @classmethod
@@ -54,6 +55,7 @@ class Order:
             job.task,
             job.pictures,
             job.partials,
+            job.predicted_s,
             left_s,
         )
 
@@ -64,7 +66,7 @@ class Order:
             size=Size(*self.size),
             steps=self.steps,
             call=self.call,
-            predicted_s=0.0,
+            predicted_s=self.predicted_s,
             deadline=time.monotonic() + self.left_s,
             lora=self.lora,
             task=self.task,

@@ -82,7 +82,7 @@ class RayPool:
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self.line = WaitingLine(settings.max_queue, settings.max_wait_s, 1)
+        self.line = WaitingLine(settings.max_queue, settings.max_wait_s, 1, settings.num_owners)
         self.state: ModelState | None = None
         self.problem: str | None = None
         self._drawers, self._observe, self._ahead, self._lost = drawers, observe, ahead, lost
@@ -111,9 +111,9 @@ class RayPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def check_room(self, number: int) -> None:
-        """Raise QueueFull if there is no room for so many jobs."""
-        check_room(number, self.line, self.ledger)
+    def check_room(self, number: int, owner: str) -> None:
+        """Raise QueueFull if there is no room for so many jobs of an owner."""
+        check_room(number, owner, self.line, self.ledger)
 
     async def submit(self, jobs: list[ImageJob]) -> None:
         """Accept jobs.

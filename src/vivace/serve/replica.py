@@ -34,12 +34,18 @@ _MOST_ATTEMPTS = 2
 """Workers that may die while they draw a job: it is drawn again once."""
 _CANCEL_GRACE_S = 30.0
 """Seconds until a worker that does not end a cancelled job is killed."""
+_SILENCE = 5.0
+"""How many times the seconds of a whole image a worker that draws may give no sign of life."""
+_LEAST_SILENCE_S = 20.0
+_FIRST_SILENCE_S = 900.0
+"""Likewise for what the worker has not drawn yet, or compiles: kernels are compiled, and graphs captured."""
 
 
 class Phase(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAWING = "drawing"
+    SILENT = "silent"
     WAITING_TO_RESTART = "waiting to restart"
     UNLOADED = "unloaded"
     UNUSABLE = "unusable"
@@ -80,6 +86,8 @@ class Replica:
     energy_j: float | None = None
     _process: WorkerProcess | None = None
     _sent: list[SentJobs] = field(default_factory=list)
+    _known: set[tuple[Any, ...]] = field(default_factory=set)
+    """The kinds of jobs that this worker has drawn."""
 
     @property
     def is_able(self) -> bool:
@@ -89,7 +97,8 @@ class Replica:
     @property
     def accepts(self) -> bool:
         """Whether jobs may wait for it: it is able, or has drawn and starts again, at which nothing has failed yet."""
-        return self.is_able or (self.state is not None and self.failed_starts == 0)
+        is_starting = self.state is not None and self.failed_starts == 0 and self.phase is not Phase.SILENT
+        return self.is_able or is_starting
 
     async def run(self) -> None:
         """Keep a worker alive and let it draw, until this task is cancelled."""
@@ -117,6 +126,7 @@ class Replica:
     async def _start(self) -> bool:
         """Start a worker and load the model; return whether that worked."""
         self.phase, self.doing, self.lora = Phase.STARTING, "starting", None
+        self._known.clear()
         self._process = self.make_process()
         await self._process.start()
         self.starting = starting = Starting(self.past, self._process.started_at)
@@ -184,11 +194,15 @@ class Replica:
                 if taking is None and self._may_take():
                     taking = asyncio.create_task(self._take())
                 awaited = {reading} if taking is None else {reading, taking}
-                idle_s = None if self._sent else self.idle_s
-                done, _ = await asyncio.wait(awaited, timeout=idle_s, return_when="FIRST_COMPLETED")
-                if not done:
+                patience_s = self._patience_s() if self._sent else self.idle_s
+                done, _ = await asyncio.wait(awaited, timeout=patience_s, return_when="FIRST_COMPLETED")
+                if not done and not self._sent:
                     break  # idle for long
-                if reading in done:
+                if not done:
+                    self._end_silent(patience_s or 0.0)
+                elif reading in done:
+                    if self.phase is Phase.SILENT:
+                        self.phase, self.doing = Phase.DRAWING, "ready"
                     if (event := reading.result()) is None:
                         return False
                     await self._note(event)
@@ -203,6 +217,30 @@ class Replica:
             await self._lose_sent()
         await self._unload()
         return True
+
+    def _patience_s(self) -> float:
+        """Return how long the worker may be silent from now on, while it has jobs: half of it, then as much again."""
+        first = self._sent[0]
+        usual_s = sum(job.predicted_s for job in first.jobs) * max(1.0, self.line.pace)
+        is_usual = not first.is_compiling and (first.kind in self._known or self._is_warmed(first))
+        return max(_LEAST_SILENCE_S, _SILENCE * usual_s) / 2 if is_usual else _FIRST_SILENCE_S / 2
+
+    def _is_warmed(self, sent: SentJobs) -> bool:
+        """Return whether the worker has drawn such images before it said that it is ready."""
+        first = sent.jobs[0]
+        is_plain = len(sent.jobs) == 1 and first.lora is None and "negative_prompt" not in first.call
+        return is_plain and self.state is not None and first.size in self.state.speeds
+
+    def _end_silent(self, seconds: float) -> None:
+        """Say that the worker is silent; end it if it has been for twice as long."""
+        assert self._process is not None
+        if self.phase is not Phase.SILENT:
+            self.phase, self.doing = Phase.SILENT, f"no sign of life for {seconds:.0f} s while it draws"
+            LOG.warning("worker %d: %s", self.number, self.doing)
+            return
+        self.problem = f"it hung: no sign of life for {2 * seconds:.0f} s while it drew"
+        LOG.error("worker %d: %s; it is killed, and its image drawn again", self.number, self.problem)
+        self._process.kill()
 
     def _may_take(self) -> bool:
         if not self._sent:
@@ -269,8 +307,10 @@ class Replica:
         sent = next((each for each in self._sent if each.id == event.get("id")), None)
         if sent is None:
             return
-        if event["event"] == "step":
-            sent.note_step(event)
+        if event["event"] in ("step", "compiling"):
+            sent.is_compiling = event["event"] == "compiling"
+            if not sent.is_compiling:
+                sent.note_step(event)
             return
         if event["event"] == "called":
             sent.note_call()
@@ -281,6 +321,8 @@ class Replica:
         } or self.memory
         if "energy_j" in event:
             self.energy_j = (self.energy_j or 0.0) + event["energy_j"]
+        if event["event"] == "drawn":
+            self._known.add(sent.kind)
         if event["event"] == "drawn" and len(sent.jobs) == 1:
             self.line.note_drawn(sent.jobs[0].predicted_s, event["seconds"])
         again = sent.note_end(event, self.ledger, self.on_drawn)

@@ -3,14 +3,15 @@ errors."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
@@ -30,11 +31,12 @@ class RequestError(Exception):
 
     Attributes:
         field: the wrong one.
+        status, code: of the answer.
     """
 
-    def __init__(self, field: str | None, message: str) -> None:
+    def __init__(self, field: str | None, message: str, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
-        self.field = field
+        self.field, self.status, self.code = field, status, code
 
 
 class LoraRequest(BaseModel):
@@ -55,7 +57,7 @@ class ImageBody(BaseModel):
     model: Annotated[str, Field(max_length=300)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
     size: Annotated[str, Field(max_length=20)] | None = None
-    response_format: Literal["b64_json", "url"] = "b64_json"
+    response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
     stream: bool = False
@@ -67,6 +69,10 @@ class ImageBody(BaseModel):
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | None = None
     loras: Annotated[list[LoraRequest], Field(max_length=8)] = []
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    quality: Literal["auto", "standard"] | None = None
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    """These three of OpenAI's may be left to the server, and nothing else: it has no other value."""
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
@@ -91,21 +97,43 @@ class GenerationRequest(ImageBody):
         return {name: value for name, value in content.items() if value is not None or name not in fields}
 
 
+_NOT_TEXT = {
+    "n": "a number",
+    "output_compression": "a number",
+    "partial_images": "a number",
+    "seed": "a number",
+    "num_inference_steps": "a number",
+    "guidance_scale": "a number",
+    "timeout": "a number",
+    "strength": "a number",
+    "stream": "true or false",
+    "keep_unmasked": "true or false",
+    "loras": 'JSON, e.g. [{"name": "outlines", "scale": 0.8}]',
+}
+
+
 class EditRequest(ImageBody):
-    """The fields of POST /v1/images/edits besides its images."""
+    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON.
+
+    Attributes:
+        keep_unmasked: whether pixels that a mask leaves out are those of the image that was sent.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     strength: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    keep_unmasked: bool = True
 
-    @field_validator("loras", mode="before")
+    @field_validator(*_NOT_TEXT, mode="before")
     @classmethod
-    def _loras_from_json(cls, value: object) -> object:
-        """Parse the LoRAs of a form, which has text only."""
+    def _from_text(cls, value: object, info: ValidationInfo) -> object:
+        """Read a field of a form, which has text only."""
         if not isinstance(value, str):
             return value
         try:
             return parsed_json(value)
-        except json.JSONDecodeError:
-            raise ValueError('give JSON, e.g. [{"name": "outlines", "scale": 0.8}]') from None
+        except ValueError:
+            raise ValueError(f"give {_NOT_TEXT[str(info.field_name)]}") from None
 
 
 @dataclass(frozen=True)
@@ -125,12 +153,17 @@ class RequestSource:
 
 
 def jobs_of(
-    request: ImageBody, settings: ServeSettings, state: ModelState, source: RequestSource | None = None
+    request: ImageBody,
+    settings: ServeSettings,
+    state: ModelState,
+    source: RequestSource | None = None,
+    owner: str = "",
 ) -> list[ImageJob]:
     """Return the jobs of a request.
 
     Args:
         source: None for the prompt alone.
+        owner: of the request's key.
 
     Raises:
         RequestError: it asks for something that this server does not do.
@@ -139,7 +172,7 @@ def jobs_of(
         if not state.draws_text:
             raise RequestError(None, "this server draws from images; POST /v1/images/edits")
         source = RequestSource()
-    check_model(request, state)
+    check_model(request, settings, state)
     _check_output(request, state)
     size = source.size or requested_size(request.size, settings, state) or state.size
     steps = _steps(request, state)
@@ -172,6 +205,7 @@ def jobs_of(
             predicted_s=state.predicted_s(size, num_run),
             deadline=deadline,
             lora=lora,
+            owner=owner,
             task=source.task,
             pictures=source.pictures,
             partials=tuple(
@@ -194,10 +228,11 @@ def _seed(request: ImageBody) -> int:
     return request.seed
 
 
-def check_model(request: ImageBody, state: ModelState) -> None:
+def check_model(request: ImageBody, settings: ServeSettings, state: ModelState) -> None:
     """Raise RequestError if a request names another model."""
-    if request.model is not None and request.model != state.name:
-        raise RequestError("model", f"this server has {state.name!r}, not {request.model!r}")
+    if request.model not in (None, settings.name, state.name):
+        message = f"this server has {settings.name!r}, not {request.model!r}"
+        raise RequestError("model", message, 404, "model_not_found")
 
 
 def _check_output(request: ImageBody, state: ModelState) -> None:
@@ -205,7 +240,7 @@ def _check_output(request: ImageBody, state: ModelState) -> None:
         raise RequestError("partial_images", "partial images come in a stream only; add stream=true")
     if request.partial_images and not state.has_partials:
         raise RequestError("partial_images", f"{state.name} has no partial images; leave it out")
-    if request.output_format == "png" and request.output_compression is not None:
+    if request.output_format == "png" and request.output_compression not in (None, 100):
         raise RequestError("output_compression", "png is not compressed with loss; ask for jpeg or webp")
     if request.stream and request.response_format == "url":
         raise RequestError("response_format", "a stream has images as b64_json; leave response_format out")
@@ -272,9 +307,10 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     if len(request.loras) > 1:
         raise RequestError("loras", "this server applies one LoRA at a time")
     (lora,) = request.loras
-    path = settings.loras.get(lora.name)
+    loras = settings.current_loras()
+    path = loras.get(lora.name)
     if path is None:
-        fitting = sorted(set(settings.loras) - unfit_loras(settings, state).keys())
+        fitting = sorted(loras.keys() - unfit_loras(loras, state).keys())
         names = ", ".join(fitting) or "none; the server was started without --loras"
         raise RequestError("loras", f"no LoRA {lora.name!r}; there are: {names}")
     reason = state.unfit_loras.get(str(path))
@@ -283,12 +319,12 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     return RequestedLora(lora.name, path, lora.scale)
 
 
-def unfit_loras(settings: ServeSettings, state: ModelState | None) -> dict[str, str]:
-    """Return why LoRAs of the folder cannot be used, by name."""
+def unfit_loras(loras: Mapping[str, Path], state: ModelState | None) -> dict[str, str]:
+    """Return why LoRAs cannot be used, by name."""
     if state is None:
         return {}
     return {
         name: state.unfit_loras[str(path)]
-        for name, path in sorted(settings.loras.items())
+        for name, path in sorted(loras.items())
         if str(path) in state.unfit_loras
     }

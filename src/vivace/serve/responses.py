@@ -97,10 +97,31 @@ def with_list(fields: dict[str, Any], name: str, entries: list[bytes]) -> bytes:
     return dumped(fields)[:-1] + f',"{name}":['.encode() + b",".join(entries) + b"]}"
 
 
-def error_body(status: int, message: str, field_: str | None = None) -> dict[str, Any]:
-    """Return the body of an error."""
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+
+
+def error_body(
+    status: int, message: str, field_: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return the body of an error.
+
+    Args:
+        code: OpenAI's name of it; None for the usual one of the status, or the status itself.
+    """
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": field_, "code": str(status)}}
+    code = code or _CODES.get(status, str(status))
+    return {"error": {"message": message, "type": kind, "param": field_, "code": code}}
+
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment of an event stream: proxies end one in which nothing comes for a minute."""
+NO_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"image_tokens": 0, "text_tokens": 0},
+    "output_tokens": 0,
+    "total_tokens": 0,
+}
+"""Clients' types require it in events; nothing is billed here, and no token is counted."""
 
 
 def event_text(kind: str, fields: dict[str, Any], b64: bytes | None = None) -> bytes:

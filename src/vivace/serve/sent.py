@@ -24,17 +24,25 @@ class SentJobs:
     Attributes:
         is_nearly_drawn: so that the next message may be sent.
         has_begun: whether the worker has begun to draw.
+        is_compiling: whether the worker said so after its last step.
         is_called: whether its session has returned; the image comes later, and the next message is begun.
     """
 
     jobs: list[ImageJob]
     is_nearly_drawn: bool = False
     has_begun: bool = False
+    is_compiling: bool = False
     is_called: bool = False
 
     @property
     def id(self) -> str:
         return self.jobs[0].id
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the time of the first of its kind depends on: compiled code and graphs."""
+        first = self.jobs[0]
+        return first.task, first.size, len(self.jobs), first.lora is None, "negative_prompt" in first.call
 
     @property
     def has_ended(self) -> bool:

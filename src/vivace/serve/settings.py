@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task, steps_run
+from vivace.serve.keys import Keys
 
 MAX_IMAGES = 10
 """Images of one request."""
 MAX_PROMPT = 8192
 """Characters of a prompt."""
+
+
+_LORA = ".safetensors"
+
+
+def lora_files(folder: Path) -> dict[str, Path]:
+    """Return the LoRAs of a folder by name.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return {
+        name.removesuffix(_LORA): (folder / name).resolve()
+        for name in sorted(os.listdir(folder))
+        if name.endswith(_LORA) and name != _LORA
+    }
 
 
 @dataclass(frozen=True)
@@ -29,12 +47,16 @@ class ServeSettings:
             weights does.
         batches: numbers of images that may be drawn at once, beside one; empty for none.
         any_size: whether requests may have other sizes, whose first image takes longer.
-        loras: names and files of LoRAs that requests may name.
+        loras: names and files of LoRAs that requests may name: those of `lora_folder` at the start, if there is one.
+        lora_folder: that is looked into again for each request with a LoRA.
         max_queue: maximum number of waiting images.
         max_wait_s: maximum predicted seconds of waiting.
         timeout_s: maximum seconds of a request, which may set less.
         idle_unload_s: idle seconds after which workers end and free the GPU; None for never.
-        api_key: the key of requests; None for none.
+        keys: of requests; None for none.
+        served_name: of the model in requests and answers; empty for its own, which is accepted, too.
+        public_url: the URL of this server as its clients see it; empty for that of each request.
+        origins: of other sites whose pages may draw here.
         hosts: names in requests' Host and Origin that are answered without a key, beside those of the loopback.
         logs_prompts: whether prompts are logged.
     """
@@ -50,13 +72,35 @@ class ServeSettings:
     batches: tuple[int, ...] = ()
     any_size: bool = False
     loras: dict[str, Path] = field(default_factory=dict)
+    lora_folder: Path | None = None
     max_queue: int = 64
     max_wait_s: float = 300.0
     timeout_s: float = 600.0
     idle_unload_s: float | None = None
-    api_key: str | None = None
+    keys: Keys | None = None
+    served_name: str = ""
+    public_url: str = ""
+    origins: tuple[str, ...] = ()
     hosts: frozenset[str] = frozenset()
     logs_prompts: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the model in requests and answers."""
+        return self.served_name or self.model
+
+    def current_loras(self) -> dict[str, Path]:
+        """Return the names and files of the LoRAs that are there now. Their slots are as large as at the start."""
+        if self.lora_folder is None or not self.loras:
+            return self.loras
+        try:
+            return lora_files(self.lora_folder)
+        except OSError:
+            return {}
+
+    def num_owners(self) -> int:
+        """Return how many keys there are now, 1 without any."""
+        return 1 if self.keys is None else len(self.keys.names)
 
 
 @dataclass(frozen=True)

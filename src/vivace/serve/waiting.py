@@ -1,4 +1,4 @@
-"""The waiting line: short jobs first, without starving the long ones."""
+"""The waiting line: each owner in turn, and of each the short jobs first, without starving the long ones."""
 
 from __future__ import annotations
 
@@ -40,17 +40,23 @@ class WaitingLine:
     Attributes:
         max_jobs, max_seconds: bounds; seconds are predicted.
         num_workers: that are taking jobs.
+        num_owners: of keys. Each may have the same share of the places.
         pace: recent ratio of the actual to the predicted seconds of images.
     """
 
     max_jobs: int
     max_seconds: float
     num_workers: int = 1
+    num_owners: Callable[[], int] = lambda: 1
     pace: float = 1.0
     clock: Callable[[], float] = time.monotonic
     _jobs: list[ImageJob] = field(default_factory=list)
     _taken: dict[str, tuple[ImageJob, float | None]] = field(default_factory=dict)
     """Jobs that workers have, with the time when drawing began; None for a job that waits at its worker."""
+    _given_s: dict[str, float] = field(default_factory=dict)
+    """Predicted seconds of the jobs that each owner got, as far as it counts for whose turn it is."""
+    _promised: list[float] = field(default_factory=list)
+    """The times at which clients that were refused were told to come again."""
     _takers: list[Callable[[], bool]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -73,25 +79,50 @@ class WaitingLine:
         measured = min(max(seconds / max(predicted_s, 1e-3), low), high)
         self.pace *= (measured / self.pace) ** _NEWEST
 
-    def check_room(self, number: int) -> None:
-        """Raise QueueFull if there is no room for more jobs."""
+    def check_room(self, number: int, owner: str = "") -> None:
+        """Raise QueueFull if there is no room for more jobs of an owner."""
         seconds = self.seconds()
         waiting = [*self._jobs, *(job for job, since in self._taken.values() if since is None)]
-        if len(waiting) + number > self.max_jobs and waiting:
+        own = sum(job.owner == owner for job in waiting)
+        share = max(1, self.max_jobs // max(1, self.num_owners()))
+        if waiting and (len(waiting) + number > self.max_jobs or (own and own + number > share)):
             usual = max(0.1, self.pace * sum(job.predicted_s for job in waiting) / len(waiting))
-            raise QueueFull(
-                f"{len(waiting)} images wait, and no more than {self.max_jobs} may",
-                math.ceil(number * usual / max(1, self.num_workers)),
+            is_full = len(waiting) + number > self.max_jobs
+            message = (
+                f"{len(waiting)} images wait, and no more than {self.max_jobs} may"
+                if is_full
+                else f"{own} images of this key wait, and no more than {share} may"
             )
+            images_s = number * usual / max(1, self.num_workers)
+            raise QueueFull(message, self._promise(images_s, images_s))
         if seconds > self.max_seconds:
             raise QueueFull(
                 f"images that wait take about {seconds:.0f} s, and no more than {self.max_seconds:.0f} may",
-                math.ceil(seconds - self.max_seconds),
+                self._promise(seconds - self.max_seconds, seconds / max(1, len(self._jobs))),
             )
+
+    def _promise(self, room_s: float, each_s: float) -> int:
+        """Return in how many seconds a client that is refused may come again: after those that were refused before it.
+
+        Args:
+            room_s: until there is room.
+            each_s: that its images take.
+        """
+        now = self.clock()
+        self._promised = [time_ for time_ in self._promised if time_ > now][-self.max_jobs :]
+        self._promised.append(max(now + room_s, max(self._promised, default=0.0) + each_s))
+        return math.ceil(self._promised[-1] - now)
 
     async def put(self, job: ImageJob, *, first: bool = False) -> None:
         """Add a job; `first` before all others, which is for one whose worker died."""
         async with self._changed:
+            if all(
+                other.owner != job.owner for other in self._jobs
+            ):  # nobody saves turns while having no jobs
+                least = min((self._given_s.get(other.owner, 0.0) for other in self._jobs), default=0.0)
+                self._given_s[job.owner] = max(
+                    least, self._given_s.get(job.owner, 0.0) if self._jobs else 0.0
+                )
             self._jobs.insert(0, job) if first else self._jobs.append(job)
             # All of them: a worker that is woken may have died meanwhile, and the others would wait on.
             self._changed.notify_all()
@@ -121,6 +152,7 @@ class WaitingLine:
             for job in jobs:
                 self._jobs.remove(job)
                 self._taken[job.id] = job, None
+                self._given_s[job.owner] = self._given_s.get(job.owner, 0.0) + job.predicted_s
             return jobs
 
     def _is_for_idle(self) -> bool:
@@ -148,13 +180,13 @@ class WaitingLine:
         retried = [job for job in self._jobs if job.attempts]
         if retried:
             return retried[0]
-        aged = [
-            job for job in self._jobs if now - job.accepted_at > max(_LEAST_AGE_S, _AGE * job.predicted_s)
-        ]
+        owner = min((job.owner for job in self._jobs), key=lambda each: self._given_s.get(each, 0.0))
+        jobs = [job for job in self._jobs if job.owner == owner]
+        aged = [job for job in jobs if now - job.accepted_at > max(_LEAST_AGE_S, _AGE * job.predicted_s)]
         if aged:
             return min(aged, key=lambda job: job.accepted_at)
         return min(
-            self._jobs, key=lambda job: (job.predicted_s + EXCHANGE_S * (_name(job) != lora), job.accepted_at)
+            jobs, key=lambda job: (job.predicted_s + EXCHANGE_S * (_name(job) != lora), job.accepted_at)
         )
 
     def leave(self, job: ImageJob) -> None:
@@ -168,14 +200,14 @@ def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name
 
 
-def check_room(number: int, line: WaitingLine, ledger: Ledger) -> None:
-    """Count so many jobs as rejected if they must not wait.
+def check_room(number: int, owner: str, line: WaitingLine, ledger: Ledger) -> None:
+    """Count so many jobs of an owner as rejected if they must not wait.
 
     Raises:
         QueueFull: there is no room for them.
     """
     try:
-        line.check_room(number)
+        line.check_room(number, owner)
     except QueueFull:
         ledger.rejected += number
         raise
@@ -187,7 +219,7 @@ async def accept(jobs: list[ImageJob], line: WaitingLine, ledger: Ledger) -> Non
     Raises:
         QueueFull: there is no room for them.
     """
-    check_room(len(jobs), line, ledger)
+    check_room(len(jobs), jobs[0].owner, line, ledger)
     for job in jobs:
         ledger.accept(job)
     for job in jobs:

@@ -15,7 +15,7 @@ from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
-from vivace.runtime.safety import hidden_images
+from vivace.runtime.safety import has_one_colour, hidden_images
 from vivace.serve.call_times import CallTimes, phases_of
 from vivace.serve.editing import Editing
 from vivace.serve.ending import Finish
@@ -200,6 +200,8 @@ class Drawing:
             energy = self.energy.end()
             phases, steps = phases_of(times.seconds())
             images = self._keep(request, "image", arrays)
+            if any(has_one_colour(array) for array in arrays):
+                notes.append("all pixels of the image have one colour")
             memory = _memory(session.device)
             return {
                 "images": images,
@@ -229,13 +231,14 @@ class Drawing:
         if returns_tensors(session.pipe, session.device):
             arguments["output_type"] = "pt"
         session.on_step = on_step
+        session.defers_check = arguments.get("output_type") == "pt"
         try:
             output = session(**arguments)
         finally:
-            session.on_step = None
+            session.on_step, session.defers_check = None, False
         if any(hidden_images(output)):
             raise Unsupported("the model's safety checker replaced the image; ask for another one")
-        return Pixels.of(output.images)
+        return Pixels.of(output.images, session.check)
 
     def _keep(self, request: Draw, name: str, arrays: list[NDArray[np.uint8]]) -> list[dict[str, Any]]:
         """Put the pixels of each job's image into a file."""

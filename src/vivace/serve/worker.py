@@ -6,9 +6,9 @@ Reads `messages` on standard input and writes events on standard output. The mai
 reads the input, so that a cancel arrives while an image is drawn; a third one ends calls, so that the next one does not
 wait until pixels are copied.
 
-Events: phase (what loading does), loaded, step, called (its session takes the next message), and then drawn, refused
-(the request's fault), failed or cancelled. Pixels are RGB bytes in a file of the folder that `Load` names, which lies
-in memory; the server removes it.
+Events: phase (what loading does), loaded, step, compiling (the next step takes longer), called (its session takes the
+next message), and then drawn, refused (the request's fault), failed or cancelled. Pixels are RGB bytes in a file of the
+folder that `Load` names, which lies in memory; the server removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from vivace.errors import Cancelled, VivaceError
+from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.parent import die_with_parent
 from vivace.foundation.processes.protocol import send_event
@@ -90,6 +90,11 @@ class Inbox:
             self._current = None
             del self._left[message.id]
 
+    @property
+    def current(self) -> str | None:
+        """The name of the message that is drawn."""
+        return self._current
+
     def is_cancelled(self, message: Draw) -> bool:
         with self._lock:
             return not self._left[message.id]
@@ -148,8 +153,15 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
         send_event(events, {"event": "unusable", "message": problem})
         return False
     gc.freeze()  # what is loaded stays, and collections between images need not look at it
+    if (dynamo := sys.modules.get("torch._dynamo.callback")) is not None:  # else nothing is compiled
+        dynamo.on_compile_start(lambda _: _report_compiling(inbox, events))
     send_event(events, {"event": "loaded", "state": inbox.drawing.state()})
     return True
+
+
+def _report_compiling(inbox: Inbox, events: TextIO) -> None:
+    if inbox.current is not None:
+        _send(events, {"event": "compiling", "id": inbox.current})
 
 
 def _draw(message: Draw, inbox: Inbox, events: TextIO, ending: CallEnding) -> None:
@@ -187,6 +199,8 @@ def _event_of(error: Exception) -> dict[str, Any]:
     """Return the event that says why there is no image."""
     if isinstance(error, Cancelled):
         return {"event": "cancelled"}
+    if isinstance(error, NotFinite):
+        return {"event": "failed", "message": str(error)}
     if isinstance(error, VivaceError):
         return {"event": "refused", "message": str(error)}
     traceback.print_exception(error)

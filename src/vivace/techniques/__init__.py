@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vivace.errors import nearest
 from vivace.machinery.technique import Technique
 from vivace.techniques.attention import Attention
 from vivace.techniques.cfg_cutoff import CfgCutoff
@@ -24,7 +25,6 @@ from vivace.techniques.lora import Lora
 from vivace.techniques.magcache import Magcache
 from vivace.techniques.offload import Offload
 from vivace.techniques.parallel import Parallel
-from vivace.techniques.progressive_resolution import ProgressiveResolution
 from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
@@ -36,7 +36,6 @@ from vivace.techniques.taylorseer import Taylorseer
 from vivace.techniques.teacache import Teacache
 from vivace.techniques.tf32 import Tf32
 from vivace.techniques.tiny_vae import TinyVae
-from vivace.techniques.token_merging import TokenMerging
 from vivace.techniques.trim_text import TrimText
 from vivace.techniques.vae_slicing import VaeSlicing
 from vivace.techniques.vae_tiling import VaeTiling
@@ -58,7 +57,6 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Parallel,
         VaeSlicing,
         VaeTiling,
-        TokenMerging,
         FirstBlockCache,
         DualBlockCache,
         Teacache,
@@ -76,7 +74,6 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Steps,
         Guidance,
         CfgCutoff,
-        ProgressiveResolution,
         PromptCache,
         InferenceMode,
         GpuPostprocess,
@@ -105,4 +102,25 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "dbcache": ("dual_block_cache", None),
 }
 
-__all__ = ["ALIASES", "TECHNIQUES"]
+_GONE = {
+    name: (
+        f"{name} was removed on 2026-11-28, before 0.1.0: at the same speed fewer plain steps keep as much of "
+        "the image, or more; use steps(N) in its place"
+    )
+    for name in ("token_merging", "progressive_resolution")
+}
+"""Techniques that recipes and records may still name: since when they are gone, why, and what to use instead."""
+
+
+def missing(name: str, *more: str) -> str:
+    """Return why there is no technique of this name, and what to do.
+
+    Args:
+        more: other words that would be right in its place.
+    """
+    if name.lower() in _GONE:
+        return _GONE[name.lower()]
+    return f"no technique '{name}'{nearest(name, [*TECHNIQUES, *ALIASES, *more])} (`vivace techniques` lists all)"
+
+
+__all__ = ["ALIASES", "TECHNIQUES", "missing"]

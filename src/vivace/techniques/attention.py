@@ -303,7 +303,8 @@ def _ends(blocks: list[Any], number: int) -> list[Any]:
 
 def _device(target: Target, module: Any) -> Any:
     """Return the device on which the module will run."""
-    return target.machine.device if target.where.on_host else module.device
+    # Where other libraries offload it, its weights are on the meta device.
+    return target.machine.device if target.where.on_host or module.device.type == "meta" else module.device
 
 
 def _joined(names: set[str] | dict[str, int]) -> str:

@@ -20,7 +20,6 @@ of the first. The share is of the steps, of which samplers such as Heun's make t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -104,7 +103,7 @@ def _replaceable(pipe: Any) -> tuple[str, ...]:
 
 
 def _how_to_guide(pipe: Any) -> str:
-    if "true_cfg_scale" in inspect.signature(type(pipe).__call__).parameters:
+    if "true_cfg_scale" in call_parameters(pipe):
         return "true CFG needs a scale above 1 and a negative prompt, as set by guidance(3.5, true_cfg=4)"
     return "it guides where the scale is above 1 and the model is not distilled"
 

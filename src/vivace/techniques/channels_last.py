@@ -43,7 +43,11 @@ class ChannelsLast(Technique):
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
             if num := _num_to_convert(module):
-                module.to(memory_format=torch.channels_last)
+                for (
+                    layer
+                ) in module.modules():  # not the whole, which may have quantised layers that cannot be cast
+                    if any(weight is not None and weight.dim() == 4 for weight in layer._parameters.values()):
+                        torch.nn.Module.to(layer, memory_format=torch.channels_last)
                 changed[f"{component}.converted_convolutions"] = num
         if not changed:
             raise NoEffect("no convolution to convert")

@@ -17,6 +17,7 @@ separate models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from vivace.machinery.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
@@ -63,13 +64,13 @@ class Distilled(Technique):
         if not of_kind:
             kinds = sorted({distillation.kind for distillation in target.model.distillations})
             return f"no {self.kind} LoRA is known for this model; use {' or '.join(kinds)}"
-        if self._chosen(target) is None:
+        if self._chosen(target.model.distillations) is None:
             steps = sorted({number for distillation in of_kind for number in distillation.steps})
             return f"this model's {self.kind} LoRA is made for {', '.join(map(str, steps))} steps, not for {self.steps}"
         return None
 
     def apply(self, target: Target) -> Effect:
-        chosen = self._chosen(target)
+        chosen = self._chosen(target.model.distillations)
         assert chosen is not None
         effect = self.predict(target)
         effect.changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
@@ -79,7 +80,7 @@ class Distilled(Technique):
         """Set the LoRA's scheduler; a merged LoRA takes no memory."""
         import diffusers
 
-        chosen = self._chosen(target)
+        chosen = self._chosen(target.model.distillations)
         assert chosen is not None
         changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
 
@@ -90,7 +91,7 @@ class Distilled(Technique):
         return Effect(changed=changed, call=self._call(chosen))
 
     def script(self, target: Target) -> Script | None:
-        chosen = self._chosen(target)
+        chosen = self._chosen(target.model.distillations)
         assert chosen is not None
         if not chosen.adds_the_same(target.pipe):
             return None  # the script calls vivace
@@ -113,14 +114,19 @@ class Distilled(Technique):
             call=self._call(chosen),
         )
 
+    def call_with(self, known: Sequence[Distillation]) -> dict[str, Any]:
+        """Return the steps and guidance of the LoRA that is chosen of those known; empty if none fits."""
+        chosen = self._chosen(known)
+        return {} if chosen is None else self._call(chosen)
+
     def _call(self, chosen: Distillation) -> dict[str, Any]:
         return {
             "num_inference_steps": self.steps or chosen.steps[0],
             "guidance_scale": chosen.guidance_scale,
         }
 
-    def _chosen(self, target: Target) -> Distillation | None:
-        for distillation in target.model.distillations:
+    def _chosen(self, known: Sequence[Distillation]) -> Distillation | None:
+        for distillation in known:
             if distillation.kind == self.kind and (self.steps is None or self.steps in distillation.steps):
                 return distillation
         return None

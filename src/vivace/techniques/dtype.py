@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from vivace.errors import NoEffect
-from vivace.machinery.quantization.layers import layers_of
+from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import (
     COMPONENTS,
     Arithmetic,
@@ -70,12 +70,12 @@ class Dtype(Technique):
             has = f"{target.machine.device_name} has {capability[0]}.{capability[1]}"
             return f"bf16 needs an NVIDIA GPU of compute capability 8.0; {has}"
         for component, module in target.modules(self.targets).items() if target.pipe is not None else ():
-            for layer in layers_of(module).values():
-                # GGUF's layers dequantise to a fixed dtype; those of other libraries cast their inputs.
-                if hasattr(layer.weight, "quant_shape") and _NAMES[self.dtype] != str(layer.compute_dtype):
+            for layer in module.modules():
+                if (own := _fixed_dtype(layer)) is not None and own != _NAMES[self.dtype]:
                     return (
-                        f"the {component}'s GGUF weights are dequantised to {layer.compute_dtype} in each call, which "
-                        "a cast does not change; load or quantise them in the other precision"
+                        f"the {component}'s weights are quantised, and computed in {own.removeprefix('torch.')}, which "
+                        "a cast does not change; load or quantise them in the other precision, or aim it at other "
+                        "components with @"
                     )
         return None
 
@@ -168,6 +168,22 @@ _CASTS = (
     "decode = pipe.vae.decode",
     "pipe.vae.decode = lambda z, *args, **kwargs: decode(z.to(pipe.vae.dtype), *args, **kwargs)",
 )
+
+
+def _fixed_dtype(layer: Any) -> str | None:
+    """Return the dtype in which a quantised layer computes whatever its inputs; None if it casts to that of these.
+
+    GGUF's layers name it, tensors of torchao and quanto have it; torch.ao's layers, whose weight is a method, compute in
+    fp32. Weights that are stored as whole numbers (of bitsandbytes) are cast.
+    """
+    weight = getattr(layer, "weight", None)
+    if hasattr(weight, "quant_shape"):
+        return str(layer.compute_dtype)
+    if weight is None or not is_quantised(layer):
+        return None
+    if not hasattr(weight, "is_floating_point"):
+        return _NAMES["fp32"]
+    return str(weight.dtype) if weight.is_floating_point() else None
 
 
 def _dtypes(target: Target) -> dict[Component, set[str]]:

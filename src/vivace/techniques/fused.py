@@ -317,8 +317,6 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     if hasattr(denoiser, _ATTRIBUTE):
         return None
     for name, layer in denoiser.named_modules():
-        if hasattr(layer, "base_layer"):
-            return f"adapters are attached ({name}); merge them first with pipe.fuse_lora() and unload_lora_weights()"
         if type(layer).__name__ == "Linear" and is_quantised(layer):
             return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
     if _is_unet(denoiser):

@@ -12,11 +12,18 @@ empty prompt, unless the call has a `negative_prompt`.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Effect, Stage, Target, Technique, ignores_guidance_scale, knob
+from vivace.machinery.technique import (
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    call_parameters,
+    ignores_guidance_scale,
+    knob,
+)
 from vivace.machinery.technique.script import Script
 
 
@@ -43,11 +50,11 @@ class Guidance(Technique):
                 f"this {pipeline.__name__} ignores a guidance scale: its model has neither the input nor guidance"
                 + (
                     "; give a true one, guidance(1, true_cfg=4)"
-                    if "true_cfg_scale" in inspect.signature(pipeline.__call__).parameters
+                    if "true_cfg_scale" in call_parameters(target.pipe)
                     else ""
                 )
             )
-        if "true_cfg_scale" not in inspect.signature(pipeline.__call__).parameters:
+        if "true_cfg_scale" not in call_parameters(target.pipe):
             return (
                 f"{pipeline.__name__} takes no true_cfg_scale; models without distilled guidance need only "
                 "guidance(scale)"

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 from pydantic import field_validator, model_validator
 
 from vivace.errors import NoEffect, UnusableModel
+from vivace.foundation.untrusted.files import user_path
 from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.changes import LoraLayers
@@ -104,7 +105,8 @@ class Lora(Technique):
     @property
     def excludes(self) -> tuple[Rule, ...]:
         if not self.hot:
-            return ()
+            fused = "its layers to_q, to_k and to_v are one layer there; apply both by one recipe, to a fresh pipeline"
+            return (Rule(Trait.PROJECTIONS_FUSED, fused, earlier_only=True),)
         merge = "; merge the LoRA (without hot)"
         return (
             Rule(Trait.PROJECTIONS_FUSED, "the LoRA's layers to_q, to_k and to_v are one layer there" + merge),
@@ -120,6 +122,11 @@ class Lora(Technique):
 
     def pinned(self) -> Technique:
         return self if self.sha256 else self.model_copy(update={"sha256": digest(locate_lora(self.path))})
+
+    @property
+    def local_file(self) -> Path | None:
+        """The file, if it is one of this machine and not of the hub."""
+        return locate_lora(self.path) if user_path(self.path).exists() else None
 
     @property
     def is_stored(self) -> bool:

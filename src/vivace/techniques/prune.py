@@ -17,7 +17,6 @@ ResNet blocks after the first of their resolution. At least one block of each li
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +30,7 @@ from vivace.machinery.technique import (
     Target,
     Technique,
     Trait,
+    call_parameters,
     knob,
     without_clashes,
 )
@@ -180,7 +180,7 @@ def _influence(target: Target, blocks: Sequence[_Block], prompts: Sequence[str])
     import torch
 
     changes: dict[str, list[Any]] = {block.name: [] for block in blocks}
-    accepted = inspect.signature(target.pipe.__call__).parameters
+    accepted = call_parameters(target.pipe)
     call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     with _watching(blocks, changes):
         for number, prompt in enumerate(prompts):

@@ -34,8 +34,8 @@ from vivace.machinery.families.pipeline_code import (
     passes_a_shift_to_dynamic_schedulers,
     passes_sigmas_as_an_array,
 )
-from vivace.machinery.samplers.generators import give_generators, grow_order
-from vivace.machinery.samplers.step_limits import refused_prediction, takes_zero_snr
+from vivace.machinery.samplers.generators import give_generators
+from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
 from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 from vivace.machinery.technique.script import Script, literal, written_call
 
@@ -73,8 +73,8 @@ _FLOW = frozenset(
 # They share Euler's noise and configuration, but do not list all (or any) compatible schedulers.
 _WITH_EULER = frozenset({"LCMScheduler", "TCDScheduler", "SASolverScheduler"})
 _PROBED_STEPS = 20
-_OF_THE_PIPELINE = ("dpmpp_sde", "dpmpp_2m_sde", "flow_lcm", "lms")
-"""Samplers that get their noise, or their place in the schedule, from one pipeline's call."""
+_OF_THE_PIPELINE = ("dpmpp_sde", "dpmpp_2m_sde", "flow_lcm")
+"""Samplers that get their noise from one pipeline's call."""
 
 
 class Scheduler(Technique):
@@ -129,51 +129,61 @@ class Scheduler(Technique):
             return f"{class_name} has a fixed timestep spacing"
         if target.pipe is None:
             return None
-        current = target.pipe.scheduler
+        reason = self._unsupported_by(target.pipe)
+        if reason is None:
+            return self._ignored(target.pipe)
+        others = [
+            name
+            for name in _others(target.pipe)
+            if Scheduler(sampler=name)._unsupported_by(target.pipe) is None
+        ]
+        return (
+            f"{reason}; take {' or '.join(f'scheduler({name})' for name in others) or 'the sampler it has'}"
+        )
+
+    def _unsupported_by(self, pipe: Any) -> str | None:
+        """Return why the sampler does not fit a pipeline and its model, or None."""
+        class_name, current = _CLASSES[self.sampler][0], pipe.scheduler
         if class_name not in _family(current):
             return f"{class_name} is not compatible with this model's {type(current).__name__}"
         return (
-            self._unsupported_for_the_model(current)
-            or self._unsupported_in_pipeline(target.pipe)
-            or self._unsupported_in_the_middle(target.pipe)
-            or self._ignored(current)
+            self._unsupported_for_the_model(pipe)
+            or self._unsupported_in_pipeline(pipe)
+            or self._unsupported_in_the_middle(pipe)
         )
 
-    def _unsupported_for_the_model(self, current: Any) -> str | None:
-        """Return the model's training that the sampler does not take, and the samplers that do, or None."""
-        class_name, overrides = self._chosen(current)
-        kind = _class(class_name)
-        if current.config.get("rescale_betas_zero_snr") and not takes_zero_snr(kind):
-            others = [name for name in _of_family(current) if takes_zero_snr(_class(_CLASSES[name][0]))]
+    def _unsupported_for_the_model(self, pipe: Any) -> str | None:
+        """Return the model's training that the sampler does not take, or None."""
+        current = pipe.scheduler
+        class_name, overrides = self._chosen(pipe)
+        if current.config.get("rescale_betas_zero_snr") and not takes_zero_snr(_class(class_name)):
             return (
                 f"this model is trained to begin at pure noise (rescale_betas_zero_snr), and {class_name} begins "
-                f"below it and would draw washed-out images; take {_listed(others)}"
+                "below it and would draw washed-out images"
             )
         reason = _refused(class_name, _merged(current.config, overrides))
         if reason is None:
             return None
-        others = [
-            name
-            for name in _of_family(current)
-            if _refused(
-                _CLASSES[name][0], _merged(current.config, Scheduler(sampler=name)._chosen(current)[1])
-            )
-            is None
-        ]
-        predicts = current.config.get("prediction_type", "epsilon")
-        return f"{class_name} does not take this model (it predicts '{predicts}'): {reason}; take {_listed(others)}"
+        own = "flow_prediction" if _is_flow(current) else "epsilon"
+        predicts = current.config.get("prediction_type", own)
+        return f"{class_name} does not take this model (it predicts '{predicts}'): {reason}"
 
     def _unsupported_in_the_middle(self, pipe: Any) -> str | None:
         """Return why the sampler cannot begin in the middle of its schedule, as image-to-image does, or None."""
         if not hasattr(type(pipe), "get_timesteps"):
             return None
-        class_name, overrides = self._chosen(pipe.scheduler)
+        class_name, overrides = self._chosen(pipe)
         if class_name == "PNDMScheduler" and not _merged(pipe.scheduler.config, overrides).get(
             "skip_prk_steps"
         ):
             return (
                 "PNDMScheduler's first steps are Runge-Kutta's, of four calls each, and image-to-image begins amid "
                 "them; a model whose scheduler says skip_prk_steps has none"
+            )
+        if class_name == "LMSDiscreteScheduler":
+            return (
+                "LMSDiscreteScheduler leaves noise where it begins in the middle of its schedule, as image-to-image "
+                "does: each step continues the slopes of up to four"
             )
         if _is_flow(pipe.scheduler) and not hasattr(_class(class_name), "scale_noise"):
             return f"{type(pipe).__name__} adds noise to an image by scale_noise, which {class_name} lacks"
@@ -195,7 +205,7 @@ class Scheduler(Technique):
             passed -= {"sigmas"} if asks_the_scheduler_for_flow_sigmas(pipe) else set()
             if "sigmas" in passed and not passes_sigmas_as_an_array(pipe):
                 return f"{name} passes its noise levels as a list, which {class_name} does not take"
-            # SD 3's pipeline passes a shift where the scheduler shifts dynamically, as this one is set to.
+        if _constant_shift(pipe.scheduler) is None:
             passed |= {"mu"} if passes_a_shift_to_dynamic_schedulers(pipe) else set()
         missing = sorted(passed - set(accepted))
         if missing:
@@ -204,9 +214,9 @@ class Scheduler(Technique):
             )
         return None
 
-    def _ignored(self, current: Any) -> str | None:
+    def _ignored(self, pipe: Any) -> str | None:
         """Return the setting that diffusers would accept but ignore, or None."""
-        class_name, overrides = self._chosen(current)
+        class_name, overrides = self._chosen(pipe)
         for setting, knob_name, other in (
             ("use_karras_sigmas", "karras", False),
             ("timestep_spacing", "spacing", None),
@@ -214,15 +224,18 @@ class Scheduler(Technique):
             if setting not in overrides:
                 continue
             others = [other] if other is not None else ["leading", "trailing", "linspace"]
-            levels = _levels(class_name, current, overrides)
-            if all(_levels(class_name, current, overrides | {setting: value}) == levels for value in others):
+            levels = _levels(class_name, pipe.scheduler, overrides)
+            if all(
+                _levels(class_name, pipe.scheduler, overrides | {setting: value}) == levels
+                for value in others
+            ):
                 condition = " with karras=True" if knob_name == "spacing" and self.karras else ""
                 return f"{class_name}{condition} ignores {knob_name}: its noise levels do not depend on it"
         return None
 
     def apply(self, target: Target) -> Effect:
         before = target.pipe.scheduler
-        class_name, overrides = self._chosen(before)
+        class_name, overrides = self._chosen(target.pipe)
         after = _class(class_name).from_config(_merged(before.config, overrides))
         if class_name == type(before).__name__ and all(
             before.config.get(k) == v for k, v in overrides.items()
@@ -230,17 +243,17 @@ class Scheduler(Technique):
             raise NoEffect(
                 f"{class_name} with these settings is already the model's scheduler", already_so=True
             )
+        if hasattr(before, "set_shift") and hasattr(after, "set_shift"):
+            after.set_shift(before.shift)  # which a user may have set; the configuration does not say so
         target.pipe.scheduler = after
         if self._needs_noise(before):
             give_generators(target.pipe)
-        if self._begins_amid(target.pipe):
-            grow_order(after)
         return Effect(changed={"scheduler_before": type(before).__name__, "scheduler": class_name})
 
     def script(self, target: Target) -> Script | None:
-        if self._needs_noise(target.pipe.scheduler) or self._begins_amid(target.pipe):
+        if self._needs_noise(target.pipe.scheduler):
             return None
-        class_name, overrides = self._chosen(target.pipe.scheduler)
+        class_name, overrides = self._chosen(target.pipe)
         named = {name: value for name, value in overrides.items() if name in _parameters(class_name)}
         others = {name: value for name, value in overrides.items() if name not in named}
         config = "pipe.scheduler.config"
@@ -260,8 +273,9 @@ class Scheduler(Technique):
             )
         return Script(imports=(f"diffusers:{class_name}",), lines=tuple(lines))
 
-    def _chosen(self, before: Any) -> tuple[str, dict[str, Any]]:
+    def _chosen(self, pipe: Any) -> tuple[str, dict[str, Any]]:
         """Return the class, and its differences from the current scheduler's configuration."""
+        before = pipe.scheduler
         class_name, overrides = _CLASSES[self.sampler]
         overrides = dict(overrides)
         if self.karras:
@@ -274,12 +288,27 @@ class Scheduler(Technique):
             overrides["clip_sample"] = False
         if self._has_flow_sigmas(before):
             overrides |= {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-            if not before.config.get("use_dynamic_shifting") and "flow_shift" not in before.config:
-                # Pipelines that pass a shift for their image size pass it to all solvers, which accept it only with
-                # dynamic shifting. With equal bounds it is the model's own shift at any size.
-                shift = math.log(before.config.get("shift", 1.0))
-                overrides |= {"use_dynamic_shifting": True, "base_shift": shift, "max_shift": shift}
+        if _is_flow(before):
+            overrides |= self._shifting(pipe)
         return class_name, overrides
+
+    def _shifting(self, pipe: Any) -> dict[str, Any]:
+        """Return the settings that keep a flow model's constant shift of noise levels.
+
+        Solvers call it flow_shift; flow matching's own schedulers, shift. One that grows with the size of the image
+        has the same settings everywhere.
+        """
+        before = pipe.scheduler
+        shift = _constant_shift(before)
+        if shift is None or _CLASSES[self.sampler][0] == type(before).__name__:
+            return {}
+        name = "flow_shift" if self._has_flow_sigmas(before) else "shift"
+        if name == "shift" or "mu" not in passed_to_set_timesteps(pipe):
+            return {name: shift} | dict.fromkeys(before.config.keys() & {"use_dynamic_shifting"}, False)
+        # Pipelines that pass a shift for their image size pass it to all solvers, which accept it only with dynamic
+        # shifting. With equal bounds it is the model's own shift at any size.
+        bound = math.log(shift)
+        return {name: shift, "use_dynamic_shifting": True, "base_shift": bound, "max_shift": bound}
 
     def _has_flow_sigmas(self, before: Any) -> bool:
         return _is_flow(before) and _CLASSES[self.sampler][0] not in _FLOW
@@ -289,10 +318,6 @@ class Scheduler(Technique):
         return self.sampler == "dpmpp_sde" or (
             _is_flow(before) and self.sampler in {"flow_lcm", "dpmpp_2m_sde"}
         )
-
-    def _begins_amid(self, pipe: Any) -> bool:
-        """Return whether it begins in the middle of its schedule and must forget its place."""
-        return self.sampler == "lms" and hasattr(type(pipe), "get_timesteps")
 
 
 def _family(current: Any) -> set[str]:
@@ -310,13 +335,13 @@ def _family(current: Any) -> set[str]:
     return (family - _EDM) | (_WITH_EULER if "EulerDiscreteScheduler" in family else set())
 
 
-def _of_family(current: Any) -> list[str]:
-    """Return the names of the samplers that can replace this scheduler here."""
-    family = _family(current)
+def _others(pipe: Any) -> list[str]:
+    """Return the samplers that are not the pipeline's own and can be made here."""
+    own = type(pipe.scheduler).__name__
     return [
         name
         for name, (class_name, _) in _CLASSES.items()
-        if class_name in family and (name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]))
+        if class_name != own and (name not in _PACKAGES or importlib.util.find_spec(_PACKAGES[name]))
     ]
 
 
@@ -326,11 +351,18 @@ def _refused(class_name: str, config: dict[str, Any]) -> str | None:
         made = _class(class_name).from_config(config)
     except (ValueError, NotImplementedError) as error:
         return " ".join(str(error).split())
-    return refused_prediction(made)
+    return refused_by_model(made)
 
 
-def _listed(names: list[str]) -> str:
-    return " or ".join(f"scheduler({name})" for name in names) or "the model's own sampler"
+def _constant_shift(scheduler: Any) -> float | None:
+    """Return a flow scheduler's shift of noise levels; None where it depends on the size of the image."""
+    config, is_solver = scheduler.config, type(scheduler).__name__ not in _FLOW
+    if config.get("use_dynamic_shifting"):
+        is_equal = is_solver and config.get("base_shift") == config.get("max_shift")
+        return math.exp(config["base_shift"]) if is_equal else None
+    if is_solver:
+        return float(config.get("flow_shift", 1.0))
+    return float(scheduler.shift if hasattr(type(scheduler), "shift") else config.get("shift", 1.0))
 
 
 def _is_flow(scheduler: Any) -> bool:

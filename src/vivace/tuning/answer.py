@@ -190,6 +190,7 @@ def result_json(result: Result) -> dict[str, Any]:
         "peak_bytes": result.peak_bytes,
         "first_call_s": result.first_call_s,
         "quality": None if result.gate is None else result.gate.value,
+        "images": result.images,
         "reason": result.reason,
     }
 
@@ -206,7 +207,7 @@ def _dominates(result: Result, other: Result) -> bool:
 def _rank(result: Result) -> int:
     """Order quality: the baseline's own and proven, passed by few images, unclear, not judged."""
     if result.gate is Gate.PASSED:
-        return 0 if result.rung is Rung.PROVEN or result.recipe.is_baseline else 1
+        return 0 if result.rung is Rung.FINAL or result.recipe.is_baseline else 1
     return 2 if result.gate is Gate.UNCLEAR else 3
 
 

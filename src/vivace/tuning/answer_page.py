@@ -36,7 +36,7 @@ from vivace.report.summary import change, clock, money, seconds, size
 from vivace.report.value_text import breakable, count, sentence
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned
@@ -266,8 +266,7 @@ def _quality(result: Result, judges: bool) -> str:
         return ""
     if result.gate is None:
         return "quality not judged" if judges else ""
-    few = "" if result.rung is Rung.PROVEN else " by few images"
-    return f"quality {result.gate.value}{few}"
+    return f"quality {result.verdict}"
 
 
 def _times(result: Result) -> str:

@@ -6,19 +6,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from vivace.foundation.stats import Gate, Verdict
+from vivace.foundation.stats import Verdict
 from vivace.report.paragraphs import WIDTH, labelled, wrapped
 from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
 from vivace.report.value_text import broken
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned
 
 _LABEL = 9
 _MOST = 8
-_QUALITY = {Gate.PASSED: "passed", Gate.FAILED: "failed", Gate.UNCLEAR: "unclear"}
 
 
 def lines(tuned: Tuned, explain: bool = True) -> Iterator[str]:
@@ -135,12 +134,13 @@ def _front(tuned: Tuned) -> Iterator[str]:
         (_time(result), "-" if not result.peak_bytes else size(result.peak_bytes), _quality(result))
         for result in front
     ]
-    widths = [max(len(head), *(len(row[k]) for row in cells)) for k, head in enumerate(("s/image", "peak"))]
-    yield f"  {'s/image':>{widths[0]}}  {'peak':>{widths[1]}}  {'quality':<9}  recipe"
-    indent = 2 + widths[0] + 2 + widths[1] + 2 + 9 + 2
+    heads = ("s/image", "peak", "quality")
+    widths = [max(len(head), *(len(row[k]) for row in cells)) for k, head in enumerate(heads)]
+    yield f"  {'s/image':>{widths[0]}}  {'peak':>{widths[1]}}  {'quality':<{widths[2]}}  recipe"
+    indent = sum(2 + width for width in widths) + 2
     for result, row in zip(front, cells, strict=True):
         first, *rest = broken(result.recipe.text, max(24, WIDTH - indent))
-        yield f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<9}  {first}"
+        yield f"  {row[0]:>{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {first}"
         yield from (" " * indent + part for part in rest)
 
 
@@ -149,7 +149,7 @@ def _quality(result: Result) -> str:
         return "its own"
     if result.gate is None:
         return "unjudged"
-    return _QUALITY[result.gate] + ("" if result.rung is Rung.PROVEN else "*")
+    return result.verdict
 
 
 def _time(result: Result) -> str:

@@ -31,8 +31,9 @@ from vivace.tuning.utility import NUM_SAMPLES, chance_of, floor_of, value_of
 
 _SLACK_OF_CHANGES = Prior(-0.04, 0.08)
 _SLACK_OF_SAME = Prior(0.0, 0.01)
-_SLACK_OF_TRAINED = Prior(-0.02, 0.05)
-"""Slack of distilled weights, which are compared with the weights that they imitate."""
+_SLACK_OF_TRAINED, _SLACK_OF_REPLACED = Prior(-0.02, 0.05), Prior(-0.005, 0.02)
+"""Slack of distilled weights, which are compared with the weights that they imitate; of decoders, with what they
+draw."""
 _SAVES, _SAVES_NOTHING = Prior(-0.2, 0.3), Prior(0.0, 0.05)
 _SLACK_AT_BEST = 0.02
 _PAIR_SD = 0.15  # error of gains: a VAE's share of the time grows as the steps get shorter
@@ -48,6 +49,8 @@ _WORTH_A_PLACE = 0.5
 _WORTH_OF_LESS = 0.002  # weight of the number of techniques, for recipes that promise the same
 _GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
 """Expected gain below which a technique is left out of a proposal, and tested by leaving it out in the final."""
+_WORTH_BEGINNING = 0.1
+"""Expected gain of a recipe that a search begins with."""
 _AS_LIKELY = 0.9
 """The smallest ratio of the probabilities of keeping the limits without and with such a technique."""
 
@@ -176,9 +179,6 @@ class ModelSampler:
         self._alone = not self._alone
         if self.start is not None and self.start not in results and not self.start.is_baseline:
             return [self.start]
-        has_begun = any(result.is_measured and not result.recipe.is_baseline for result in results.values())
-        if not has_begun and (recipe := self._best_elsewhere(results)):
-            return [recipe]
         chosen: list[Recipe] = []
         best = self._best(list(results.values()))
         around = sorted(results, key=lambda r: -value_of(results[r], self.space.objective))[:3]
@@ -193,9 +193,15 @@ class ModelSampler:
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
         pool = self.space.pool(self._draw, [self.space.base(), *around])
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
-        pool += [datum.recipe for datum in self._elsewhere if self.space.holds(datum.recipe)]
+        known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
+        pool += [datum.recipe for datum in known if self.space.holds(datum.recipe)]
         pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
         pool = [r for r in pool if self._differs_by_one(r)]
+        if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
+            recorded = {datum.recipe for datum in known}
+            promising = [r for r in pool if r in recorded or any(t.trained_steps is not None for t in r)]
+            if promising and (first := self._most_promising(promising)) is not None:
+                return [first]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
         first = 0.0
         while pool and len(chosen) < number:
@@ -235,7 +241,11 @@ class ModelSampler:
             probability_of_running(recipe, self._blame) for recipe in recipes
         ]
         if not self.space.objective.same_picture_only:
-            passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + _SLACK_AT_BEST > 0
+            # A final draws the same images of all, so recipes of one path have the same luck.
+            paths = [path_of(recipe) for recipe in recipes]
+            drawn = self.rng.standard_normal(gains.shape)[:, [paths.index(path) for path in paths]]
+            luck = drawn * [result.luck for result in results]
+            passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + luck + _SLACK_AT_BEST > 0
         limit = self.space.objective.max_memory_bytes
         if limit is not None and self._base_memory is not None:
             memory = self.memory.draws(recipes, self.rng, NUM_SAMPLES)
@@ -243,26 +253,17 @@ class ModelSampler:
         for k, result in enumerate(results):
             if result.is_ruined:
                 passes[:, k] = False
-            elif result.rung is Rung.PROVEN and result.gate is not None:
+            elif result.rung is Rung.FINAL and result.gate is not None:
                 passes[:, k] = result.gate is Gate.PASSED
         values: Array = np.where(passes, np.maximum(gains, floor), floor)
         return values
 
-    def _best_elsewhere(self, results: Collection[Recipe]) -> Recipe | None:
-        """Return the best recorded recipe of this model on such a GPU, or one that removes this machine's launch gaps.
-
-        Args:
-            results: recipes that are known not to work here; they are left out.
-        """
-        data = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
-        held = [datum.recipe for datum in data if datum.value > 0 and self.space.holds(datum.recipe)]
-        held = [recipe for recipe in held if recipe not in results]
+    def _most_promising(self, recipes: list[Recipe]) -> Recipe | None:
+        """Return the recipe with the highest expected gain, however long it takes to measure, if there is time."""
+        promises = self.gain.estimate(recipes)[0] * self._chance(recipes)
         if self.seconds_of is not None:
-            held = [recipe for recipe in held if self.seconds_of(recipe) <= self.most_s()]
-        if not held:
-            return None
-        promises = self.gain.estimate(held)[0] * self._chance(held)
-        return held[int(np.argmax(promises))]
+            promises[[self.seconds_of(recipe) > self.most_s() for recipe in recipes]] = 0.0
+        return recipes[int(np.argmax(promises))] if promises.max() > _WORTH_BEGINNING else None
 
     def _best(self, results: Sequence[Result]) -> float:
         """Return the best gain so far, discounted by the doubts about its quality; the baseline counts 0."""
@@ -286,7 +287,7 @@ class ModelSampler:
         chance = self._chance(recipes)
         # The posterior of a judged recipe includes its own images; after a final they alone count.
         own = [
-            chance_of(result) if result.rung is Rung.PROVEN and result.slack is not None else float(chance[k])
+            chance_of(result) if result.rung is Rung.FINAL and result.slack is not None else float(chance[k])
             for k, result in enumerate(results)
         ]
         return [
@@ -301,14 +302,16 @@ class ModelSampler:
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
-        """Add techniques that were tried, keep the path of the latents and are expected to gain more than 2 %."""
+        """Add techniques that keep the path of the latents and are expected to gain more than 2 %: what was tried, and
+        weights that declare how much they save."""
         self.learn(history)
         self._blame = failure_probabilities(history)
-        tried = set().union(*(texts_of(result.recipe) for result in history if result.is_measured))
+        known = {option.text for option in self.space.options if option.saved_share is not None}
+        known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE
         while True:
             near = [r for r in self.space.neighbours(current) if path_of(r) == path_of(recipe)]
-            near = [r for r in near if texts_of(r) <= tried]
+            near = [r for r in near if texts_of(r) <= known | texts_of(recipe)]
             gain, _ = self.gain.estimate([recipe, *near])
             more = (gain - gain[0]) * self._chance([recipe, *near])
             which = int(np.argmax(more))
@@ -401,5 +404,6 @@ class ModelSampler:
 def _expected_slack(technique: Technique) -> Prior:
     if technique.same_picture:
         return _SLACK_OF_SAME
-    is_trained = technique.trained_steps is not None or technique.saved_share is not None
-    return _SLACK_OF_TRAINED if is_trained else _SLACK_OF_CHANGES
+    if technique.saved_share is not None:
+        return _SLACK_OF_REPLACED
+    return _SLACK_OF_CHANGES if technique.trained_steps is None else _SLACK_OF_TRAINED

@@ -32,23 +32,22 @@ def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
     return [] if search.measurer.refuse([less]) else [less]
 
 
-def assembled(search: Search, pick: Result, others: Sequence[Result]) -> list[Recipe]:
-    """Return the pick with tried techniques that are expected to make it faster, if the budget allows.
+def promised(search: Search, results: Sequence[Result]) -> list[Result]:
+    """Return the best results with what is expected to make them faster, as expected, where nothing has measured that.
 
-    Trials are chosen for their information, and the last ones mostly fail; this recipe is chosen to be the answer.
+    Trials are chosen for their information, and the last ones mostly fail; these recipes are chosen to be the answer.
     """
-    recipe = search.sampler.assembled(pick.recipe, search.history)
-    if recipe in {pick.recipe, *(result.recipe for result in others)}:
+    if not search.judges or search.num_trials >= search.budget.number:
         return []
-    result = latest(search.history).get(recipe)
-    if result is None:
-        if search.num_trials >= search.budget.number:
-            return []
-    elif result.rung is Rung.PROVEN or result.is_ruined or not result.keeps(search.objective):
-        return []
-    if search.budget.is_over(0, [pick, *others, replace(pick, recipe=recipe)]):
-        return []
-    return [] if search.measurer.refuse([recipe]) else [recipe]
+    longer: dict[Recipe, Result] = {}
+    for result in results[:MOST_USEFUL]:
+        recipe = search.sampler.assembled(result.recipe, search.history)
+        if recipe not in latest(search.history):
+            longer.setdefault(
+                recipe, replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)
+            )
+    refused = {result.recipe for result in search.measurer.refuse(list(longer))} if longer else set()
+    return [result for recipe, result in longer.items() if recipe not in refused]
 
 
 def with_common(search: Search, finalists: list[Recipe]) -> list[Recipe]:

@@ -32,8 +32,8 @@ class ExplainedResult:
             return self.result.outcome.value.replace("_", " ")
         return {
             Rung.SCREENED: "screened: a few calls",
-            Rung.JUDGED: "judged by few images",
-            Rung.PROVEN: "final, beside the baseline",
+            Rung.JUDGED: f"judged by {self.result.images} images",
+            Rung.FINAL: "final, beside the baseline",
         }[self.result.rung]
 
 
@@ -91,7 +91,7 @@ def _why_not_proved(result: Result, judges: bool) -> str:
         return "better; its quality is not proven"
     if judges and result.gate is None:
         return "better; there was no time to judge its quality"
-    if result.rung is Rung.PROVEN:
+    if result.rung is Rung.FINAL:
         return "no better than the baseline beyond the noise"
     return "better; there was no time to prove it beside the baseline"
 

@@ -13,11 +13,10 @@ SURE = 0.95
 """Probability that at least one finalist must pass, while there is no answer yet."""
 MOST = 5
 """Finalists at most: each is fast, and the baseline's images are drawn once for all."""
+_OF_A_PATH = 2
 _WORTH_A_PLACE = 0.005
 """Expected improvement that a further finalist must add."""
-_FASTER = 0.01
-"""The smallest gain, as a logarithm, that a final can detect."""
-_MORE_LIKELY = 0.01
+_MORE_LIKELY = 0.05
 """Increase in the probability that one passes that a further finalist must bring."""
 
 
@@ -42,15 +41,30 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
     return chosen
 
 
-def portfolio(samples: NDArray[np.float64], floor: float, chosen: Sequence[int]) -> list[int]:
+def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[int]:
+    """Return the candidates without those of a path of which two promise more, as all of a path pass or fail together.
+
+    Args:
+        samples: see `useful`.
+        paths: of the candidates; None for one of its own.
+    """
+    best: list[int] = []
+    for k in np.argsort(-samples.mean(axis=0)):
+        if paths[k] is None or sum(paths[other] == paths[k] for other in best) < _OF_A_PATH:
+            best.append(int(k))
+    return best
+
+
+def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:
     """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
 
     The safest comes first: where time is short, a final leaves out the last ones.
 
     Args:
-        samples, floor: see `useful`.
+        samples: see `useful`.
+        least: the smallest gain that a final can prove.
     """
-    passes: NDArray[np.bool_] = np.asarray(samples > floor + _FASTER)
+    passes: NDArray[np.bool_] = np.asarray(samples > least)
     final = list(chosen)
     held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
     while held.mean() < SURE and len(final) < min(MOST, samples.shape[1]):

@@ -20,7 +20,7 @@ from vivace.benchmark.store import Store
 from vivace.foundation.spec.record import ImageRecord, Record
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
-from vivace.foundation.stats import Gate, Interval
+from vivace.foundation.stats import MIN_GROUPS, Gate, Interval
 from vivace.foundation.stats.intervals import student_t
 from vivace.foundation.stats.repeated_looks import sure_of_each
 from vivace.models.find import LocatedModel
@@ -52,26 +52,29 @@ class ImagePlan:
     num_prompts: tuple[int, ...]
 
     @classmethod
-    def of(cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str]) -> ImagePlan:
-        """Return the plan: new prompts, where the model has a set of them, and then new seeds."""
-        further = FURTHER_PROMPTS.get(located.prompt_set, ())
-        if (
-            request.prompts is not None
-            or request.task not in (None, "text")
-            or request.images
-            or request.controls
-        ):
-            further = ()
-        parts = [request.of(prompts, seed=FINAL_SEED)]
+    def of(
+        cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str], seeds: int = 1
+    ) -> ImagePlan:
+        """Return the plan: new prompts, where the model has a set of them, and then new seeds.
+
+        Args:
+            seeds: of each prompt at first; more than one tells whether images of one prompt still vary.
+        """
+        is_text = request.task in (None, "text") and not request.images and not request.controls
+        first = len(prompts) if seeds == 1 or not is_text else max(MIN_GROUPS, math.ceil(len(prompts) / 2))
+        halves = [half for half in (prompts[:first], prompts[first:]) if half]
+        parts = [request.of(half, seeds=seeds, seed=FINAL_SEED) for half in halves]
+        further = FURTHER_PROMPTS.get(located.prompt_set, ()) if is_text and request.prompts is None else ()
+        parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
+        seed = FINAL_SEED + seeds
         if further:
             every = (*prompts, *(prompt for batch in further for prompt in batch))
-            parts += [request.of(batch, seed=FINAL_SEED) for batch in further]
-            parts.append(request.of(every, seed=FINAL_SEED + 1))
+            parts.append(request.of(every, seed=seed))
         else:
             parts += [
-                request.of(prompts, seed=FINAL_SEED + 1),
-                request.of(prompts, seed=FINAL_SEED + 2),
-                request.of(prompts, seeds=3, seed=FINAL_SEED + 3),
+                request.of(prompts, seed=seed),
+                request.of(prompts, seed=seed + 1),
+                request.of(prompts, seeds=3, seed=seed + 2),
             ]
         images = [len(part.prompts or ()) * (part.num_seeds or 1) for part in parts]
         sizes = tuple(itertools.accumulate(images))

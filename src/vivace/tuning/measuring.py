@@ -36,7 +36,7 @@ from vivace.tuning.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
-_PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.PROVEN: Purpose.FINAL}
+_PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.FINAL: Purpose.FINAL}
 RUNGS = {purpose: rung for rung, purpose in _PURPOSES.items()} | {Purpose.BASELINE: Rung.SCREENED}
 
 
@@ -75,7 +75,8 @@ class Bench:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
         self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
-        self.plan = ImagePlan.of(self.located, self.request, self.prompts)
+        asks_variety = self.objective.limits.variety is not None and not self.objective.same_picture_only
+        self.plan = ImagePlan.of(self.located, self.request, self.prompts, seeds=2 if asks_variety else 1)
         self.time = Timetable(self.pace, self.plan, self.judges)
         further = [workload_of(self.located, batch, self.request.batch) for batch in self.plan.batches[1:]]
         self.finals = Finals(
@@ -145,7 +146,7 @@ class Bench:
         return self._measure(recipes, self._workload(Rung.JUDGED), Rung.JUDGED, judges=True)
 
     def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
-        return self._measure(recipes, self._workload(Rung.PROVEN), Rung.PROVEN, judges=self.judges)
+        return self._measure(recipes, self._workload(Rung.FINAL), Rung.FINAL, judges=self.judges)
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Draw images of the recipes with the fewest images first."""
@@ -167,7 +168,7 @@ class Bench:
             result
             for recipe in chosen
             if self.time.looks.get(recipe, 1) > look
-            for result in self._seen(self.finals.rows(recipe), Rung.PROVEN, 0.0)
+            for result in self._seen(self.finals.rows(recipe), Rung.FINAL, 0.0)
             if result.recipe == recipe
         ]
 
@@ -195,7 +196,7 @@ class Bench:
     @property
     def full(self) -> Workload:
         """The workload of the final."""
-        return workload_of(self.located, self._workload(Rung.PROVEN), self.request.batch)
+        return workload_of(self.located, self._workload(Rung.FINAL), self.request.batch)
 
     @property
     def task(self) -> Task:
@@ -209,8 +210,8 @@ class Bench:
         return few if few < self._steps else None
 
     def _workload(self, rung: Rung, steps: int | None = None) -> WorkloadRequest:
-        number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.PROVEN: len(self.prompts)}[rung]
-        if rung is Rung.PROVEN and self.judges:
+        number = {Rung.SCREENED: 1, Rung.JUDGED: MIN_GROUPS, Rung.FINAL: len(self.prompts)}[rung]
+        if rung is Rung.FINAL and self.judges:
             return self.plan.batches[0]
         return self.request.of(self.prompts[: number if self.judges else 1], steps)
 
@@ -218,14 +219,14 @@ class Bench:
         rounds, repeats = {
             Rung.SCREENED: (1, SCREENING),
             Rung.JUDGED: (1, 4),
-            Rung.PROVEN: (self._final_rounds(recipes), self.pace.repeats),
+            Rung.FINAL: (self._final_rounds(recipes), self.pace.repeats),
         }[rung]
         usual_s = self.timing.timeout_s
         return Timing(
             rounds=rounds,
             repeats=repeats,
             max_warmup=WARM_UP,
-            timeout_s=usual_s if rung is Rung.PROVEN else self.time.timeout_s(recipes, usual_s),
+            timeout_s=usual_s if rung is Rung.FINAL else self.time.timeout_s(recipes, usual_s),
             threads=self.timing.threads,
         )
 
@@ -243,9 +244,9 @@ class Bench:
             recipes, workload, timing, purpose, self.time.deadline(recipes, rung), judges=judges
         )
         if not rows:  # the time ended before the baseline's round
-            self.left_out = tuple(recipes) if rung is Rung.PROVEN else ()
+            self.left_out = tuple(recipes) if rung is Rung.FINAL else ()
             return []
-        if rung is Rung.PROVEN:
+        if rung is Rung.FINAL:
             rows = self.finals.add(self._compared)
             if needs_floor(rows):
                 self._rows(
@@ -261,7 +262,7 @@ class Bench:
         results = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
         self.pace.learn(results)
         self._note_pace(rows, workload)
-        if rung is Rung.PROVEN:
+        if rung is Rung.FINAL:
             measured = {result.recipe for result in results}
             self._rounds |= {
                 recipe: len(row.record.rounds)
@@ -291,7 +292,7 @@ class Bench:
             return None
         prompts = self.time.prompts_to_come(rung, recipe)
         result = result_of_row(row, baseline, rung, self.objective, steps_left, prompts, self.plan.sure)
-        is_short = rung is Rung.PROVEN and len(row.record.rounds) < FINAL_ROUNDS
+        is_short = rung is Rung.FINAL and len(row.record.rounds) < FINAL_ROUNDS
         if result is None or not result.is_measured or not is_short:
             return result
         return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
@@ -354,7 +355,7 @@ class Bench:
         """
         rung = RUNGS.get(run.purpose)
         if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:
-            rung = Rung.PROVEN
+            rung = Rung.FINAL
         if rung is None or (rung is Rung.JUDGED and not self.judges):
             return None, 0.0
         is_short = rung is Rung.SCREENED and workload.num_inference_steps == self._few_steps

@@ -110,7 +110,7 @@ def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]
         result.recipe.text
         for result in latest(search.history).values()
         if bench.judges
-        and result.rung is Rung.PROVEN
+        and result.rung is Rung.FINAL
         and result.is_measured
         and not result.recipe.is_baseline
         and result.gate is None
@@ -145,7 +145,7 @@ def _unmet(search: Search) -> list[str]:
             f"--max-first-call {seconds(first)} was not met; nearest is {seconds(quick.first_call_s or 0)} with "
             f"{quick.recipe.text}"
         )
-    doubtful = [result for result in measured if result.rung is Rung.PROVEN and result.gate is Gate.UNCLEAR]
+    doubtful = [result for result in measured if result.rung is Rung.FINAL and result.gate is Gate.UNCLEAR]
     if doubtful:
         best = max(doubtful, key=lambda result: result.gain or 0.0)
         notes.append(

@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vivace.errors import RecipeError, UsageError, nearest
+from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.techniques import ALIASES, TECHNIQUES
+from vivace.techniques import ALIASES, TECHNIQUES, missing
 
 Goal = Literal["latency", "throughput", "memory", "cost"]
 _BYTES = {"": 1e9, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
@@ -96,7 +96,7 @@ def _name_of(text: str, flag: str) -> str | None:
     if word in ALIASES:
         return None
     if re.fullmatch(r"\w+", word):
-        raise UsageError(f"{flag} {text}: no such technique{nearest(word, [*TECHNIQUES, *ALIASES])}")
+        raise UsageError(f"{flag} {text}: {missing(word)}")
     try:
         resolve(text)
     except RecipeError as error:

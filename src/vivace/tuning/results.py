@@ -22,6 +22,7 @@ _LEAST_ERROR = 0.01
 _UNKNOWN_ERROR = 0.08  # of one round without an interval
 _DISTURBED_ERROR = 0.10
 _PROVEN_ERROR = 0.004  # error of a slack: what another build of a library, or another seed, makes of it
+_LUCK = 0.01  # of a final's images, where none of the recipe's were seen yet
 _SURE = 0.95  # of the bounds that a judgement before the final has
 
 
@@ -32,7 +33,7 @@ class Rung(IntEnum):
     """A few calls; steps reduced where the technique does the same in each step. No quality."""
     JUDGED = 1
     """Full steps, and the fewest prompts that the gate accepts."""
-    PROVEN = 2
+    FINAL = 2
     """Interleaved with the baseline in several rounds; quality by the images of the final."""
 
 
@@ -45,7 +46,9 @@ class Result:
         error: its standard error.
         slack: the margin of quality above its limit at the lower bound of its interval; negative below it. For few
             images, as expected for all images of the final.
-        slack_error: its standard error, as a prediction of the final's.
+        slack_error: its standard error, by the images seen so far.
+        luck: standard deviation of what the final's further images add to it, however many were seen before.
+        images: that quality was judged by.
         own_error: standard error of the logarithm of its own figure, beside others of its comparison; 0 if unknown.
         seconds, peak_bytes, first_call_s: measured; `seconds` per image.
         stages_s: seconds per image by stage.
@@ -67,6 +70,8 @@ class Result:
     stages_s: tuple[tuple[str, float], ...] = ()
     reason: str | None = None
     slack_error: float = _PROVEN_ERROR
+    luck: float = _LUCK
+    images: int = 0
     busy_share: float | None = None
     own_error: float = 0.0
     least_gain: float | None = None
@@ -79,6 +84,12 @@ class Result:
     def is_ruined(self) -> bool:
         """Whether quality has failed, or will at any number of images."""
         return self.gate is Gate.FAILED or (self.slack is not None and self.slack < -RUINED)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on its images, and of how many images it is before the final; "" without one."""
+        of = "" if self.rung is Rung.FINAL or not self.images else f" by {self.images} images"
+        return "" if self.gate is None else f"{self.gate.value}{of}"
 
     def keeps(self, objective: Objective) -> bool:
         """Whether it was measured and keeps the limits of memory and of the first call."""
@@ -120,10 +131,10 @@ def result_of_row(
             return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
         gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
     judgement = None if row.is_baseline else row.judgement
-    slack, slack_error = (
-        (None, _PROVEN_ERROR)
+    slack, slack_error, luck = (
+        (None, _PROVEN_ERROR, _LUCK)
         if row.is_baseline
-        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.PROVEN)
+        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.FINAL)
     )
     return Result(
         recipe=recipe,
@@ -133,6 +144,8 @@ def result_of_row(
         error=error,
         slack=slack,
         slack_error=slack_error,
+        luck=luck,
+        images=0 if row.fidelity is None else row.fidelity.num_pictures,
         own_error=0.0 if objective.measures_memory else _own_error(row.latency.median),
         busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
         gate=Gate.PASSED if row.is_baseline else None if judgement is None else judgement.gate,
@@ -166,16 +179,16 @@ def slack_of(
     sure: float = _SURE,
     *,
     of_the_final: bool = False,
-) -> tuple[float | None, float]:
-    """Return the smallest margin of a row's figures above their limits, with its error; None without figures.
+) -> tuple[float | None, float, float]:
+    """Return the smallest margin of a row's figures above their limits, its error and luck; None without figures.
 
     For the arguments see `expected_low`.
     """
     fidelity = row.fidelity
     if row.judgement is not None and row.judgement.figure == "broken":
-        return -2 * RUINED, _PROVEN_ERROR
+        return -2 * RUINED, _PROVEN_ERROR, 0.0
     if fidelity is None:
-        return None, _PROVEN_ERROR
+        return None, _PROVEN_ERROR, _LUCK
     minima = {"clip": limits.for_scorer(None).clip, "witness": limits.witness}
     if row.record.trial.recipe.same_picture:
         minima["match"] = limits.match
@@ -183,7 +196,7 @@ def slack_of(
     for name, limit in minima.items():
         kept = getattr(fidelity, name)
         if kept is not None and isinstance(limit, float):
-            reached, error = expected_low(
+            reached, error, luck = expected_low(
                 kept.bounds,
                 fidelity.num_prompts,
                 fidelity.num_pictures,
@@ -191,8 +204,8 @@ def slack_of(
                 sure,
                 of_the_final=of_the_final,
             )
-            slacks.append((reached - limit, error))
-    return min(slacks, default=(None, _PROVEN_ERROR))
+            slacks.append((reached - limit, error, luck))
+    return min(slacks, default=(None, _PROVEN_ERROR, _LUCK))
 
 
 def expected_low(
@@ -203,10 +216,11 @@ def expected_low(
     sure: float = _SURE,
     *,
     of_the_final: bool = False,
-) -> tuple[float, float]:
-    """Return the lower bound expected of all images of the final, and the error of that prediction.
+) -> tuple[float, float, float]:
+    """Return the lower bound expected of all images of the final, its error, and the luck of the images to come.
 
-    The point moves as means of samples do, and the interval shrinks with the root of their number.
+    The point moves as means of samples do, and the interval shrinks with the root of their number. The error is of the
+    images seen, so what is known of other recipes makes it smaller; the luck is of images that nobody has seen.
 
     Args:
         prompts, images: that the bounds are of.
@@ -215,16 +229,16 @@ def expected_low(
         of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
     """
     if bounds.low is None:
-        return bounds.point, 2 * RUINED
+        return bounds.point, 2 * RUINED, 0.0
     reach = bounds.point - bounds.low
     if reach <= 0:
-        return bounds.low, _PROVEN_ERROR
-    more = math.sqrt(final / prompts) if final > prompts and prompts == images else 1.0
+        return bounds.low, _PROVEN_ERROR, 0.0
+    more = max(1.0, math.sqrt(final / math.sqrt(prompts * images)))  # further seeds count as their root
     error = reach / student_t(sure if of_the_final else _SURE, prompts - 1)
     at_the_end = error / more * student_t(sure, (final if more > 1.0 else prompts) - 1)
-    # The final's mean has the first images in it, or is of others only.
-    moves = 1 - 1 / more**2 if of_the_final else 1 + 1 / more**2 if final else 0.0
-    return bounds.point - at_the_end, max(_PROVEN_ERROR, error * math.sqrt(moves))
+    # A final's mean has its first images in it, or is of others only.
+    luck = error * math.sqrt(1 - 1 / more**2) if of_the_final else error / more if final else 0.0
+    return bounds.point - at_the_end, max(_PROVEN_ERROR, error), luck
 
 
 def _full_s(row: Row, steps_left: float) -> float:

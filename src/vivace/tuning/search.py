@@ -13,15 +13,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.budget import Budget
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import REACH, assembled, shorter, unlike, with_common, with_shorter
-from vivace.tuning.finalists import MOST_USEFUL, portfolio, useful
+from vivace.tuning.companions import REACH, promised, shorter, unlike, with_common, with_shorter
+from vivace.tuning.finalists import MOST_USEFUL, best_of_each, portfolio, useful
 from vivace.tuning.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.objective import Objective
+from vivace.tuning.paths import path_of
 from vivace.tuning.results import Result, Rung, gain_of, latest
 from vivace.tuning.space import Space
 from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
@@ -119,7 +122,7 @@ class Search:
         if not self.judges or self.pick() is not None:
             return False
         finalists = self._portfolio()
-        is_new = any(result.rung < Rung.PROVEN for result in finalists)
+        is_new = any(result.rung < Rung.FINAL for result in finalists)
         return is_new and self.budget.is_time_to_prove(finalists)
 
     def _ask(self, number: int) -> list[Recipe]:
@@ -259,7 +262,7 @@ class Search:
             and not result.is_ruined
             and chance_of(result) > _HOPELESS
             and gain_of(result) > floor
-            and not (result.rung is Rung.PROVEN and self.judges and result.gate is not Gate.PASSED)
+            and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
         return self._by_promise(candidates)
@@ -272,25 +275,20 @@ class Search:
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
             pick = self.pick()
-            candidates = self._candidates()
-            if pick is not None:
-                candidates = [result for result in candidates if result.rung < Rung.PROVEN]
-                if not self.finalists(candidates, pick):
-                    self._judge_what_may_beat(pick)
-                    candidates = [result for result in self._candidates() if result.rung < Rung.PROVEN]
-            first = self.finalists(candidates, pick) if pick is not None else self._portfolio()
+            if pick is not None and not self.finalists(self._rivals(pick), pick):
+                self._judge_what_may_beat(pick)
+            first = self._portfolio() if pick is None else self.finalists(self._rivals(pick), pick)
             finalists = [result.recipe for result in first]
-            if pick is not None and self.judges:
-                finalists += assembled(self, pick, first)
             if not finalists or set(finalists) <= tried:
                 break
-            if pick is not None:  # compared recipes are measured side by side
-                if not self.budget.allows_rounds(first[:1] or [pick]):
+            if pick is not None:
+                if not self.budget.allows_rounds(first[:1]):
                     break
-                finalists = [pick.recipe, *finalists]
+                if any(gain_of(result) < gain_of(pick) + REACH for result in first):
+                    finalists.append(pick.recipe)  # what may be as fast is measured side by side
             elif tried and not self.budget.allows_another_final():
                 break
-            finalists += shorter(self, first) if first else []
+            finalists += shorter(self, first)
             finalists = with_common(self, finalists)
             tried |= set(finalists)
             self._final(finalists)
@@ -301,7 +299,7 @@ class Search:
     def _final(self, recipes: Sequence[Recipe]) -> None:
         """Measure finalists beside the baseline, as many as there is time for."""
         results = latest(self.history)
-        finalists = [results.get(recipe) or _placeholder(recipe) for recipe in recipes]
+        finalists = [results.get(recipe) or self._expected(recipe) for recipe in recipes]
         while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
             finalists.pop()
         recipes = [result.recipe for result in finalists]
@@ -310,6 +308,13 @@ class Search:
         self.watcher.final(recipes)
         self.proven = self.measurer.prove(recipes)
         self._note(self.proven)
+
+    def _expected(self, recipe: Recipe) -> Result:
+        """Return the expected result of an unmeasured recipe."""
+        ((gain, error),) = self.sampler.expected_gains([recipe], self.history)
+        base = latest(self.history).get(Recipe())
+        seconds = None if base is None or not base.seconds else base.seconds / math.exp(gain - error)
+        return Result(recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=seconds)
 
     def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
         """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
@@ -337,7 +342,7 @@ class Search:
         return [
             result
             for result in latest(self.history).values()
-            if result.rung is Rung.PROVEN
+            if result.rung is Rung.FINAL
             and result.gate is Gate.UNCLEAR
             and result.keeps(self.objective)
             and gain_of(result) > least
@@ -352,16 +357,25 @@ class Search:
     def _portfolio(self) -> list[Result]:
         """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
         possible."""
-        every = self._candidates(screened=True)
         # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
-        candidates = [result for result in every if result.rung < Rung.PROVEN] or every
+        candidates = self._rivals() or self._candidates()
         if not candidates:
             return []
         chosen = [candidates.index(result) for result in self.finalists(candidates)]
         if not self.judges:
             return [candidates[k] for k in chosen]
         samples = self.sampler.values(candidates, self.history)
-        return [candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective), chosen)]
+        error = float(np.median([result.error for result in candidates]))
+        return [
+            candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective) + error, chosen)
+        ]
+
+    def _rivals(self, pick: Result | None = None) -> list[Result]:
+        """Return what no final has measured: the candidates, and what is expected to be faster than these or the
+        pick."""
+        candidates = self._candidates(screened=pick is None)
+        new = [result for result in candidates if result.rung < Rung.FINAL]
+        return [*new, *promised(self, new if pick is None else [pick, *new])]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
         """Choose finalists greedily by expected improvement over posterior samples.
@@ -374,10 +388,12 @@ class Search:
         """
         if not candidates:
             return []
-        least, number = (0.0, MOST_USEFUL) if over is None else (_WORTH_A_FINAL, MOST_USEFUL - 1)
+        least = 0.0 if over is None else _WORTH_A_FINAL
         floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
-        chosen = useful(self.sampler.values(candidates, self.history), floor, number, least)
-        return unlike(self, [candidates[k] for k in chosen])
+        samples = self.sampler.values(candidates, self.history)
+        best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
+        chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
+        return unlike(self, [candidates[best[k]] for k in chosen])
 
     def pick(self) -> Result | None:
         """Return the best proven recipe, without techniques that were proven to gain nothing."""
@@ -385,7 +401,7 @@ class Search:
         good = [
             result
             for result in latest(self.history).values()
-            if result.rung is Rung.PROVEN
+            if result.rung is Rung.FINAL
             and not result.recipe.is_baseline
             and result.keeps(self.objective)
             and gain_of(result) > floor
@@ -393,8 +409,3 @@ class Search:
             and (not self.judges or result.gate is Gate.PASSED)
         ]
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
-
-
-def _placeholder(recipe: Recipe) -> Result:
-    """Return a placeholder for an unmeasured recipe, which may take as long as the baseline."""
-    return Result(recipe, Outcome.MEASURED, Rung.SCREENED)

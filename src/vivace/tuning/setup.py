@@ -22,7 +22,7 @@ from vivace.tuning.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective
 from vivace.tuning.peaks import recorded
-from vivace.tuning.results import Result
+from vivace.tuning.results import Result, recipe_of
 from vivace.tuning.search_settings import DEFAULT_MINUTES
 from vivace.tuning.space import Space, fitted
 
@@ -115,11 +115,12 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
     try:
         with Store.read_only(store) as opened:
             passed = {
-                Recipe.from_spec(row.record.trial.recipe)
+                recipe
                 for compared in opened.comparisons(repeated=True)
                 if compared.records[0].trial.model.name == name
                 for row in compared.rows(limits)
                 if row.judgement is not None and row.judgement.gate is Gate.PASSED
+                if (recipe := recipe_of(row.record)) is not None
             }
     except StoreError:
         pass

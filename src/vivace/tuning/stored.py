@@ -28,7 +28,7 @@ def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
                 continue
             rung, steps = bench.rung_of(run, trial.workload)
             is_here = environment.model_copy(update={"place": None}) == bench.environment
-            if is_here and rung is Rung.PROVEN and bench.judged_by.is_of(run):
+            if is_here and rung is Rung.FINAL and bench.judged_by.is_of(run):
                 bench.finals.compared.append(compared)
                 rows = bench.finals.rows_with_images(compared.records, compared.quality, store)
             else:
@@ -39,7 +39,7 @@ def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
                 )
                 if result is None:
                     continue
-                if rung is Rung.PROVEN and result.is_measured and bench.judges and result.gate is None:
+                if rung is Rung.FINAL and result.is_measured and bench.judges and result.gate is None:
                     continue  # of a final that was interrupted
                 if is_here and rung is not None:
                     results.append(result)

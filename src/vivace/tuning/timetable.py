@@ -76,7 +76,7 @@ class Timetable:
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
         """Return the number of prompts that will decide on quality: the usual number, or all that remain after an
         unclear final; 0 if none remain."""
-        if rung is not Rung.PROVEN:
+        if rung is not Rung.FINAL:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
         return 0.0 if is_over else self.plan.prompts_at(len(self.plan.sizes) - 1)
@@ -97,20 +97,20 @@ class Timetable:
         """
         seconds = self.seconds_of_rounds(finalists)
         undecided = [
-            result for result in finalists if result.rung < Rung.PROVEN or result.gate is not Gate.PASSED
+            result for result in finalists if result.rung < Rung.FINAL or result.gate is not Gate.PASSED
         ]
         if not self.judges or not undecided:
             return seconds
         usual = _LOOKS_AT_BOLD if self.looks.get(Recipe()) else _USUAL_LOOKS
         looks = range(1, min(usual, len(self.plan.sizes)))
-        return seconds + sum(self._seconds_of_look(undecided[:1], look) for look in looks)
+        return seconds + sum(self._seconds_of_look(undecided[:2], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
         """Estimate the seconds of a final's rounds, with its first images.
 
         Those of recipes that were in an earlier one are kept, unless all were.
         """
-        finalists = [result for result in finalists if result.rung < Rung.PROVEN] or finalists
+        finalists = [result for result in finalists if result.rung < Rung.FINAL] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
@@ -155,7 +155,7 @@ class Timetable:
             return None
         trials = (Recipe(), *recipes)
         images, drawn = self._first_images
-        if rung is not Rung.PROVEN:
+        if rung is not Rung.FINAL:
             until = self.ends_at - self.pace.of_final(
                 [self.placeholder],
                 FINAL_ROUNDS if self.judges else 1,

@@ -18,6 +18,7 @@ NUM_SAMPLES = 512
 """Number of posterior samples of whether recipes pass and how much they gain."""
 
 ANY_GAIN = -3.0
+_LEAST_LUCK = 0.004
 _AS_FAST, _NOISE = 0.01, 0.03
 """Gap, as a logarithm, within which a shorter recipe counts as equally fast: always, and within its interval."""
 _ANOTHER = 0.005
@@ -26,11 +27,13 @@ _ANOTHER = 0.005
 
 def chance_of(result: Result) -> float:
     """Return the probability that the quality of a recipe passes in full, by its own figures alone."""
-    if result.slack is None:
+    is_final = result.rung is Rung.FINAL
+    if result.slack is None or (is_final and result.gate is Gate.PASSED):
         return 1.0
     if result.gate is Gate.FAILED:
         return 0.0
-    return NormalDist().cdf(result.slack / result.slack_error)
+    error = max(result.luck, _LEAST_LUCK) if is_final else math.hypot(result.slack_error, result.luck)
+    return NormalDist().cdf(result.slack / error)
 
 
 def floor_of(history: Sequence[Result], objective: Objective) -> float:

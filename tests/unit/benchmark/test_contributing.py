@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.community_tables import tables_of
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
 from vivace.benchmark.contributing import contribution_of
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError, UsageError
-from vivace.evidence.community import tables_of
 from vivace.evidence.lint.check import checked
 from vivace.evidence.lint.contributions import read_contribution
 from vivace.evidence.lint.read_tables import read_tables

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests.make import make_environment, make_trial
 from tests.unit.report.test_limit import CEILINGS
 from vivace.benchmark import Store, Timing, work
 from vivace.benchmark.work import count_work
 from vivace.foundation.spec.ceilings import ComponentWork, Work, identity_of
 from vivace.foundation.spec.environment import Environment
-from vivace.measure.flops import count_denoiser
 from vivace.runtime.memory.weightless import find_weightless
 
 STEPS = 4

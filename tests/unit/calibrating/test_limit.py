@@ -5,11 +5,13 @@ import pytest
 from vivace.errors import UsageError
 from vivace.measure.calibrating.limit import STRICTEST, choose_limit
 from vivace.measure.calibrating.scores import ImageScores, label
-from vivace.measure.damage import HARMLESS, damage_kind
+from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.measure.damage.detection import least_detected
 
+KINDS = {kind.name: kind for kind in DAMAGE}
+
 MARGIN = 10.0
-BLUR, BANDING = damage_kind("blur"), damage_kind("banding")
+BLUR, BANDING = KINDS["blur"], KINDS["banding"]
 KEPT = {
     "blur": (1.0, 0.99, 0.95, 0.8, 0.5),
     "banding": (1.0, 1.0, 1.0, 1.0, 0.999),

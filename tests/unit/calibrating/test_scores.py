@@ -11,12 +11,14 @@ from PIL import Image
 from vivace.measure import witness
 from vivace.measure.calibrating.images import CalibrationImages
 from vivace.measure.calibrating.scores import label, score_images
-from vivace.measure.damage import HARMLESS, damage_kind
+from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.models.judges import LocatedJudge
 from vivace.models.scorers import LocatedScorer
 
+KINDS = {kind.name: kind for kind in DAMAGE}
+
 PROMPTS = ("bright", "dark", "bright", "dark")
-DARKER = damage_kind("darker")
+DARKER = KINDS["darker"]
 
 
 class ScoresBrightness:
@@ -75,7 +77,7 @@ def test_kinds_that_were_left_out_are_scored_later(
     def on_image(done: int, total: int) -> None:
         scored.append((done, total))
 
-    for kinds in ([DARKER], [DARKER], [DARKER, damage_kind("noise")]):
+    for kinds in ([DARKER], [DARKER], [DARKER, KINDS["noise"]]):
         rows = score_images(images, judge, kinds, on_image=on_image)
     assert scored == [(1, 4), (2, 4), (3, 4), (4, 4), (2, 4), (3, 4), (4, 4)]
     assert rows[0].changed is not None

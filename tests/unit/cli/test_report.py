@@ -11,6 +11,7 @@ import pytest
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace
 from vivace.benchmark import Store
+from vivace.foundation.spec.recipe_syntax import RecipeSpec, TechniqueCall
 
 RECIPES = ("baseline", "tiny_vae", "steps(1)")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -68,3 +69,20 @@ def test_text_in_charts_is_escaped(tmp_path: Path) -> None:
     title = ET.parse(chart).getroot().find(f"{SVG}title")
     assert title is not None
     assert title.text == "<script>\\x1b& on Test CPU"
+
+
+def test_rows_of_a_removed_technique_are_shown_and_not_recommended(folder: Path) -> None:
+    call = TechniqueCall(name="token_merging", knobs={"ratio": 0.25, "levels": 1}, targets=("denoiser",))
+    spec = RecipeSpec(text="token_merging(0.25)", techniques=(call,), same_picture=False)
+    gone = make_trial("steps(2)", model="tiny-sd").model_copy(update={"recipe": spec})
+    trials = [make_trial("baseline", model="tiny-sd"), gone]
+    with Store.create(folder / ".vivace") as store:
+        for key in store.add_trials(trials, make_environment()):
+            store.append(key, make_round(0))
+        store.start_run("vivace bench", trials, make_environment(), None, 1)
+    rows = json.loads(run_vivace(folder, "report", "--format", "json").stdout)
+    assert {"baseline", "token_merging(0.25)"} <= {row["recipe"] for row in rows}
+    run_vivace(folder, "report")
+    assert "token_merging(0.25)" in (folder / "page.html").read_text()
+    advised = run_vivace(folder, "recommend", "tiny-sd", "--gpu", "cpu", "--format", "json").stdout
+    assert "token_merging" not in json.dumps(json.loads(advised)["recipe"])

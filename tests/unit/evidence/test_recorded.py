@@ -4,6 +4,7 @@ import pytest
 
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.recorded import all_recorded, recorded_figures
+from vivace.recipes.resolve import resolve
 
 
 def test_another_number_of_steps_is_estimated_from_the_nearest() -> None:
@@ -41,3 +42,10 @@ def test_a_row_that_was_timed_at_fewer_steps_is_an_estimate_of_its_own() -> None
 def test_only_calls_of_random_weights_on_a_gpu_are_taken_apart() -> None:
     tables = [table for table in committed_tables() if any(row.parts for row in table.rows)]
     assert {(table.device, table.random_weights) for table in tables} == {("cuda", True)}
+
+
+def test_every_recipe_that_ships_can_be_read() -> None:
+    """Rows of removed techniques stay in the records."""
+    for table in committed_tables():
+        for row in table.rows:
+            resolve(row.recipe)

@@ -8,7 +8,7 @@ import pytest
 from vivace.cli.doctor import _claims, _claims_in_words
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
-from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, devices_of
+from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, records_by_choice
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, near
 from vivace.foundation.stats import Interval
@@ -101,9 +101,12 @@ def test_doctor_tells_that_nobody_measured_a_card(monkeypatch: pytest.MonkeyPatc
 
 
 def test_devices_by_whose_records_they_are() -> None:
-    by_choice = devices_of(TABLES, "community")
-    assert {device for devices in by_choice.values() for device in devices} == {"RTX 4090"}
-    assert len([devices for devices in devices_of(TABLES, "committed").values() if devices == ["H100"]]) == 4
+    by_choice = list(records_by_choice(TABLES).values())
+    assert {device for records in by_choice for kind, device in records if kind == "community"} == {
+        "RTX 4090"
+    }
+    committed = [{device for kind, device in records if kind == "committed"} for records in by_choice]
+    assert committed.count({"H100"}) == 4
 
 
 CARDS = {

@@ -200,7 +200,7 @@ def test_other_forms_are_refused() -> None:
         vivace.load("tiny-sd", "tiny_vae+fused@denoiser,vae", device="cpu")
 
 
-@pytest.mark.parametrize("other", ["compile", "int8", "fuse_qkv", "token_merging(0.5)"])
+@pytest.mark.parametrize("other", ["compile", "int8", "fuse_qkv"])
 def test_what_works_on_its_blocks_is_refused(other: str) -> None:
     with pytest.raises(RecipeError, match="fused"):
         resolve(f"fused(bf16)+{other}")

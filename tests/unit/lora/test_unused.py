@@ -176,6 +176,56 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
         merge(pipeline("flux2-klein-4b"), path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [("sd", "down_blocks.0.attentions.0.proj_in"), ("flux", "transformer_blocks.0.attn.to_q")],
+)
+def test_a_prefix_is_read_if_it_is_known_and_named_if_it_is_not(kind: str, layer: str, path: Path) -> None:
+    pipe = build(kind)
+    save(plain(pipe, f"pipe.dit.{layer}", layer), path)
+    assert merge(pipe, path) == 1
+    for prefix in ("my.model.", "wrapped_"):
+        save(plain(pipe, f"{prefix}{layer}", layer), path)
+        with pytest.raises(
+            UnusableModel, match=f"a prefix that vivace does not know .*'{prefix}'.*rename"
+        ) as caught:
+            merge(pipe, path)
+        assert "its layers are those of" not in str(caught.value)
+        assert "give the LoRA of this model" not in str(caught.value)
+
+
+def test_modulations_of_flux2_are_not_those_of_flux1(path: Path) -> None:
+    layers = ("single_stream_modulation.lin", "double_stream_modulation_img.lin")
+    tensors = {f"x.{name}.lora_{side}.weight": torch.ones(4, 4) for name in layers for side in "AB"}
+    save(tensors, path)
+    with pytest.raises(UnusableModel) as caught:
+        merge(build("flux"), path)
+    assert "its layers are those of FLUX.2, and this is FLUX.1" in str(caught.value)
+
+
+def test_a_second_lora_beside_one_that_peft_attached_is_merged(path: Path) -> None:
+    pipe = build("sd")
+    block, layer = pipe.unet.down_blocks[0].resnets[0], "down_blocks.0.resnets.0.conv1"
+    save(plain(pipe, f"unet.{layer}", layer), path)
+    own = block.conv1
+
+    class Wrapped(
+        torch.nn.Module
+    ):  # as PEFT's Conv2d, which has its layer's sizes without those of its kernel
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = own
+            self.in_features, self.out_features = own.in_channels, own.out_channels
+
+        weight = property(lambda self: self.base_layer.weight)
+        bias = property(lambda self: self.base_layer.bias)
+
+    block.conv1 = Wrapped()
+    before = own.weight.clone()
+    assert merge(pipe, path) == 1
+    assert not torch.equal(own.weight, before)
+
+
 def test_names_of_openclip_are_not_known(path: Path) -> None:
     pipe = build("sdxl")
     layer = "lora_te2_transformer_resblocks_0_mlp_c_fc"

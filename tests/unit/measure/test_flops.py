@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.measure.flops import Flops, count_denoiser, count_flops
+from benchmarks.flops import count_denoiser, count_flops
+from vivace.measure.flops import Flops
 from vivace.models.architectures import (
     CLIP_L,
     FLUX_DEV,

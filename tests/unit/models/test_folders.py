@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -193,3 +194,53 @@ def test_tune_refuses_too_few_minutes_after_the_first_image(
 
 def test_a_folder_of_the_hub_is_loaded_as_before(exported: Path) -> None:
     assert load_pipeline(find_model(str(exported)), "cpu").unet.dtype.is_floating_point
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: shutil.rmtree(folder), "its files are missing"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "its files are missing"),
+        (lambda folder: _edit(folder / "tokenizer.json", _with_more_words), "ids up to 600"),
+        (lambda folder: _edit(folder / "tokenizer_config.json", _of_length(77)), "model_max_length 77"),
+        (
+            lambda folder: _edit(folder / "tokenizer_config.json", _of_length(None)),
+            "model_max_length no length",
+        ),
+        (lambda folder: _edit(folder / "tokenizer_config.json", _of_length(1)), "model_max_length 1 "),
+    ],
+    ids=["no folder", "no vocabulary", "more words", "longer", "no length", "too short"],
+)
+def test_a_tokenizer_that_does_not_fit_its_encoder_is_named(exported: Path, spoil: Any, reason: str) -> None:
+    spoil(exported / "tokenizer")
+    with pytest.raises(UnusableModel, match="tokenizer does not fit its text_encoder") as caught:
+        load_pipeline(find_model(str(exported)), "cpu")
+    assert reason in str(caught.value)
+
+
+def _edit(path: Path, change: Any) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def _with_more_words(content: dict[str, Any]) -> None:
+    content["model"]["vocab"]["surplus</w>"] = 600
+
+
+def _of_length(length: int | None) -> Any:
+    def change(content: dict[str, Any]) -> None:
+        del content["model_max_length"]
+        content |= {} if length is None else {"model_max_length": length}
+
+    return change
+
+
+def test_advice_for_a_folder_names_only_what_is_read(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnusableModel, match="a part of the model in") as caught:
+        find_model(str(exported / "unet"))
+    assert str(exported) in str(caught.value)
+    shutil.copytree(exported / "unet", tmp_path / "alone")
+    with pytest.raises(UnusableModel) as caught:
+        find_model(str(tmp_path / "alone"))
+    assert "such as" not in str(caught.value), "the file would be refused"

@@ -23,6 +23,7 @@ from tinyworld import flux
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.checkpoints.layout import original_layout
+from vivace.models.remote import Located
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
@@ -181,6 +182,7 @@ def header(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
             "transformer",
         ),
         ({FLUX: (1,), "img_in.weight": (8, 64)}, "flux-schnell", "transformer"),
+        ({f"pipe.dit.{FLUX}": (1,), "pipe.dit.img_in.weight": (8, 64)}, "flux-schnell", "transformer"),
         ({PREFIX + FLUX: (1,), PREFIX + "img_in.weight": (8, 64), **ENCODERS}, "flux-schnell", None),
     ],
 )
@@ -189,6 +191,52 @@ def test_the_model_is_told_by_its_tensors(
 ) -> None:
     contents = contents_of(header(tmp_path / "model.safetensors", shapes))
     assert (contents.entry, contents.component) == (entry, component)
+
+
+SD15_FILE = {TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
+SDXL_FILE = {SDXL_TEXT: (1,), UNET: (8, 4, 3, 3), VAE: (1,)}
+DEV_FILE = {FLUX: (1,), "img_in.weight": (8, 64), "guidance_in.in_layer.weight": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "title", "expected"),
+    [
+        (SDXL_FILE, "sdxl_lightning_8step", "", (8, 0.0, "EulerDiscreteScheduler", 1024)),
+        (SDXL_FILE, "juggernautXL_v9Rdphoto2Lightning", "", (4, 0.0, "EulerDiscreteScheduler", 1024)),
+        (SDXL_FILE, "model", "RealVisXL V5.0 Lightning", (4, 0.0, "EulerDiscreteScheduler", 1024)),
+        (SDXL_FILE, "sd_xl_turbo_1.0_fp16", "", (1, 0.0, "EulerAncestralDiscreteScheduler", 512)),
+        (SDXL_FILE, "dreamshaperXL_v21TurboDPMSDE", "", (4, 0.0, "EulerAncestralDiscreteScheduler", 1024)),
+        (SDXL_FILE, "Hyper-SDXL-2steps", "", (2, 0.0, "DDIMScheduler", 1024)),
+        (SDXL_FILE, "bigaspDMD2", "", (4, 0.0, "LCMScheduler", 1024)),
+        (SD15_FILE, "dreamshaper_8LCM", "", (4, 1.0, "LCMScheduler", 512)),
+        (DEV_FILE, "flux-dev-schnell-merge", "", (4, 3.5, None, 1024)),
+        (DEV_FILE, "flux_turbo_merged", "", (8, 3.5, "FlowMatchEulerDiscreteScheduler", 1024)),
+        (SDXL_FILE, "hyperrealism_xl", "", (50, 5.0, None, 1024)),
+        (SD15_FILE, "calcmodel", "", (50, 7.5, None, 512)),
+        (SD15_FILE, "photon_turbo", "", (50, 7.5, None, 512)),
+    ],
+)
+def test_a_name_of_few_steps_sets_them_and_says_so(
+    shapes: dict[str, tuple[int, ...]],
+    name: str,
+    title: str,
+    expected: tuple[Any, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = {key: torch.zeros(shape, dtype=torch.float16) for key, shape in shapes.items()}
+    save_file(
+        tensors, tmp_path / f"{name}.safetensors", metadata={"modelspec.title": title} if title else None
+    )
+    nothing = Located(tmp_path, {}, None, None, (), (), "0" * 12)
+    monkeypatch.setattr("vivace.models.remote.locate", lambda origin, **_: nothing)
+    located = find_model(str(tmp_path / f"{name}.safetensors"))
+    entry = located.entry
+    assert entry is not None
+    scheduler = None if entry.scheduler is None else entry.scheduler.class_name
+    assert (entry.num_inference_steps, entry.guidance_scale, scheduler, entry.width) == expected
+    said = [note for note in located.notes if "--num-inference-steps" in note]
+    assert len(said) == (name not in ("hyperrealism_xl", "calcmodel"))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +259,19 @@ def test_the_model_is_told_by_its_tensors(
             "an SD 2 model",
         ),
         ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
+        ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
+        (
+            {TEXT: (1,), UNET: (8, 12, 3, 3), VAE: (1,)},
+            "has not 4 channels, or was written with another shape",
+        ),
+        (
+            {
+                f"wrapped.{FLUX}": (1,),
+                "wrapped.img_in.weight": (8, 64),
+                "wrapped.guidance_in.in_layer.weight": (1,),
+            },
+            "has the tensors of FLUX.1 [dev] behind the prefix 'wrapped.', which vivace does not know",
+        ),
         (
             {"down_blocks.0.resnets.0.conv1.weight": (1,)},
             "one component in diffusers' layout; give the folder",
@@ -413,5 +474,5 @@ def test_without_its_package_a_gguf_file_says_what_to_install(
 ) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(Unsupported, match=r"pip install 'vivace\[gguf\]'"):
+    with pytest.raises(Unsupported, match=r"pip install gguf"):
         find_model(str(tmp_path / "model.gguf"))

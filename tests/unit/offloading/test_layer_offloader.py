@@ -281,7 +281,6 @@ EVERYWHERE = {
     "sd": [
         "inference_mode",
         "int8",
-        "token_merging(0.3)",
         "layerwise_casting",
         "deepcache(hits=0.5)",
         "cfg_cutoff(0.5)",
@@ -294,7 +293,7 @@ EVERYWHERE = {
 @pytest.mark.parametrize("how", [*RECIPES, KEEPING])
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
 @pytest.mark.diagonal
-@pytest.mark.quick("sd-int8-*", "flux-int8@*", "sdxl-fuse_qkv+*", "flux-fbcache*", "sd-token_merging*")
+@pytest.mark.quick("sd-int8-*", "flux-int8@*", "sdxl-fuse_qkv+*", "flux-fbcache*", "sd-cfg_cutoff*")
 def test_nothing_computes_with_offloaded_tensors(
     family: str, recipe: str, how: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

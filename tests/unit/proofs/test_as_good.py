@@ -57,7 +57,7 @@ def test_what_a_viewer_sees_is_named(change: Change, witness: str, word: str) ->
     result = results_of(change)[witness]
     assert result.standing is Standing.WORSE
     assert result.word == word
-    verdict = as_good([result], is_same_picture=True, is_rounding=False, num_broken=0, shows_something=True)
+    verdict = as_good([result], is_same_picture=True, is_rounding=False, broken="", shows_something=True)
     assert verdict.verdict is ProofVerdict.FAILED
     assert f"{word} ({witness} " in verdict.reason
 
@@ -95,11 +95,13 @@ def test_clip_is_asked_for_a_share_of_its_margin() -> None:
 
 def test_other_pictures_need_a_witness_that_reads_the_prompt() -> None:
     by_witness = list(results_of(lambda p: p).values())
-    state = {"is_rounding": False, "num_broken": 0, "shows_something": True}
+    state = {"is_rounding": False, "broken": "", "shows_something": True}
     assert as_good(by_witness, is_same_picture=True, **state).verdict is ProofVerdict.PROVEN
     alone = as_good(by_witness, is_same_picture=False, **state)
     assert alone.verdict is ProofVerdict.UNCLEAR
     assert "--scorer" in alone.reason
     assert as_good([scored(0.0), *by_witness], is_same_picture=False, **state).verdict is ProofVerdict.PROVEN
-    broken = as_good(by_witness, is_same_picture=True, **(state | {"num_broken": 1}))
+    broken = as_good(
+        by_witness, is_same_picture=True, **(state | {"broken": "1 image of B is broken (black)"})
+    )
     assert broken.verdict is ProofVerdict.FAILED

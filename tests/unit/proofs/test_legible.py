@@ -176,11 +176,11 @@ def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_aske
 ) -> None:
     monkeypatch.setattr(scoring, "find_reader", lambda threads=None: None)
     proof = answer(prove(tmp_path, A, A, "--format", "json"))
-    assert "pip install 'vivace[ocr]'" in proof["answers"]["legible"]["reason"]
+    assert "pip install rapidocr onnxruntime" in proof["answers"]["legible"]["reason"]
     assert proof["answers"]["legible"]["reason"].startswith("8 prompts ask for words")
     plain = answer(prove(tmp_path, A, A, "--format", "json", prompts=["a cat", "a dog"]))
     assert plain["answers"]["legible"]["reason"] == "no prompt asks for words in quotes"
-    with pytest.raises(Unsupported, match=r"no text reader is installed; pip install 'vivace\[ocr\]'"):
+    with pytest.raises(Unsupported, match=r"no text reader is installed; pip install rapidocr"):
         raise prove(tmp_path, A, A, "--claim", "legible").exception
     with pytest.raises(UsageError, match="put them in quotes"):
         raise prove(tmp_path, A, A, "--claim", "legible", prompts=["a cat"]).exception
@@ -190,7 +190,7 @@ def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_aske
 def test_rapidocr_reads_rendered_words(tmp_path: Path) -> None:
     reader = find_reader(threads=1)
     if reader is None:
-        pytest.skip("vivace[ocr] is not installed; the other tests have a reader of their own")
+        pytest.skip("rapidocr is not installed; the other tests have a reader of their own")
     for prompt, words in zip(PROMPTS[:4], WORDS, strict=False):
         assert share_missed((words,), reader.read(drawn_words.draw(prompt, 0))) == 0
         assert share_missed((words,), reader.read(drawn_words.draw_illegible(prompt, 0))) > 0.5

@@ -161,12 +161,12 @@ def test_the_fused_recipe_is_what_an_h200_wants(model: str) -> None:
     assert answer.recipe is not None
     assert answer.recipe.startswith("fused(fp8, attention=fp8)")
     assert answer.basis is not None
-    assert answer.basis.place == f"results/flux-fused-{model}.json"
+    assert "flux-fused" in answer.basis.place
     assert answer.chosen is not None
     assert answer.chosen.gain is not None
     assert answer.chosen.gain.low is not None
     assert answer.chosen.gain.low > 2.2
-    assert any("of another sitting" in doubt for doubt in answer.doubts)
+    assert any("of another run or card" in doubt for doubt in answer.doubts)
     assert answer.sure == "medium"
 
 

@@ -6,6 +6,7 @@ from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.foundation.spec.limits import ONE_VIEW, Limits
 from vivace.foundation.spec.record import HIDDEN, ImageRecord, Outcome, Record
+from vivace.foundation.spec.vectors import packed
 from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of
@@ -184,6 +185,66 @@ def test_images_of_one_prompt_count_as_one() -> None:
     assert row.fidelity.clip_kept.low == pytest.approx(alone.fidelity.clip_kept.low), (
         "no surer by other seeds"
     )
+
+
+@pytest.mark.parametrize("number", [1, 3, 17])
+def test_an_image_of_another_picture_is_never_averaged_away(number: int) -> None:
+    """Whatever number of the 36 they are: their share of the capped mean may be within the limit."""
+    base, other = thrice(drawn("baseline")), thrice(drawn("bf16"))
+    rows = thrice_as_good(other, [1.0] * NUM, match=0.9995)
+    for k in range(number):
+        rows[2 * k] = rows[2 * k].model_copy(update={"against": rows[2 * k].against | {"match": 0.74}})
+    figures = [*thrice_as_good(base, [1.0] * NUM), *rows]
+    row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER))[1]
+    assert judgement_of(row).gate is Gate.FAILED
+    assert judgement_of(row).figure == "match"
+    assert f"{number} of 36 images" in judgement_of(row).reason
+    assert '"prompt 0" seed 0 (match 0.74)' in judgement_of(row).reason
+    steps = thrice(drawn("steps(8)"))
+    figures = [*thrice_as_good(base, [1.0] * NUM), *thrice_as_good(steps, [1.0] * NUM, match=-0.9)]
+    free = rows_of([base, steps], QualityPass({f.key: f for f in figures}, SCORER))[1]
+    assert judgement_of(free).gate is Gate.PASSED, "other pictures are allowed there"
+
+
+def test_the_baselines_image_of_another_seed_is_told_however_much_it_looks_like_its_own() -> None:
+    base, other = drawn("baseline"), drawn("bf16")
+
+    def with_thumbnails(rows: list[ImageFigures], *, swapped: bool = False) -> list[ImageFigures]:
+        levels = [100.0 + 5 * k for k in range(NUM)]
+        if swapped:
+            levels[3], levels[4] = levels[4], levels[3]
+        return [
+            row.model_copy(update={"thumbnail": packed([level] * 768)})
+            for row, level in zip(rows, levels, strict=True)
+        ]
+
+    for swapped, verdict in ((False, Gate.PASSED), (True, Gate.FAILED)):
+        figures = [
+            *with_thumbnails(figures_of(base)),
+            *with_thumbnails(figures_of(other, match=[0.97] * NUM), swapped=swapped),
+        ]
+        row = rows_of([base, other], QualityPass({f.key: f for f in figures}, SCORER), Limits(clip=0.9))[1]
+        assert judgement_of(row).gate is verdict, judgement_of(row).reason
+    assert judgement_of(row).reason.startswith("2 of 12 images are not the baseline's picture")
+
+
+def test_few_images_far_away_are_rounding_where_all_are_far_away() -> None:
+    """As of fp8: no image is the same, and the furthest are no outliers."""
+    other = drawn("quantize(fp8)")
+    row = row_of(other, figures_of(other, match=[0.7, *[0.96] * (NUM - 1)]), Limits(clip=0.9))
+    assert judgement_of(row).gate is not Gate.FAILED
+
+
+def test_a_hole_fails_both_claims() -> None:
+    for recipe in ("bf16", "steps(8)"):
+        other = drawn(recipe)
+        rows = figures_of(other)
+        rows[5] = rows[5].model_copy(update={"against": rows[5].against | {"hole": 0.03}})
+        judgement = judgement_of(row_of(other, rows, Limits(clip=0.9)))
+        assert judgement.gate is Gate.FAILED
+        assert judgement.figure == "broken"
+        assert "1 of 12 images has a hole" in judgement.reason
+        assert '"prompt 5" seed 0' in judgement.reason
 
 
 def test_a_second_witness_has_a_say() -> None:

@@ -315,9 +315,11 @@ def held_up(share: float) -> Round:
     return round_.model_copy(update={"samples": samples})
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.95, Verdict.FASTER), (0.7, Verdict.UNCLEAR)])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.95, Verdict.FASTER), (0.7, Verdict.FASTER), (0.45, Verdict.UNCLEAR)]
+)
 @pytest.mark.parametrize("which", ["recipe", "baseline"])
-def test_a_process_that_another_program_held_up_has_no_verdict(
+def test_a_gain_that_a_delay_by_other_programs_explains_has_no_verdict(
     share: float, expected: Verdict, which: str
 ) -> None:
     disturbed = [held_up(share), make_round(1, FAST)]

@@ -15,7 +15,6 @@ RECIPES = [
     "baseline",
     "deepcache(2)",
     "cfg_cutoff(0.4)",
-    "progressive_resolution(0.5)",
     "scheduler(dpmpp_2m)",
 ]
 

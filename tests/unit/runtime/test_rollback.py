@@ -30,9 +30,9 @@ def attributes_of(pipe: Any) -> dict[str, Any]:
     "recipe",
     [
         "deepcache(branch=90)+prompt_cache",
-        "token_merging+faster_cache+scheduler(edm_euler)",
+        "faster_cache+scheduler(edm_euler)",
         "prompt_cache+channels_last+cfg_cutoff(0.5)+scheduler(flow_euler)",
-        "deepcache+progressive_resolution(0.5)+scheduler(pndm)",
+        "deepcache+scheduler(edm_euler)",
         "compile(backend=eager)+attention(cudnn)",
     ],
 )

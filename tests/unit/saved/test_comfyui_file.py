@@ -72,6 +72,8 @@ def with_plain_weights(session: Session) -> Session:
 def test_read_back_it_draws_what_the_recipe_draws(tmp_path: Path) -> None:
     recipe = f"lora('{LORA}')+bf16+quantize(fp8_weight, granularity=tensor, skip='*.attn1.*')"
     file = written("tiny-sd", recipe, tmp_path / "unet.safetensors")
+    assert str(LORA.parent).encode() not in file.path.read_bytes(), "files for ComfyUI are published"
+    assert f"lora({LORA.name}" in read_metadata(file.path)["vivace"]
     afresh = opened("tiny-sd", recipe)
     assert file.num_quantised == afresh.effects["quantize@denoiser"]["denoiser.quantized_layers"]
     session = read_into(opened("tiny-sd", "bf16"), file.path)

@@ -109,13 +109,16 @@ def test_images_that_cannot_be_used_are_refused_in_words(
     [
         ({"image": "https://example.com/a.png"}, "image is text; send it as a file. URLs are not fetched"),
         ({"strength": 0}, "strength: Input should be greater than 0"),
-        ({"strength": "x"}, "strength: Input should be a valid number"),
+        ({"strength": "x"}, "strength: Value error, give a number"),
         ({"strength": 0.1, "num_inference_steps": 4}, "0.1 of 4 steps runs none of them; give 0.25 or more"),
-        ({"quality": "high"}, "quality is not a parameter here; there are: prompt, model, n, size"),
+        ({"quality": "high"}, "quality: Input should be 'auto' or 'standard'"),
+        ({"style": "vivid"}, "style is not a parameter here; there are: prompt, model, n, size"),
+        ({"n": "1_0"}, "n: Value error, give a number"),
         ({"loras": "{"}, "loras: Value error, give JSON, e.g. [{"),
         ({"loras": '[{"name": "x"}]'}, "no LoRA 'x'; there are: none"),
         ({"size": "1x1"}, "this server draws 16x16, 64x64; got 1x1"),
-        ({"model": "gpt-image-1"}, "this server has 'fake', not 'gpt-image-1'"),
+        ({"seed": "NaN"}, "seed: Input should be a valid integer"),
+        ({"stream": "yes"}, "stream: Value error, give true or false"),
         ({"prompt": ""}, "prompt: String should have at least 1 character"),
         ({"n": 99}, "n: Input should be less than or equal to 10"),
     ],
@@ -181,7 +184,9 @@ def test_openais_client_edits_and_streams(server: Served) -> None:
         extra_body={"seed": 5, "strength": 0.5},
     )
     assert made.data is not None
-    assert [image_of(entry.b64_json or "").getpixel((0, 0)) for entry in made.data] == [(5, 0, 7), (6, 0, 7)]
+    assert [image_of(entry.b64_json or "").getpixel((0, 0)) for entry in made.data] == [(7, 0, 0)] * 2, (
+        "outside of the mask"
+    )
     stream = client.images.edit(
         model="fake",
         image=[("a.png", png())],

@@ -1,7 +1,6 @@
 """What lies between two images in a worker: nothing that a GPU would wait for."""
 
 import itertools
-import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,8 +30,9 @@ def test_the_next_call_begins_when_the_last_has_returned(tmp_path: Path) -> None
     assert [answer.images[0].getpixel((9, 9))[0] for answer in answers] == list(range(12))
     times = [tuple(map(float, line.split())) for line in calls.read_text().splitlines()]
     gaps = [later[0] - earlier[1] for earlier, later in itertools.pairwise(times[2:])]
-    print(f"{1000 * statistics.median(gaps):.2f} ms between calls of {1000 * CALL_S:.0f}")
-    assert statistics.median(gaps) < 0.005, "0.2 ms where no other program runs, and 9 before"
+    print(f"{1000 * min(gaps):.2f} ms between calls of {1000 * CALL_S:.0f}")
+    # The shortest: other programs lengthen some, and what the worker itself does lengthens all.
+    assert min(gaps) < 0.005, "0.2 ms where no other program runs, and 9 where the image is copied between"
 
 
 def test_calls_end_in_order_and_one_that_fails_harms_no_other() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import PATH, Served, served
+from vivace.serve.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", hosts=frozenset({"images.lan"}))
@@ -69,7 +70,7 @@ def test_a_page_of_another_origin_draws_nothing(server: Served, origin: str) -> 
 
 
 def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, api_key="secret")
+    settings = dataclasses.replace(SETTINGS, keys=Keys({"secret": "key 1"}))
     headers = {"authorization": "Bearer secret", "host": "images.example"}
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
         assert locked.send(PATH, {"prompt": "x"}, headers).status == 200
@@ -89,7 +90,7 @@ def test_options_that_do_not_go_together_are_refused_at_start(
     arguments: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
-    key.write_text("secret")
+    key.write_text("secret-key")
     options = [str(key) if each == __file__ else each for each in arguments]
     command = [sys.executable, "-m", "vivace", "serve", "tiny-sd", "--recipe", "baseline", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,13 +1,12 @@
-"""The server on a Ray cluster of two CPU nodes, of which one is lost while many images are drawn."""
+"""The server on a Ray cluster of two CPU nodes: one is lost, and the server is told to end, while images are drawn."""
 
 import contextlib
-import json
 import os
-import socket
+import re
+import signal
+import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,12 +15,10 @@ from typing import Any
 import pytest
 
 from tests.serve_worker import COMMAND
-from tests.served import image_of
+from tests.served import Served, served_by
 from vivace.serve.settings import ServeSettings
 
 ROOT = Path(__file__).parents[3]
-PORT = 8797
-URL = f"http://127.0.0.1:{PORT}"
 IMAGES = 24
 
 
@@ -54,43 +51,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         started.shutdown()
 
 
-def get(path: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(URL + path, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def draw(seed: int) -> tuple[int, int]:
-    """Ask for an image that takes half a second; return its status and the seed that its colour shows."""
-    body = {"prompt": "slow 1", "seed": seed, "num_inference_steps": 5}
-    request = urllib.request.Request(
-        f"{URL}/v1/images/generations", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        data = json.load(answer)["data"]
-    assert len(data) == 1
-    return answer.status, image_of(data[0]["b64_json"]).getpixel((0, 0))[0]
-
-
-def leave(prompt: str, steps: int) -> None:
-    """Ask for an image, and go away while it is drawn."""
-    body = json.dumps({"prompt": prompt, "num_inference_steps": steps}).encode()
-    with socket.create_connection(("127.0.0.1", PORT)) as client:
-        head = ["host: localhost", "content-type: application/json", f"content-length: {len(body)}"]
-        client.sendall("\r\n".join(["POST /v1/images/generations HTTP/1.1", *head, "", ""]).encode() + body)
-        wait_until(lambda: counts()['vivace_images{state="running"}'] == 1, 20, "it is not drawn")
-
-
-def counts() -> dict[str, float]:
-    lines = get("/metrics")[1].splitlines()
-    return {
-        name: float(value)
-        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    }
-
-
 def running() -> int:
     from ray import serve
 
@@ -105,28 +65,57 @@ def wait_until(check: Any, seconds: float, what: str) -> None:
         time.sleep(0.2)
 
 
+def draw(server: Served, seed: int) -> tuple[int, int]:
+    """Ask for an image that takes half a second; return its status and the seed that its colour shows."""
+    answer = server.draw("slow 1", seed=seed, num_inference_steps=5)
+    return answer.status, answer.images[0].getpixel((0, 0))[0]
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_node_is_lost_under_load_and_no_image_is(cluster: Any) -> None:
     from ray import serve
 
-    from vivace.serve.ray_application import NAME, Replicas, application, connect
+    from vivace.serve.ray_application import NAME, Replicas, application, connect, pool_maker
 
-    connect(cluster.address, "127.0.0.1", PORT)
-    serve.run(application(ServeSettings("fake", "baseline"), Replicas(2, 2), 0, COMMAND), name=NAME)
-    wait_until(lambda: get("/readyz")[0] == 200, 60, "the server is not ready")
-    wait_until(lambda: running() == 2, 60, "Ray did not use both nodes, which have a CPU each")
-    with ThreadPoolExecutor(IMAGES) as clients:
-        drawing = [clients.submit(draw, seed) for seed in range(1, IMAGES + 1)]
-        wait_until(lambda: counts()['vivace_images{state="done"}'] >= 4, 60, "nothing is drawn")
-        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        answers = [each.result() for each in drawing]
-    assert answers == [(200, seed) for seed in range(1, IMAGES + 1)], "each client has its own image, once"
-    after = counts()
-    assert after["vivace_images_accepted_total"] == after['vivace_images{state="done"}'] == IMAGES
-    assert after["vivace_steps_count"] == IMAGES, "each image is delivered once"
-    leave("slow 5", 40)
-    wait_until(lambda: counts()['vivace_images{state="cancelled"}'] == 1, 20, "the image goes on")
-    began = time.monotonic()
-    assert draw(7) == (200, 7)
-    assert time.monotonic() - began < 10, "the 20 s of the image that nobody waits for have ended"
+    connect(cluster.address)
+    settings, two = ServeSettings("fake", "baseline"), Replicas(2, 2)
+    serve.run(application(settings, two, 0, COMMAND), name=NAME, route_prefix=None)
+    with served_by(settings, pool_maker(two)) as server:
+        wait_until(lambda: running() == 2, 60, "Ray did not use both nodes, which have a CPU each")
+        with ThreadPoolExecutor(IMAGES) as clients:
+            drawing = [clients.submit(draw, server, seed) for seed in range(1, IMAGES + 1)]
+            wait_until(lambda: server.states()["done"] >= 4, 60, "nothing is drawn")
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            answers = [each.result() for each in drawing]
+        assert answers == [(200, seed) for seed in range(1, IMAGES + 1)], (
+            "each client has its own image, once"
+        )
+        assert server.states()["done"] == IMAGES
+        assert f"vivace_steps_count {IMAGES}.0" in server.send("/metrics").body.decode(), "delivered once"
+        with server.leave("slow 5", num_inference_steps=40):
+            server.wait_for("running", 1)
+        server.wait_for("cancelled", 1)
+        began = time.monotonic()
+        assert draw(server, 7) == (200, 7)
+        assert time.monotonic() - began < 10, "the 20 s of the image that nobody waits for have ended"
+
+
+@pytest.mark.long
+def test_sigterm_lets_accepted_images_end(cluster: Any) -> None:
+    options = ["--ray", cluster.address, "--replicas", "1", "--device", "cpu", "--port", "0"]
+    command = [sys.executable, "-m", "vivace", "serve", "tiny-sd", "--recipe", "baseline", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        place = next(
+            found for line in process.stderr if (found := re.match(r"http://127.0.0.1:(\d+)/ ", line))
+        )
+        server = Served(int(place[1]), None)
+        wait_until(lambda: server.send("/readyz").status == 200, 120, "the server is not ready")
+        with ThreadPoolExecutor(3) as clients:
+            drawing = [clients.submit(server.draw, seed=seed, num_inference_steps=40) for seed in (1, 2, 3)]
+            server.wait_for("waiting", 2)
+            process.send_signal(signal.SIGTERM)
+            answers = [each.result() for each in drawing]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        assert process.wait(60) == 0

@@ -19,6 +19,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, image_of, served
+from vivace.serve.keys import Keys
 from vivace.serve.request_checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
@@ -47,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ({"prompt": ""}, "prompt: String should have at least 1 character"),
         ({"size": "17x17"}, "this server draws 16x16, 64x64; got 17x17"),
         ({"size": "big"}, "a size is WIDTHxHEIGHT in pixels, e.g. 16x16; got 'big'"),
-        ({"model": "flux"}, "this server has 'fake', not 'flux'"),
+        ({"quality": "high"}, "quality: Input should be 'auto' or 'standard'"),
         ({"response_format": "file"}, "response_format: Input should be 'b64_json' or 'url'"),
         ({"output_compression": 50}, "png is not compressed with loss"),
         ({"partial_images": 1}, "partial images come in a stream only; add stream=true"),
@@ -148,7 +149,7 @@ def test_null_is_as_if_left_out(plain: Served) -> None:
     answer = plain.draw(seed=3, **dict.fromkeys(names))
     assert answer.images[0].getpixel((0, 0)) == (3, 0, 0)
     assert plain.send(PATH, {"prompt": None}).message == "prompt: Field required"
-    assert plain.send(PATH, {"prompt": "x", "quality": None}).status == 400
+    assert plain.send(PATH, {"prompt": "x", "style": None}).status == 400
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,10 @@ def test_probes_may_ask_by_head(plain: Served) -> None:
 def test_pages_of_other_sites_draw_nothing(plain: Served) -> None:
     """A browser lets any page send a form or plain text to this machine."""
     foreign = plain.send(PATH, {"prompt": "x"}, {"sec-fetch-site": "cross-site"})
-    assert (foreign.status, foreign.message) == (403, "a page of another site may not draw here")
+    assert (foreign.status, foreign.message) == (
+        403,
+        "a page of another site may not draw here; allow it with --allowed-origins",
+    )
     assert plain.send(PATH, {"prompt": "x"}, {"sec-fetch-site": "same-origin"}).status == 200
     assert plain.send(PATH, {"prompt": "x"}, {"content-type": "text/plain"}).status == 400
 
@@ -345,7 +349,7 @@ def test_many_clients_that_come_and_go_leave_counts_that_add_up(server: Served) 
 
 
 def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline", api_key="secret")
+    settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
         assert locked.send("/livez").status == 200
         for path in ("/", "/readyz", "/metrics", "/v1/models", "/openapi.json", "/nothing"):

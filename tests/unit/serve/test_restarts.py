@@ -12,7 +12,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
-from vivace.serve import starting
+from vivace.serve import replica, starting
 from vivace.serve.settings import ServeSettings
 from vivace.serve.starting import PastStarts, Starting
 
@@ -29,6 +29,34 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
 def health(server: Served) -> tuple[int, str, str]:
     answer = server.send("/readyz")
     return answer.status, answer.json["status"], answer.json["state"]
+
+
+def test_a_worker_that_hangs_while_it_draws_is_ended_and_its_image_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "_LEAST_SILENCE_S", 1.5)
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        with ThreadPoolExecutor(1) as clients:
+            drawing = clients.submit(server.draw, "hang", seed=5)
+            wait_until(lambda: server.pool.replicas[0].phase.value == "silent")
+            assert health(server) == (503, "not ready", "failing")
+            (worker,) = server.send("/readyz").json["workers"]
+            assert "no sign of life for 1 s" in worker["doing"]
+            assert drawing.result().images[0].getpixel((0, 0)) == (5, 0, 0)
+        assert server.pool.replicas[0].num_restarts == 1
+        assert health(server) == (200, "ready", "idle")
+
+
+def test_what_takes_long_for_the_first_time_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of image that was not drawn yet, and one that says that it compiles."""
+    monkeypatch.setattr(replica, "_LEAST_SILENCE_S", 0.2)
+    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        slow = {"num_inference_steps": 1, "seed": 5}
+        assert server.draw("slow 5", negative_prompt="x", **slow).status == 200
+        assert server.draw("compile slow 5", **slow).status == 200
+        assert server.pool.replicas[0].num_restarts == 0
 
 
 def test_a_phase_may_take_ten_times_what_it_took(tmp_path: Path) -> None:
@@ -73,12 +101,13 @@ def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path) -> None:
         (replica,) = server.pool.replicas
         wait_until(lambda: replica.phase == "unloaded")
         assert health(server) == (200, "ready", "unloaded")
-        drawing = clients.submit(server.draw, "slow 3", seed=3)
+        drawing = clients.submit(server.draw, "hold image", seed=3)
         wait_until(lambda: replica.phase == "starting")
         assert health(server) == (200, "ready", "reloading")
         wait_until(lambda: replica.phase == "drawing")
         assert health(server) == (200, "ready", "drawing")
         marker.touch()
+        (tmp_path / "image").touch()
         assert drawing.result().images[0].getpixel((0, 0)) == (3, 0, 0)
         wait_until(lambda: replica.phase == "unloaded")
         waiting = clients.submit(server.draw, seed=4)

@@ -12,10 +12,12 @@ import yaml
 
 from tests.serve_worker import COMMAND
 from tests.served import served
+from vivace.serve.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-POD = yaml.safe_load((DEPLOY / "kubernetes.yaml").read_text())["spec"]["template"]["spec"]
+DEPLOYMENT, SERVICE = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+POD = DEPLOYMENT["spec"]["template"]["spec"]
 
 
 def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
@@ -25,7 +27,7 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
     key = tmp_path / "key"
     key.write_text("secret\n")
-    settings = ServeSettings("fake", "baseline", api_key="secret")
+    settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
 
         def status(code: str) -> int:
@@ -61,3 +63,12 @@ def test_services_leave_accepted_images_the_time_to_end() -> None:
     graces = [int(values["TimeoutStopSec"]), POD["terminationGracePeriodSeconds"]]
     assert min(graces) > ServeSettings("m", "r").timeout_s
     assert values["KillMode"] == "mixed", "SIGTERM goes to the server alone"
+
+
+def test_a_rollout_on_one_gpu_loses_no_request() -> None:
+    assert DEPLOYMENT["spec"]["strategy"]["type"] == "Recreate", "the new pod needs the GPU of the old one"
+    (container,) = POD["containers"]
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert POD["terminationGracePeriodSeconds"] > ServeSettings("m", "r").timeout_s + pause
+    assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    assert SERVICE["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"]

@@ -1,6 +1,7 @@
 """Two servers with one folder of LoRAs, whose files are replaced, half written and removed while they run."""
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -52,7 +53,14 @@ def pair(shared: Path) -> Iterator[tuple[Served, Served]]:
     for path in loras.values():
         path.write_bytes(stronger(1.0))
     settings = ServeSettings(
-        "tiny-sd", "tiny_vae", device="cpu", threads=1, sizes=(Size(64, 64),), loras=loras, task="text"
+        "tiny-sd",
+        "tiny_vae",
+        device="cpu",
+        threads=1,
+        sizes=(Size(64, 64),),
+        loras=loras,
+        task="text",
+        lora_folder=shared,
     )
     with contextlib.ExitStack() as stack:
         yield stack.enter_context(served(settings)), stack.enter_context(served(settings))
@@ -92,6 +100,28 @@ def test_both_draw_with_the_file_as_it_is(pair: tuple[Served, Served], folder: P
         assert np.array_equal(pixels(server, **lora("a")), before[0])
         assert np.array_equal(pixels(server), without)
         assert server.pool.replicas[0].num_restarts == 0
+
+
+def test_a_file_that_is_added_is_drawn_with(pair: tuple[Served, Served], folder: Path) -> None:
+    server, _ = pair
+    assert server.draw(**lora("new")).message == "no LoRA 'new'; there are: a, b"
+    (folder / "new.safetensors").write_bytes(stronger(1.0))
+    with (folder / "huge.safetensors").open("wb") as file:
+        header = json.dumps(
+            {"x.lora_A.weight": {"dtype": "F32", "shape": [2**31], "data_offsets": [0, 2**33]}}
+        )
+        file.write(len(header).to_bytes(8, "little") + header.encode())
+        file.truncate(8 + len(header) + 2**33)
+    try:
+        assert server.send("/v1/models/tiny-sd").json["loras"] == ["a", "b", "huge", "new"]
+        assert np.array_equal(pixels(server, **lora("new")), pixels(server, **lora("a")))
+        began = time.monotonic()
+        refused = server.draw(**lora("huge"))
+        assert (refused.status, "it is no LoRA of this model" in refused.message) == (400, True)
+        assert time.monotonic() - began < 5, "its 8 GB are not read"
+    finally:
+        for name in ("new", "huge"):
+            (folder / f"{name}.safetensors").unlink()
 
 
 def test_a_file_that_is_written_all_the_time_ends_no_worker(
@@ -138,10 +168,7 @@ def test_a_worker_that_comes_back_goes_on_without_files_that_are_gone(
     (folder / "a.safetensors").unlink()
     restart(first)
     answer = first.draw(**lora("a"))
-    assert (answer.status, answer.message) == (
-        400,
-        "'a' cannot be used: a.safetensors cannot be read any more: No such file or directory",
-    )
+    assert (answer.status, answer.message) == (400, "no LoRA 'a'; there are: b")
     assert np.array_equal(pixels(first, **lora("b")), other)
     (folder / "b.safetensors").unlink()
     restart(first)

@@ -20,9 +20,9 @@ class Clock:
         return self.now
 
 
-def job(name: str, seconds: float, lora: str | None = None) -> ImageJob:
+def job(name: str, seconds: float, lora: str | None = None, owner: str = "") -> ImageJob:
     of_lora = None if lora is None else RequestedLora(lora, Path(lora), 1.0)
-    return ImageJob(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora)
+    return ImageJob(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora, owner)
 
 
 async def order(line: WaitingLine, jobs: list[ImageJob], lora: str | None = None) -> list[str]:
@@ -85,6 +85,38 @@ def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
         with pytest.raises(QueueFull, match="about 30 s, and no more than 10 may") as raised:
             wide.check_room(1)
         assert raised.value.retry_after_s == 20
+
+    asyncio.run(run())
+
+
+def test_clients_that_are_refused_come_back_one_after_the_other() -> None:
+    async def run() -> None:
+        line = WaitingLine(2, 1000, clock=lambda: 0.0)
+        await line.put(job("a", 8))
+        await line.put(job("b", 8))
+        times = []
+        for _ in range(3):
+            with pytest.raises(QueueFull) as raised:
+                line.check_room(1)
+            times.append(raised.value.retry_after_s)
+        assert times == [8, 16, 24]
+
+    asyncio.run(run())
+
+
+def test_owners_of_keys_take_turns_and_share_the_places() -> None:
+    async def run() -> None:
+        line = WaitingLine(8, 1000, num_owners=lambda: 2)
+        for number in range(4):
+            await line.put(job(f"many {number}", 1, owner="anna"))
+        with pytest.raises(QueueFull, match="4 images of this key wait, and no more than 4 may"):
+            line.check_room(1, "anna")
+        line.check_room(4, "bert")
+        await line.take(None)
+        await line.put(job("one", 1, owner="bert"))
+        await line.put(job("two", 1, owner="bert"))
+        order = [(await line.take(None))[0].prompt for _ in range(5)]
+        assert order == ["many 1", "one", "many 2", "two", "many 3"]
 
     asyncio.run(run())
 
@@ -186,6 +218,7 @@ def test_the_time_to_come_back_is_of_the_measured_rate() -> None:
             line.check_room(1)
         for _ in range(40):
             line.note_drawn(1.0, 5.0)
+        line._promised.clear()
         with pytest.raises(QueueFull) as after:
             line.check_room(1)
         assert (before.value.retry_after_s, after.value.retry_after_s) == (1, 5)

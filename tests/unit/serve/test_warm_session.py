@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import vivace
 from tests.served import Served, image_of, served
@@ -25,11 +26,13 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return copies of a LoRA, of which a test spoils the one of that name."""
+    """Return copies of a LoRA, of which a test spoils the one of that name; the weights of one are finite and huge."""
     folder = tmp_path_factory.mktemp("loras")
     files = {name: folder / f"{name}.safetensors" for name in ("kept", "spoilt")}
     for path in files.values():
         shutil.copy(LORA, path)
+    files["huge"] = folder / "huge.safetensors"
+    save_file({name: 1e15 * tensor.float() for name, tensor in load_file(LORA).items()}, files["huge"])
     return files
 
 
@@ -130,6 +133,27 @@ def test_a_lora_that_is_spoilt_on_disk_harms_its_request_alone(
     assert server.pool.replicas[0].num_restarts == 0
 
 
+def test_an_image_that_is_not_finite_is_an_error_and_the_worker_lives_on(server: Served) -> None:
+    plain, before = pixels(server), server.states()
+    huge = {"loras": [{"name": "huge"}], "num_inference_steps": 2}
+    source = example_images("StableDiffusionInpaintPipeline", {"height": 128, "width": 128})["image"]
+    answers = [
+        server.draw(**huge),
+        server.draw(**huge, response_format="url"),
+        server.edit(files={"image": png(source)}, num_inference_steps=2, loras='[{"name": "huge"}]'),
+    ]
+    for answer in answers:
+        assert answer.status == 500
+        assert "not finite" in answer.message
+    streamed = server.draw(**huge, stream=True, partial_images=1).body.decode()
+    assert "not finite" in streamed
+    assert "b64_json" not in streamed
+    after = server.states()
+    assert (after["done"], after["failed"]) == (before["done"], before["failed"] + 4)
+    assert np.array_equal(pixels(server), plain)
+    assert server.pool.replicas[0].num_restarts == 0
+
+
 def test_partial_images_look_like_the_finished_one(server: Served) -> None:
     client = server.send(
         "/v1/images/generations",
@@ -173,7 +197,7 @@ def test_a_prompt_that_is_cut_off_is_said(server: Served) -> None:
 def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     (model,) = server.send("/v1/models").json["data"]
     assert (model["id"], model["sizes"]) == ("tiny-sd", ["96x64", "128x128"])
-    assert model["loras"] == ["kept", "outlines", "spoilt"]
+    assert model["loras"] == ["huge", "kept", "outlines", "spoilt"]
     assert model["recipe"] == "tiny_vae"
     assert model["tasks"] == ["text", "image", "inpaint"]
     assert "its layers are those of FLUX, and this is Stable Diffusion" in model["unfit_loras"]["flux"]

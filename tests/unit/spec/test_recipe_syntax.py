@@ -96,6 +96,14 @@ def test_a_stored_recipe_of_another_version_is_readable_and_refused_by_name() ->
         Recipe.from_spec(other)
 
 
+@pytest.mark.parametrize("name", ["token_merging", "progressive_resolution"])
+def test_a_removed_technique_is_refused_with_what_to_use_instead(name: str) -> None:
+    stored = RecipeSpec(text=name, techniques=(TechniqueCall(name=name, knobs={}, targets=()),))
+    for read in (lambda: resolve(f"bf16+{name.upper()}(0.5)"), lambda: Recipe.from_spec(stored)):
+        with pytest.raises(RecipeError, match=rf"{name} was removed on .*steps\(N\) in its place"):
+            read()
+
+
 def test_recipes_are_edited_as_values() -> None:
     recipe = resolve("bf16+tiny_vae+steps(20)")
     assert recipe.without("steps").text == "tiny_vae+dtype(bf16)"

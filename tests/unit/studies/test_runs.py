@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.sittings import of_store, write_sittings
 from tests.typed import run_vivace as vivace
 from vivace.benchmark.store import Store
 from vivace.evidence.studies import StudyFile, StudyRun, read_study, study
 from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.runs import MeasuredPart
-from vivace.evidence.studies.sittings import of_store, write_sittings
 from vivace.evidence.studies.study_file import Tiny
 from vivace.evidence.studies.study_page import page_of
 from vivace.evidence.studies.view import views

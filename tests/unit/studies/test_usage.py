@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sittings import write_sittings
 from tests.make import make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
-from vivace.evidence.studies.sittings import read_sittings, write_sittings
+from vivace.evidence.studies.sittings import read_sittings
 from vivace.evidence.studies.study_table import render
 from vivace.evidence.studies.usage import SHORT, usage_table
 from vivace.evidence.studies.view import views

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests.families import build, draw, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

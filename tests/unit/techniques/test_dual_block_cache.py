@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests import flow_models
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
@@ -17,7 +18,6 @@ from vivace.machinery.step_caching.block_residual import blocks_of
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.technique import Machine
-from vivace.measure.flops import count_denoiser
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.techniques.dual_block_cache import DualBlockCache, steps_of

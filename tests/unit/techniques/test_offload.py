@@ -88,7 +88,6 @@ COMPOSING = {
         "compile(backend=eager, blocks=repeated)",
         "compile(backend=eager)@vae",
         "deepcache(hits=0.5)",
-        "token_merging(0.3)",
     ],
     "sdxl": ["fuse_qkv", "layerwise_casting@denoiser,text_encoder_2"],
     "flux": [

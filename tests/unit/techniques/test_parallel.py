@@ -101,7 +101,7 @@ class TestBoth:
             "parallel(cfg)+fuse_qkv+quantize(int8)+deepcache+compile(blocks=repeated, backend=eager)+inference_mode",
             35,
         ),
-        ("sd", "parallel(cfg)+token_merging+taylorseer(hits=0.5)+attention(math)", 35),
+        ("sd", "parallel(cfg)+taylorseer(hits=0.5)+attention(math)", 35),
         ("flux", "bf16+parallel(cfg)+teacache(hits=0.3)", 35),
         ("flux", "quantize(nf4)+parallel(ulysses)+attention(math)", 35),
         ("flux", "parallel(all_gather)+attention(math)+steps(4)", SAME_DB),

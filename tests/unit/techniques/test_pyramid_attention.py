@@ -7,10 +7,10 @@ import torch
 from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import component_of
-from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("small_images")

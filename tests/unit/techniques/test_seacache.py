@@ -7,6 +7,7 @@ import torch
 from diffusers.hooks.sea_cache import _apply_sea_filter
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
@@ -14,7 +15,6 @@ from vivace.machinery.families.family import grid_of_ids
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.technique import Machine
-from vivace.measure.flops import count_denoiser
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

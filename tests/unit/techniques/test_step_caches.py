@@ -230,7 +230,7 @@ PARTNERS = [
         (replace(HALF, family=family, recipe=recipe), partner)
         for recipe, partners in {
             "deepcache(2)": (*OF_UNETS, COMPILED),
-            "faster_cache(2, start=1001)": (*OF_UNETS, "token_merging"),
+            "faster_cache(2, start=1001)": OF_UNETS,
         }.items()
         for family in ("sd", "sdxl")
         for partner in partners
@@ -262,12 +262,11 @@ PARTNERS = [
 @pytest.mark.parametrize(("cache", "partner"), PARTNERS, ids=_id)
 # Of SDXL's UNet, which takes the way of SD's, those that touch what it has more of stay.
 @pytest.mark.exhaustive(
-    "sdxl-*bf16*", "sdxl-*int8", "sdxl-*layerwise*", "sdxl-*math*", "sdxl-*heun*", "sdxl-*compile*", "sdxl-*merging",
+    "sdxl-*bf16*", "sdxl-*int8", "sdxl-*layerwise*", "sdxl-*math*", "sdxl-*heun*", "sdxl-*compile*",
 )  # fmt: skip
 @pytest.mark.quick(
     "sd-deepcache*bf16",
     "sd-faster*int8",
-    "sd-faster*token_merging",
     "flux-dual*fuse_qkv",
     "flux-mag*bf16",
     "flux-pyramid*attention(math)",

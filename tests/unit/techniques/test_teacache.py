@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests import exported
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
@@ -18,7 +19,6 @@ from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
 from vivace.machinery.technique import Machine
-from vivace.measure.flops import count_denoiser
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_teacache

@@ -88,7 +88,7 @@ def test_images_that_show_nothing_are_not_judged() -> None:
 def test_what_another_judge_said_is_judged_again() -> None:
     judge = judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS)
     assert judge.scorer is not None
-    proven = Result(resolve("steps(8)"), Outcome.MEASURED, Rung.PROVEN, 1.0, slack=0.1, gate=Gate.UNCLEAR)
+    proven = Result(resolve("steps(8)"), Outcome.MEASURED, Rung.FINAL, 1.0, slack=0.1, gate=Gate.UNCLEAR)
     own = Invocation("", "", (), scorer=judge.scorer.id)
     assert judge.counted(proven, own) == proven
     again = judge.counted(proven, Invocation("", "", ()))

@@ -28,7 +28,7 @@ from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import assembled, unlike, with_common
+from vivace.tuning.companions import promised, unlike, with_common
 from vivace.tuning.explained import why_lost
 from vivace.tuning.failure_model import failure_probabilities, probability_of_running
 from vivace.tuning.notes import _unmet, why_none
@@ -168,14 +168,14 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
         result("tiny_vae", 0.2, rung=Rung.JUDGED, slack=0.01),
         result("steps(8)", 0.3, rung=Rung.JUDGED, slack=0.01),
         result("first_block_cache(0.3)", 0.3, rung=Rung.JUDGED, slack=0.01),
-        result(path, 0.6, rung=Rung.PROVEN, slack=0.01),
+        result(path, 0.6, rung=Rung.FINAL, slack=0.01),
     ]
     pick = search.history[-1]
-    assert [recipe.text for recipe in assembled(search, pick, [])] == [resolve(whole).text]
+    assert [unmeasured.recipe.text for unmeasured in promised(search, [pick])] == [resolve(whole).text]
     search.budget = Trials(search.num_trials)
-    assert assembled(search, pick, []) == [], "no trial is left for it"
+    assert promised(search, [pick]) == [], "no trial is left for it"
     search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
-    assert assembled(search, pick, []) == []
+    assert promised(search, [pick]) == []
 
 
 def test_finalists_that_fail_together_do_not_take_all_places() -> None:
@@ -216,7 +216,7 @@ def test_an_option_that_fails_alone_leaves_the_space() -> None:
 
 def result(text: str, gain: float, **fields: object) -> Result:
     measured = Result(
-        resolve(text), Outcome.MEASURED, Rung.PROVEN, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0
+        resolve(text), Outcome.MEASURED, Rung.FINAL, gain, 0.01, 0.01, Gate.PASSED, 1.0, 1e9, 1.0
     )
     return dataclasses.replace(measured, **fields)
 

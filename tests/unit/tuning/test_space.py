@@ -109,7 +109,7 @@ def test_keep_and_without() -> None:
 def test_keep_and_without_contradict() -> None:
     with pytest.raises(UsageError, match="--keep steps and --without steps"):
         Objective(keep=("steps(8)",), without=("steps",))
-    with pytest.raises(UsageError, match="--keep tiny_vea: no such technique; did you mean 'tiny_vae'"):
+    with pytest.raises(UsageError, match="--keep tiny_vea: no technique 'tiny_vea'; did you mean 'tiny_vae'"):
         Objective(keep=("tiny_vea",))
     with pytest.raises(RecipeError, match="keep one"):
         Objective(keep=("bf16", "fp16"))

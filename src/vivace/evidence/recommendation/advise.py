@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vivace.benchmark.store import DEFAULT_STORE
@@ -10,6 +11,7 @@ from vivace.errors import UsageError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
+from vivace.evidence.recommendation.answer_check import objection
 from vivace.evidence.recommendation.criteria import GOALS, Criteria, Goal, parse_size
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
@@ -24,7 +26,7 @@ from vivace.evidence.recommendation.speed_limit import chip_limit
 from vivace.evidence.recommendation.weighing import RankedTable, followed, over_published, weigh
 from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
-from vivace.foundation.hardware import Near, known_gpu, named_gpu, near, present_gpu, this_gpu
+from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near, present_gpu, this_gpu
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.workload import Task
@@ -33,10 +35,11 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.runtime.memory.fit import RESERVE_BYTES
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
 
 _POOLED = ("throughput", "cost")
+_MOST_PREDICTED = 2
+"""Most recipes whose memory is predicted, which takes seconds; after that only recipes that fit for sure count."""
 
 
 def recommend(
@@ -80,12 +83,15 @@ def recommend(
     if limit is not None and not limit > 0:
         raise UsageError(f"max_memory={max_memory!r} is not a limit; give bytes, or for example '12GB'")
     own = [table for folder in _folders(store) for table in tables_of_store(folder, min_quality)]
+    num_gpus = 1
     if gpu is not None:
-        gpu = checked_gpu(gpu, {table.gpu for table in own})
+        num_gpus, gpu = counted(gpu)
+        gpu = checked_gpu(gpu, {table.gpu for table in own}, limit)
     with InputErrors():
         criteria = Criteria(
             model=model,
             gpu=gpu,
+            num_gpus=num_gpus,
             max_bytes=limit,
             limits=min_quality,
             goal=goal,
@@ -96,17 +102,20 @@ def recommend(
     return recommend_from(criteria, [*own, *committed_tables(), *community_tables(), *published_tables()])
 
 
-def checked_gpu(name: str, recorded: Iterable[str]) -> str:
+def checked_gpu(name: str, recorded: Iterable[str], max_bytes: float | None = None) -> str:
     """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu".
+
+    Args:
+        max_bytes: a limit on memory, which tells the size of a GPU that is sold with several.
 
     Raises:
         UsageError: it is none of these.
     """
     if name.strip().lower() == "cpu":
         return "cpu"
-    if any(near(name, other) is Near.SAME for other in recorded):
+    if known_gpu(name) is None and any(near(name, other) is Near.SAME for other in recorded):
         return name.strip()
-    return named_gpu(name).name
+    return named_gpu(name).within(max_bytes).name
 
 
 def _own_task(model: str) -> Task:
@@ -135,11 +144,11 @@ def recommend_from(
     Args:
         card: the GPU to fit; None for the requested one, or this machine's.
         published: the model's needs without a recipe; None for the catalogue's figures.
-        with_predictions: also rank recipes without measurements.
+        with_predictions: also rank recipes without measurements, and count memory as `vivace plan` does.
     """
     candidates = list(tables)
     kin = kin_of(criteria.model, frozenset(table.model for table in candidates))
-    candidates = [at_own_steps(table, kin) for table in candidates]
+    candidates = [at_own_steps(kin.adopt(table), kin) for table in candidates]
     # Image-to-image runs a share of the steps, and encodes an image: its times say nothing about text-to-image.
     candidates = [table for table in candidates if table.task == criteria.task]
     gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
@@ -149,7 +158,7 @@ def recommend_from(
         else [table for table in candidates if table.batch == 1]
     )
     card = card or _card(criteria)
-    published = published or (None if kin.is_embedded else footprints().get(kin.name))
+    published = published or kin.published
     published = published if published is not None and published.task == criteria.task else None
     is_small = (
         card is not None
@@ -158,24 +167,41 @@ def recommend_from(
     )
     is_predicted = with_predictions and criteria.goal in ("latency", "memory")
     if is_predicted and card is not None and published is not None:
-        predicted = predicted_table(kin, card, candidates, published)
-        candidates += [] if predicted is None else [predicted]
-    judge = RowFilter(criteria, kin, gpu, None if card is None or card.is_typical else card, is_small)
+        candidates.append(predicted_table(kin, card, candidates, published))
+    judge = RowFilter(
+        criteria,
+        kin,
+        gpu,
+        None if card is None or card.is_typical else card,
+        is_small,
+        published,
+        with_predictions,
+    )
+    answer = _answer(judge, candidates)
+    while (problem := objection(answer, judge)) is not None:
+        refused = {**judge.refused, problem.recipe: problem}
+        judge = replace(judge, refused=refused, is_strict=len(refused) >= _MOST_PREDICTED)
+        answer = _answer(judge, candidates)
+    return answer
+
+
+def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommendation:
+    """Return the best allowed recipe of the tables."""
+    criteria, kin, gpu = judge.criteria, judge.kin, judge.gpu
     weighed = [source for table in candidates if (source := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda source: source.order)
     best = followed(weighed)
+    limit = None if best is None else limit_of(best, judge)
     answer = Recommendation(
         criteria=criteria,
         model=kin.name,
         gpu=gpu,
-        limit=chip_limit(kin.name, gpu)
-        if best is None
-        else limit_of(best, judge) or chip_limit(kin.name, gpu),
+        limit=limit or chip_limit(kin.architecture, gpu, kin.steps),
         card_bytes=None if judge.card is None else round(judge.card.num_bytes),
     )
     if best is None:
         left_out = [out for source in weighed if not source.is_transferred for out in source.left_out]
-        missing = missing_evidence(weighed, kin, gpu, None, criteria.task)
+        missing = missing_evidence(weighed, kin, criteria, gpu, None)
         answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
         return answer.model_copy(update={"next": next_commands(answer)})
     return _answered(answer, best, weighed, kin, judge)
@@ -228,7 +254,7 @@ def _answered(
             "left_out": _each_once(best.left_out),
             "elsewhere": tuple(other_sources(best, weighed, judge)),
             "other_model": fewer_steps(best, weighed) if is_timed else None,
-            "missing": missing_evidence(weighed, kin, judge.gpu, best, answer.criteria.task),
+            "missing": missing_evidence(weighed, kin, judge.criteria, judge.gpu, best),
         }
     )
     answer = answer.model_copy(update={"quality": quality_of(answer), "why": why_lost(answer)})

@@ -38,6 +38,7 @@ class Criteria(Spec):
     Attributes:
         model: a name of the catalogue, `synthetic:NAME`, or whatever the records call it.
         gpu: None for this machine's GPU, or any if it has none.
+        num_gpus: how many of them were named.
         max_bytes: a hard limit on peak memory.
         limits: quality that a recipe's images must be proven to keep; None: they must not have failed the gate's usual
             limits.
@@ -48,6 +49,7 @@ class Criteria(Spec):
 
     model: str = Field(min_length=1)
     gpu: str | None = None
+    num_gpus: int = Field(default=1, ge=1)
     max_bytes: float | None = Field(default=None, gt=0)
     limits: Limits | None = None
     goal: Goal = "latency"

@@ -7,26 +7,25 @@ The ranking's memory is recorded, or estimated to a few percent. Before a recipe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from vivace.errors import NoEffect, RecipeError, Unpredictable, Unsupported, WorkloadError
+from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.advise import recommend_from
+from vivace.evidence.recommendation.answer_check import prediction_of
 from vivace.evidence.recommendation.criteria import Criteria
 from vivace.evidence.recommendation.predicted_tables import Card
 from vivace.evidence.recommendation.recommendation import RecipeFigures, Recommendation
 from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
 from vivace.models.find import SYNTHETIC
-from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory.fit import RESERVE_BYTES, fits
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
-from vivace.runtime.memory.remembered import predicted
 from vivace.runtime.memory.weightless import Weightless
 
 MOST_TRIED = 5
@@ -42,23 +41,13 @@ class Fitting:
     Attributes:
         answer: the ranking, the chosen recipe first.
         chosen: the figures of the first recipe that fits; its memory is in `prediction`.
-        num_bytes: of the card.
+        others: slower ones that fit, the fastest first; their memory is recorded or estimated.
     """
 
     answer: Recommendation
     chosen: RecipeFigures
     prediction: Prediction
-    num_bytes: float
-
-    @property
-    def others(self) -> tuple[RecipeFigures, ...]:
-        """The other ranked recipes that fit, the best first; their memory is recorded or estimated."""
-        mine = resolve(self.chosen.recipe)
-        return tuple(
-            figures
-            for figures in _in_order(self.answer)
-            if resolve(figures.recipe) != mine and (figures.peak_bytes or 0) + RESERVE_BYTES <= self.num_bytes
-        )
+    others: tuple[RecipeFigures, ...]
 
 
 def fitting(
@@ -72,41 +61,22 @@ def fitting(
     """
     estimated = (card.num_bytes - RESERVE_BYTES) * (1 + _ESTIMATE_ERROR) + RESERVE_BYTES
     answer = ranked(model.name, published, replace(card, num_bytes=estimated))
-    for figures in _in_order(answer)[:MOST_TRIED]:
+    ordered = _in_order(answer)
+    for index, figures in enumerate(ordered[:MOST_TRIED]):
         on_attempt(figures.recipe)
         try:
             prediction = prediction_of(model, resolve(figures.recipe), published, figures.peak_bytes)
         except (NoEffect, RecipeError, Unsupported, WorkloadError):
             continue  # values from records of another model, or assumed by an estimate
         if fits(prediction, card.num_bytes):
-            return Fitting(answer, figures, prediction, card.num_bytes)
+            most = card.num_bytes - RESERVE_BYTES
+            return Fitting(
+                answer,
+                figures,
+                prediction,
+                tuple(f for f in ordered[index + 1 :] if (f.peak_bytes or 0) <= most),
+            )
     return None
-
-
-def prediction_of(
-    model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
-) -> Prediction:
-    """Return the prediction of a recipe; an upper estimate where none can be made, as for CUDA graphs.
-
-    The estimate is the recipe without the technique plus a step's activations, which a graph's pool keeps; or the
-    recorded memory, if that is larger.
-
-    Raises:
-        Unpredictable: more than one technique of the recipe cannot be predicted.
-    """
-    how: dict[str, Any] = {
-        key: getattr(published, key) for key in ("height", "width", "batch", "text", "task")
-    }
-    try:
-        return predicted(model, recipe, **how)
-    except Unpredictable as error:
-        for technique in recipe:
-            if not str(error).startswith(f"{technique.name}:"):
-                continue
-            rest = predicted(model, recipe.without(technique), **how)
-            most = max(rest.peak_bytes, round(recorded_bytes or 0)) + rest.peak_bytes - rest.model_bytes
-            return rest.model_copy(update={"recipe": recipe.text, "peak_bytes": most})
-        raise
 
 
 def ranked(name: str, published: Prediction, card: Card) -> Recommendation:
@@ -131,10 +101,11 @@ def _is_of(table: EvidenceTable, name: str, published: Prediction) -> bool:
 
 
 def _in_order(answer: Recommendation) -> list[RecipeFigures]:
-    """Return the ranking with the chosen recipe first, each recipe once."""
-    chosen = [] if answer.chosen is None else [answer.chosen]
+    """Return the ranked recipes, each once, the fastest first; without times as they are ranked."""
     by_recipe: dict[str, RecipeFigures] = {}
-    for figures in (*chosen, *answer.ranking):
+    for figures in answer.ranking:
         if figures.num_techniques:
             by_recipe.setdefault(figures.recipe, figures)
-    return list(by_recipe.values())
+    return sorted(
+        by_recipe.values(), key=lambda figures: math.inf if figures.latency is None else figures.latency.point
+    )

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.evidence.tables import EvidenceTable
+from vivace.foundation.untrusted.files import read_object
+from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.families import family_of_pipeline
+from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
-from vivace.models.find import SYNTHETIC, find_model
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model
+from vivace.models.gguf_file import SUFFIX
+from vivace.models.repository import INDEX
+from vivace.models.single_file import contents_of
+from vivace.runtime.memory.footprints import footprints
+from vivace.runtime.memory.predict import Prediction
 
 FEW = 8
 """Most steps of a distilled model: skipping steps helps it as little as another model of few steps."""
@@ -24,12 +35,42 @@ class Kin:
         steps: its usual number of steps; None if unknown.
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
             nothing about it.
+        alike: the catalogue's model whose architecture a file or a folder has; "" for models of the catalogue.
+        is_gguf: its denoiser's layers are dequantised in each call, which records of plain weights say nothing about.
     """
 
     name: str
     pipeline: str = ""
     steps: int | None = None
     is_embedded: bool = False
+    alike: str = ""
+    is_gguf: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """The name of the architecture in the catalogue."""
+        return self.alike or self.name
+
+    @property
+    def published(self) -> Prediction | None:
+        """The memory and operations of the model without a recipe; None if unknown."""
+        if self.is_embedded or self.is_gguf:
+            return None
+        known = footprints().get(self.architecture)
+        return known if known is None or not self.alike else known.model_copy(update={"model": self.name})
+
+    def adopt(self, table: EvidenceTable) -> EvidenceTable:
+        """Return a table of the catalogue's model with this architecture as one of this model; others as they are."""
+        if not self.alike or self.is_gguf or table.model != self.alike or table.kind == "own":
+            return table
+        of = f"the record is of {self.alike}, whose architecture it has"
+        return table.model_copy(
+            update={
+                "model": self.name,
+                "random_weights": True,
+                "note": "; ".join(filter(None, (table.note, of))),
+            }
+        )
 
     def is_family(self, other: Kin) -> bool:
         """Whether both have the same architecture at full size."""
@@ -69,6 +110,16 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
     if entry is not None:
         is_embedded = isinstance(entry.origin, Embedded)
         return Kin(entry.name, entry.pipeline, entry.num_inference_steps, is_embedded)
+    path = Path(model.strip())
+    if path.suffix in (".safetensors", SUFFIX) and os.path.isfile(path):
+        # Not located: its configuration may lie on the hub, and is that of the catalogue's model.
+        contents = contents_of(path, is_configured=(path.parent / INDEX).is_file(), is_loaded=False)
+        of = CATALOGUE.get(contents.entry)
+        if of is not None:
+            is_gguf = path.suffix == SUFFIX
+            return Kin(
+                str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf
+            )
     try:
         located = find_model(model, download=False)
     except (UnknownModel, Unsupported, UnusableModel):
@@ -84,9 +135,22 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
         ) from None
     if located.same_as is not None and located.model.name not in recorded:
         return kin_of(located.same_as)  # its records are of the same weights
-    return Kin(
-        located.model.name, located.pipeline, located.defaults.get("num_inference_steps"), located.is_small
-    )
+    steps = located.defaults.get("num_inference_steps")
+    alike = "" if located.is_small else _architecture_of(located)
+    return Kin(located.model.name, located.pipeline, steps, located.is_small, alike)
+
+
+def _architecture_of(located: LocatedModel) -> str:
+    """Return the first model of the catalogue with a folder's pipeline and denoiser; "" if there is none."""
+    for name, architecture in ARCHITECTURES.items():
+        path = located.files.get(f"{architecture.denoiser}/config.json")
+        if architecture.pipeline == located.pipeline and path is not None and located.saved is None:
+            wanted = architecture.components[architecture.denoiser].config
+            with reading(path):
+                own = read_object(path)
+            if all(own.get(key) == value for key, value in wanted.items()):
+                return name
+    return ""
 
 
 def _is_path(name: str) -> bool:

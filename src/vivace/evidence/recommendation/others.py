@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from vivace.evidence.recommendation.criteria import Criteria
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.ranking import NOISE
 from vivace.evidence.recommendation.recipe_figures import basis_of, figures_of
@@ -11,7 +12,6 @@ from vivace.evidence.recommendation.recommendation import Elsewhere, OtherModel
 from vivace.evidence.recommendation.row_filter import RowFilter
 from vivace.evidence.recommendation.weighing import RankedTable
 from vivace.foundation.hardware import Near
-from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Gate
 
 _MOST_ELSEWHERE = 3
@@ -54,6 +54,7 @@ def other_sources(best: RankedTable, weighed: Sequence[RankedTable], judge: RowF
             or source.choice is None
             or source.choice.chosen.row is source.table.rows[0]
             or source.choice.chosen.row.num_techniques == 0
+            or (source.score <= 1 and not source.is_small and source.goal != "stability")
         ):
             continue
         if key not in best_by_place or source.score > best_by_place[key].score:
@@ -115,9 +116,10 @@ def fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherModel
 
 
 def missing_evidence(
-    weighed: Sequence[RankedTable], kin: Kin, gpu: str | None, best: RankedTable | None, task: Task = "text"
+    weighed: Sequence[RankedTable], kin: Kin, criteria: Criteria, gpu: str | None, best: RankedTable | None
 ) -> tuple[str, ...]:
     """Describe the missing evidence, from the model's own on this GPU downwards."""
+    task, num_gpus = criteria.task, criteria.num_gpus
     weighed = [source for source in weighed if source.table.kind != "predicted"]
     own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
     sentences = []
@@ -136,6 +138,11 @@ def missing_evidence(
         names = list(dict.fromkeys(source.table.gpu for source in own if source.near is Near.GENERATION))
         of_generation = f"; of its generation: {', '.join(names)}" if names else ", nor on its generation"
         sentences.append(f"no record of {kin.name} on {gpu}{of_generation}")
+    if num_gpus > 1:
+        sentences.append(
+            f"{num_gpus} GPUs were named, and this is for one: `parallel` spreads an image over several, and one process "
+            "each draws more an hour (docs/several-gpus.md)"
+        )
     if not any(source.table.kind == "own" and not source.is_transferred for source in weighed):
         sentences.append("you have no records of it")
     nearer = [

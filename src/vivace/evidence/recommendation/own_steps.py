@@ -20,7 +20,7 @@ def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
     if table.kind != "committed" or table.model != kin.name or own is None or table.steps in (None, own):
         return table
     assert table.steps is not None
-    rows = [_scaled(row, own / table.steps, table.steps) for row in table.rows]
+    rows = [_scaled(row, own, table.steps) for row in table.rows]
     base = rows[0].latency
     if base is None:
         return table.model_copy(update={"steps": own, "rows": tuple(rows)})
@@ -28,16 +28,17 @@ def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
     return table.model_copy(update={"steps": own, "rows": tuple(with_gains)})
 
 
-def _scaled(row: EvidenceRow, factor: float, timed_steps: int) -> EvidenceRow:
+def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
     if row.latency is None:
         return row
     if row.steps_s is None or _sets_steps(row.recipe):
-        why = f"timed with {timed_steps} steps, whose share of the time is not known"
+        why = f"timed with {steps} steps, whose share of the time is not known"
         if _sets_steps(row.recipe):
-            why = f"compared with {timed_steps} steps of the model"
+            why = f"compared with {steps} steps of the model"
         return row.model_copy(
             update={"outcome": "not comparable", "reason": why, "latency": None, "gain": None}
         )
+    factor, timed_steps = own_steps / steps, row.timed_steps or steps
     more = row.steps_s * (factor - 1)
     point = row.latency.point + more
     stretch = point / row.latency.point
@@ -48,7 +49,7 @@ def _scaled(row: EvidenceRow, factor: float, timed_steps: int) -> EvidenceRow:
     update = {
         "latency": latency,
         "steps_s": row.steps_s * factor,
-        "timed_steps": timed_steps,
+        "timed_steps": None if timed_steps == own_steps else timed_steps,
         "spread": None,
     }
     return row.model_copy(update=update)

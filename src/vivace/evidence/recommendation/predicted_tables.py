@@ -23,7 +23,6 @@ from vivace.foundation.stats import Interval
 from vivace.machinery.technique import DENOISERS
 from vivace.runtime.memory.estimate import Saving, Scheme, largest_encoder, need_of
 from vivace.runtime.memory.fit import RESERVE_BYTES
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
 
 PLACE = "vivace's prediction"
@@ -67,7 +66,14 @@ def typical_gpu(num_bytes: float) -> Gpu:
     """Return a usual GPU of a size of memory: the smallest GPU that has it, or the largest of all."""
     by_name = {chip.name: chip for chip in CHIPS}
     usual = [by_name[name] for name in _TYPICAL]
-    return Gpu(next((chip for chip in usual if chip.memory_gb[0] * 1e9 >= 0.999 * num_bytes), usual[-1]))
+    return Gpu(next((chip for chip in usual if min(chip.memory_gb) * 1e9 >= 0.999 * num_bytes), usual[-1]))
+
+
+def is_bf16(published: Prediction | None) -> bool:
+    """Whether a model as published computes in bf16."""
+    return published is not None and any(
+        part.name in DENOISERS and part.dtype.startswith("bf16") for part in published.components
+    )
 
 
 def fits_published(published: Prediction, num_bytes: float) -> bool:
@@ -76,18 +82,15 @@ def fits_published(published: Prediction, num_bytes: float) -> bool:
 
 
 def predicted_table(
-    kin: Kin, card: Card, tables: Sequence[EvidenceTable], published: Prediction | None = None
-) -> EvidenceTable | None:
-    """Return the predicted table of a GPU; None for models of unknown needs.
+    kin: Kin, card: Card, tables: Sequence[EvidenceTable], published: Prediction
+) -> EvidenceTable:
+    """Return the predicted table of a GPU.
 
     Args:
         tables: records at the model's own number of steps.
-        published: the prediction of the model without a recipe; None to take that of the catalogue.
+        published: the prediction of the model without a recipe.
     """
-    published = published or (None if kin.is_embedded else footprints().get(kin.name))
-    if published is None:
-        return None
-    chip = card.gpu.chip
+    chip = card.gpu.chip.as_of_bf16 if is_bf16(published) else card.gpu.chip
     mine = [table for table in tables if _is_evidence(table, kin, card.gpu)]
     base = _base_seconds(published, mine, chip)
     rows: dict[str, EvidenceRow] = {}
@@ -166,7 +169,7 @@ def _saving_rows(
     kin: Kin, published: Prediction, base: tuple[Interval, str], chip: Chip
 ) -> Iterator[EvidenceRow]:
     """Yield the published model, and recipes that save memory, with estimated memory and times."""
-    speeds = known_speeds(kin.name)
+    speeds = known_speeds(kin.architecture)
     seconds, origin = base
     for saving in savings(published):
         recipe = resolve(saving.recipe)

@@ -10,14 +10,15 @@ from vivace.evidence.recommendation.weighing import RankedTable, projected
 from vivace.evidence.tables import EvidenceRow
 from vivace.foundation.hardware import Near
 from vivace.foundation.stats import Interval
-from vivace.runtime.memory.footprints import footprints
 
 
 def figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigures:
     """Return a row's figures, with its time on the requested GPU."""
     row, table, criteria = ranked.row, of.table, judge.criteria
     latency = time_here(row, of, judge)
-    is_projected = of.near is not Near.SAME and row.predicted_from is None and row.latency is not None
+    # Seconds of another model, with steps and a size of its own, are none of this one's.
+    is_elsewhere = of.near is not Near.SAME and not of.is_transferred
+    is_projected = is_elsewhere and row.predicted_from is None and row.latency is not None
     cost = None
     if criteria.price_per_hour is not None and latency is not None and of.near is Near.SAME:
         cost = criteria.price_per_hour / 3600 * latency.point * 1000
@@ -72,9 +73,9 @@ def time_here(row: EvidenceRow, of: RankedTable, judge: RowFilter) -> Interval |
 def limit_of(of: RankedTable, judge: RowFilter) -> ChipLimit | None:
     """Return the limit of the requested GPU, or of the table's, for a table's number of steps."""
     entry_steps = of.kin.steps if of.table.kind != "own" else of.table.steps
-    limit = chip_limit(of.kin.name, judge.gpu or of.table.gpu, entry_steps)
+    published = judge.published
+    limit = chip_limit(of.kin.architecture, judge.gpu or of.table.gpu, entry_steps)
     sizes = (of.table.height, of.table.width)
-    published = footprints().get(of.kin.name)
     is_own_size = published is not None and sizes in ((None, None), (published.height, published.width))
     return limit if is_own_size and of.table.task == (published.task if published else "text") else None
 

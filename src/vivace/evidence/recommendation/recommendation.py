@@ -54,6 +54,11 @@ class RecipeFigures(Spec):
     note: str = ""
 
     @property
+    def is_estimated(self) -> bool:
+        """Whether its memory is estimated; else a record has it, of whatever GPU."""
+        return self.predicted_from is not None and self.measured_s is None
+
+    @property
     def title(self) -> str:
         """The recipe, with the batch size and the source's name of the row."""
         title = self.recipe if self.batch == 1 else f"{self.recipe}, batch {self.batch}"

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vivace.evidence.recommendation.sentences import elsewhere_of, figure_of, predicted_of, spread_of, where
+from vivace.evidence.recommendation.sentences import (
+    elsewhere_of,
+    figure_of,
+    predicted_of,
+    spread_of,
+    time_of,
+    where,
+)
 from vivace.evidence.recommendation.speed_limit import ChipLimit
 from vivace.report.paragraphs import command_lines, few, labelled
 from vivace.report.summary import plus_minus, ratio, seconds, size
@@ -89,7 +96,7 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
 def _gain(answer: Recommendation, chosen: RecipeFigures, baseline: RecipeFigures) -> str:
     if answer.basis is not None and chosen.recipe == answer.basis.baseline and chosen.batch == baseline.batch:
         text = "none: nothing that is allowed is better than the baseline beyond the noise"
-        return text + ("" if chosen.latency is None else f"; {plus_minus(chosen.latency)} an image")
+        return text + ("" if chosen.latency is None else f"; {time_of(chosen)} an image")
     if answer.basis is not None and answer.basis.kind == "predicted":
         return _predicted(answer, chosen, baseline)
     text = ""

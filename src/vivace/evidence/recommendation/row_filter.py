@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 from vivace.errors import RecipeError
@@ -11,8 +12,8 @@ from vivace.evidence.measured import decides_on_values
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.criteria import Criteria
 from vivace.evidence.recommendation.kin import Kin, kin_of
-from vivace.evidence.recommendation.predicted_tables import Card
-from vivace.evidence.recommendation.recommendation import LeftOut, Reason
+from vivace.evidence.recommendation.predicted_tables import Card, is_bf16
+from vivace.evidence.recommendation.recommendation import LeftOut, Reason, RecipeFigures
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.foundation.hardware import Near, capability_of
 from vivace.foundation.spec.limits import ONE_VIEW, Limits
@@ -21,6 +22,7 @@ from vivace.machinery.technique import Machine, Target
 from vivace.recipes.recipe import Recipe
 from vivace.report.summary import size
 from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.predict import Prediction
 
 _NO_IMAGES = "random weights, so its images were not judged"
 
@@ -38,6 +40,10 @@ class RowFilter:
         gpu: the requested GPU; None for any.
         card: its memory, which is a limit as well; None if it is not known.
         is_small: whether the published model is known not to fit it.
+        published: the model's needs without a recipe; None if unknown.
+        is_planned: whether memory counts as `vivace plan` predicts it, beside what records have.
+        is_strict: leave out recipes that may not fit by `vivace plan`'s count, which was not asked.
+        refused: recipes that did not pass the check of the answer, with the reason.
     """
 
     criteria: Criteria
@@ -45,6 +51,16 @@ class RowFilter:
     gpu: str | None
     card: Card | None = None
     is_small: bool = False
+    published: Prediction | None = None
+    is_planned: bool = True
+    is_strict: bool = False
+    refused: Mapping[str, LeftOut] = field(default_factory=dict)
+
+    @property
+    def most_bytes(self) -> float | None:
+        """The most bytes that a recipe may take; None if unknown."""
+        card = None if self.card is None else self.card.num_bytes - RESERVE_BYTES
+        return min((most for most in (self.criteria.max_bytes, card) if most is not None), default=None)
 
     def left_out(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> LeftOut | None:
         """Return the reason why a row is not ranked; None if it is."""
@@ -53,11 +69,21 @@ class RowFilter:
             return _out(row, "not measured", why)
         if why := self._hardware(row, table, near):
             return _out(row, "hardware", why)
-        return self._memory(row) or self._quality(row, table)
+        if row.recipe in self.refused:
+            return self.refused[row.recipe]
+        return self._memory(row, table) or self._quality(row, table)
 
-    def _memory(self, row: EvidenceRow) -> LeftOut | None:
+    def _memory(self, row: EvidenceRow, table: EvidenceTable) -> LeftOut | None:
         """Return the reason why a row does not fit, or may not; None if it fits."""
         limit = self.criteria.max_bytes
+        most = self.most_bytes
+        if most is not None and table.kind != "own" and row.peak_bytes is not None:
+            if (loading := self._loading_bytes(row)) > most:
+                return _out(
+                    row, "memory", f"takes {size(loading)} while it is loaded, more than {size(most)}"
+                )
+            if self.is_strict and self.most_needed(row) > most:
+                return _out(row, "memory unknown", "its memory was not predicted")
         if row.peak_bytes is None:
             if limit is not None or self.is_small:
                 return _out(row, "memory unknown", "its peak memory is not known")
@@ -69,6 +95,32 @@ class RowFilter:
             why = f"needs {size(row.peak_bytes)}, and {size(RESERVE_BYTES)} stay free of the {name}"
             return _out(row, "memory", why)
         return None
+
+    def _loading_bytes(self, row: EvidenceRow) -> int:
+        """Return what loading a recipe with a record takes at least; 0 where the host loads it, or if unknown."""
+        if (
+            self.published is None
+            or not self.is_planned
+            or row.is_estimated
+            or resolve(row.recipe).loads_from_host
+        ):
+            return 0
+        is_halved = any(part.dtype.startswith("fp32") for part in self.published.components)
+        return 0 if is_halved else self.published.model_bytes
+
+    def most_needed(self, row: EvidenceRow | RecipeFigures) -> float:
+        """Return the most bytes that `vivace plan` may count for a recipe.
+
+        Estimates are never less than its count. A recipe with a record needs no more than the published model, but for
+        the pool of a CUDA graph, which may keep another step's activations.
+        """
+        recorded, published = row.peak_bytes or 0, self.published
+        if published is None or row.is_estimated or not self.is_planned:
+            return recorded
+        if row.num_techniques == 0:
+            return max(recorded, published.needed_bytes)
+        pool = published.peak_bytes - published.model_bytes if "cuda_graph" in row.recipe else 0
+        return max(recorded, published.needed_bytes) + pool
 
     def judgement_of(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
         """Return the judgement of a row's images: its own, or that of an embedded model of the kind.
@@ -140,12 +192,25 @@ class RowFilter:
         is_measured_here = near is Near.SAME and table.kind != "predicted"
         if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
             return ""
-        return refused(recipe, gpu, capability) or unknown_speed(recipe, gpu, capability)
+        return refused(recipe, gpu, capability, is_bf16(self.published)) or unknown_speed(
+            recipe, gpu, capability
+        )
 
 
 @lru_cache(maxsize=4096)
-def refused(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
-    """Return why a GPU of a compute capability cannot run a recipe; "" if it can."""
+def refused(recipe: Recipe, gpu: str, capability: tuple[int, int], is_bf16: bool = False) -> str:
+    """Return why a GPU of a compute capability cannot run a recipe; "" if it can.
+
+    Args:
+        is_bf16: whether the model as published computes in bf16.
+    """
+    if (
+        is_bf16
+        and capability < (8, 0)
+        and any(t.name == "compile" for t in recipe)
+        and "fp16" not in recipe.text
+    ):
+        return f"PyTorch does not compile bf16 for {gpu}, which computes it in fp32"
     machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
     target = Target.of_machine(machine)
     return next((why for technique in recipe if (why := technique.unsupported(target))), "")

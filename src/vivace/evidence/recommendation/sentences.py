@@ -12,7 +12,7 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Gate
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
-from vivace.report.summary import ratio, seconds, size
+from vivace.report.summary import plus_minus, ratio, seconds, size
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.recommendation import (
@@ -91,6 +91,13 @@ def figure_of(figures: RecipeFigures, answer: Recommendation, over: str = "") ->
     if goal == "cost" and figures.cost_per_1000 is not None:
         text += f", {figures.cost_per_1000:.3g} per 1,000 images"
     return text
+
+
+def time_of(figures: RecipeFigures) -> str:
+    """Return the seconds of an image: measured with their interval, or predicted with their origin."""
+    if figures.predicted_from is not None or figures.latency is None:
+        return predicted_of(figures)
+    return f"{plus_minus(figures.latency)} measured"
 
 
 def predicted_of(figures: RecipeFigures) -> str:
@@ -209,9 +216,9 @@ def assessed(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
             f"its peak memory is not known; the model as published fits the {size(answer.card_bytes)}"
         )
     if (named := _with_several_sizes(answer)) is not None:
-        sizes = " or ".join(f"{gigabytes:g}" for gigabytes in named.chip.memory_gb)
+        chip = named.chip
         light.append(
-            f"{named.chip.name} is sold with {sizes} GB: {named.chip.memory_gb[0]:g} are assumed, say which"
+            f"{chip.name} is sold with {chip.sizes} GB: {chip.memory_gb[0]:g} are assumed, say which"
         )
     light += [note for note in (basis.note, chosen.note) if note]
     sure: Sure = "low" if grave else "medium" if light else "high"
@@ -254,7 +261,11 @@ def next_commands(
         commands = []
         if criteria.max_bytes is not None or answer.card_bytes is not None:
             limits = [limit for limit in (criteria.max_bytes, answer.card_bytes) if limit is not None]
-            commands.append(f"vivace plan {shlex.quote(model)} --card {min(limits) / 1e9:.4g}")
+            card = ["--card", f"{min(limits) / 1e9:.4g}"]
+            if answer.gpu is not None and known_gpu(answer.gpu) is not None:
+                is_whole = criteria.max_bytes is None or min(limits) == answer.card_bytes
+                card = ["--card", answer.gpu] if is_whole else [*card, "--gpu", answer.gpu]
+            commands.append(shlex.join(["vivace", "plan", model, *card]))
         return (*commands, _bench(answer, [BASELINE]))
     too_large = {candidate.recipe for candidate in answer.left_out if candidate.kind == "memory"}
     recipes = [recipe for recipe in (basis.baseline, chosen.recipe) if recipe not in too_large]
@@ -296,6 +307,8 @@ def _bench(answer: Recommendation, recipes: list[str]) -> str:
     entry = CATALOGUE.get(answer.model)
     if not model.startswith(SYNTHETIC):
         parts += ["--prompt-set", entry.prompt_set if entry is not None else "real"]
+    if (answer.gpu or "").lower() == "cpu":
+        parts += ["--device", "cpu"]
     if answer.criteria.goal in ("throughput", "cost"):
         parts += ["--batch", "1,2,4,max"]
     if answer.criteria.goal == "stability":

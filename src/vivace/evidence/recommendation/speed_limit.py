@@ -52,11 +52,11 @@ def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLim
     Args:
         steps: of the workload; None for the model's own.
     """
-    entry, named = CATALOGUE.get(model), None if gpu is None else known_gpu(gpu)
-    if entry is None or named is None or isinstance(entry.origin, Embedded):
+    published, named = footprints().get(model), None if gpu is None else known_gpu(gpu)
+    if published is None or named is None or isinstance(CATALOGUE[model].origin, Embedded):
         return None
-    chip, step_flop = named.chip, flop_of_step(footprints()[model])
-    steps = steps or entry.num_inference_steps
+    chip, step_flop = named.chip, flop_of_step(published)
+    steps = steps or published.num_inference_steps
     tera = steps * step_flop / 1e12
     return ChipLimit(
         gpu=chip.name,

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from vivace.evidence.recommendation.criteria import Goal
 from vivace.evidence.recommendation.kin import Kin, kin_of
+from vivace.evidence.recommendation.predicted_tables import is_bf16
 from vivace.evidence.recommendation.projection import on_chip
 from vivace.evidence.recommendation.ranking import NOISE, Selection, choose, rank
 from vivace.evidence.recommendation.recommendation import LeftOut
@@ -17,7 +18,6 @@ from vivace.evidence.recommendation.speed_limit import flop_of_call
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, capability_of, known_gpu, near
 from vivace.foundation.stats import Interval
-from vivace.runtime.memory.footprints import footprints
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class RankedTable:
         order: of evidence, the best first.
         choice: None if no row is allowed.
         num_ranked: rows with the requested figure, allowed or not.
+        is_small: the GPU is too small for the published model.
     """
 
     table: EvidenceTable
@@ -38,6 +39,7 @@ class RankedTable:
     num_ranked: int
     left_out: tuple[LeftOut, ...]
     goal: Goal
+    is_small: bool = False
 
     @property
     def is_comparison(self) -> bool:
@@ -78,12 +80,15 @@ class RankedTable:
 def weigh(table: EvidenceTable, kin: Kin, gpu: str | None, judge: RowFilter) -> RankedTable | None:
     """Return a table with its advice; None if it is about a model of another kind, or nothing was timed."""
     is_own_model = table.model == kin.name
+    if kin.is_gguf and table.kind != "own":
+        return None
     if not is_own_model and not kin.is_family(kin_of(table.model, frozenset((table.model,)))):
         return None
-    if not table.compared:
-        return None
+    is_cpu = gpu is not None and gpu.lower() == "cpu"
+    if not table.compared or (is_cpu and table.device != "cpu"):
+        return None  # what a GPU gains says nothing about a CPU
     nearness = _near(table, gpu)
-    if table.device == "cpu" and gpu is not None and gpu.lower() != "cpu":
+    if table.device == "cpu" and gpu is not None and not is_cpu:
         # A process's resident set says nothing about a GPU's memory.
         rows = tuple(row.model_copy(update={"peak_bytes": None}) for row in table.rows)
         table = table.model_copy(update={"rows": rows})
@@ -116,6 +121,7 @@ def weigh(table: EvidenceTable, kin: Kin, gpu: str | None, judge: RowFilter) -> 
         len(scored),
         tuple(out),
         judge.criteria.goal,
+        judge.is_small,
     )
 
 
@@ -199,9 +205,10 @@ def projected(row: EvidenceRow, of: RankedTable, gpu: str) -> Interval | None:
     here, there = known_gpu(gpu), known_gpu(of.table.gpu)
     if row.latency is None or here is None or there is None:
         return None
-    published = footprints().get(of.kin.name)
+    published = of.kin.published
     flop = math.inf if published is None else flop_of_call(published)
-    return on_chip(row.latency.point, flop, there.chip, here.chip, row.recipe)
+    chip = here.chip.as_of_bf16 if is_bf16(published) and "fp16" not in row.recipe else here.chip
+    return on_chip(row.latency.point, flop, there.chip, chip, row.recipe)
 
 
 def _first(weighed: Sequence[RankedTable]) -> RankedTable | None:
@@ -233,8 +240,10 @@ def _speaks_beside(source: RankedTable, first: RankedTable) -> bool:
 
 
 def _improves(source: RankedTable) -> bool:
-    """Whether a table's advice is better than the published model."""
-    return source.choice is not None and source.choice.chosen.row.num_techniques > 0
+    """Whether a table's advice is better than the published model, or that does not fit."""
+    if source.choice is None or source.choice.chosen.row.num_techniques == 0:
+        return False
+    return source.is_small or source.goal == "stability" or source.score > 1
 
 
 def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:

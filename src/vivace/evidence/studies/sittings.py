@@ -1,4 +1,4 @@
-"""The measurements of a study as a file to commit, and the run that its sittings form together.
+"""The committed measurements of a study, and the run that its sittings form together.
 
 A sitting is an uninterrupted measurement of one model: one round of the baseline and of each recipe beside it, in one
 environment. A study may take many, on different days. A row is compared with the baseline of its own sittings; rows of
@@ -9,15 +9,12 @@ The file is JSON: a list of sittings, one row a line. It holds no images, so it 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from vivace.benchmark.run import Compared
-from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.evidence.studies.expand import ModelPart
 from vivace.evidence.studies.runs import MeasuredPart, StudyRun
@@ -32,7 +29,6 @@ from vivace.foundation.spec.recipe_syntax import RecipeSpec, unpinned
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
-from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_json
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.find import LocatedModel, find_model
@@ -69,11 +65,6 @@ class Sitting(Spec):
         """Return the row of a recipe in canonical form; None if it has none."""
         return next((row for row in self.rows if unpinned(row.recipe.text) == unpinned(recipe)), None)
 
-    def with_row(self, row: SittingRow) -> Sitting:
-        """Return the sitting with one more row, in place of an earlier one of the same recipe."""
-        kept = tuple(other for other in self.rows if other.recipe.text != row.recipe.text)
-        return self.model_copy(update={"rows": (*kept, row)})
-
     def is_of(self, model: Model, workload: Workload) -> bool:
         """Whether it measured a model and workload.
 
@@ -101,85 +92,6 @@ def read_sittings(path: Path) -> list[Sitting]:
         return [Sitting.model_validate(row) for row in rows]
     except ValidationError as error:
         raise StoreError(f"{path} is not a study's record: {in_words(error)}; {advice}") from None
-
-
-def write_sittings(path: Path, sittings: Iterable[Sitting]) -> None:
-    """Write a record atomically: a sitting's head in one line, then one line for each row."""
-    texts = []
-    for sitting in sittings:
-        unknown = {"ceilings"} if sitting.ceilings is None else set()
-        head = sitting.model_dump(mode="json", exclude={"rows", *unknown})
-        lines = ",\n".join(json.dumps(_compact(row)) for row in sitting.rows)
-        texts.append(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}')
-    replace(path, ("[\n" + ",\n".join(texts) + "\n]\n").encode())
-
-
-def _compact(row: SittingRow) -> dict[str, Any]:
-    """Return a row without its round's empty fields."""
-    return {
-        "recipe": row.recipe.model_dump(mode="json"),
-        "round": row.round.model_dump(mode="json", exclude_defaults=True),
-    }
-
-
-def of_records(records: Sequence[Record], baselines: Iterable[str], source: str) -> list[Sitting]:
-    """Return sittings from records in the order of measurement, each baseline before the rows beside it.
-
-    Rows before the first baseline are left out: nothing was measured beside them.
-
-    Args:
-        baselines: recipes in canonical form.
-        source: see `Sitting`.
-    """
-    sittings: list[Sitting] = []
-    latest: dict[tuple[Model, Workload], list[int]] = {}
-    for record in records:
-        trial = record.trial
-        if trial.recipe.text in baselines:
-            latest[trial.model, trial.workload] = [len(sittings) + k for k in range(len(record.rounds))]
-            sittings += [
-                Sitting(
-                    environment=record.environment,
-                    model=trial.model,
-                    workload=trial.workload,
-                    device=trial.device,
-                    rows=(),
-                    source=source,
-                )
-                for _ in record.rounds
-            ]
-        for place, round_ in zip(latest.get((trial.model, trial.workload), ()), record.rounds, strict=False):
-            sittings[place] = sittings[place].with_row(SittingRow(recipe=trial.recipe, round=round_))
-    return sittings
-
-
-def of_store(store: Store, planned: Sequence[ModelPart]) -> list[Sitting]:
-    """Return the sittings in a store of these parts, e.g. after `vivace study 001 --synthetic --store ...`.
-
-    Rounds with one index in one environment were measured beside each other.
-    """
-    recipes = {unpinned(case.recipe) for model_part in planned for case in model_part.cases}
-    measured = [
-        (located.model, workload) for model_part in planned for located, workload in [_measured(model_part)]
-    ]
-    keys = dict.fromkeys(key for run in store.runs() for key in run.keys)
-    sittings: dict[tuple[str, Model, Workload, int], Sitting] = {}
-    for record in (record for key in keys if (record := store.record(key)) is not None):
-        trial = record.trial
-        if (trial.model, trial.workload) not in measured or unpinned(trial.recipe.text) not in recipes:
-            continue
-        for round_ in record.rounds:
-            place = (record.environment.digest(), trial.model, trial.workload, round_.index)
-            sitting = sittings.get(place) or Sitting(
-                environment=record.environment,
-                model=trial.model,
-                workload=trial.workload,
-                device=trial.device,
-                rows=(),
-            )
-            row = SittingRow(recipe=trial.recipe, round=round_.model_copy(update={"pictures": ()}))
-            sittings[place] = sitting.with_row(row)
-    return list(sittings.values())
 
 
 def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sitting]) -> StudyRun:
@@ -214,7 +126,7 @@ def rounds_of(
     The first item is the number of the sitting. A recipe's own sittings count alone where it has any: those of other
     records only fill gaps.
     """
-    located, workload = _measured(model_part)
+    located, workload = conditions_of(model_part)
     baseline = model_part.cases[0].recipe
     here = [
         (number, sitting)
@@ -232,7 +144,7 @@ def rounds_of(
     return rounds
 
 
-def _measured(model_part: ModelPart) -> tuple[LocatedModel, Workload]:
+def conditions_of(model_part: ModelPart) -> tuple[LocatedModel, Workload]:
     """Return the conditions of a part: the model, and its workload."""
     located = find_model(model_part.measured_on)
     return located, workload_of(located, model_part.study.workload, model_part.study.workload.batches[0])

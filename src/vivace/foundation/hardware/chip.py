@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GIGABYTE = 10**9
 _SHARED_MEMORY = {
@@ -34,7 +34,7 @@ class Chip:
         name: as NVIDIA's data sheets have it, without "NVIDIA" and "GeForce".
         architecture: e.g. "Hopper".
         capability: CUDA's compute capability.
-        memory_gb: the sizes that it is sold with, the smallest first. A GPU of N GB has at least N * 10**9 bytes.
+        memory_gb: the sizes that it is sold with, the usual one first. A GPU of N GB has at least N * 10**9 bytes.
         bandwidth_gb_s: of its memory, GB/s; the fastest variant's.
         half: dense TFLOP/s of fp16 or bf16, with fp16 accumulation where that is faster: no program is faster.
         bf16: dense TFLOP/s with fp32 accumulation, as PyTorch multiplies.
@@ -55,6 +55,24 @@ class Chip:
     aliases: tuple[str, ...] = ()
     is_laptop: bool = False
     other_gb: tuple[float, ...] = ()
+
+    @property
+    def sizes(self) -> str:
+        """The sizes that it is sold with, in words."""
+        return " or ".join(f"{size:g}" for size in sorted(self.memory_gb))
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies in bf16; PyTorch computes in fp32 where it does not."""
+        return self.capability >= (8, 0)
+
+    @property
+    def as_of_bf16(self) -> Chip:
+        """This chip with the rates of a model in bf16: before Ampere that of fp32, an eighth of the tensor cores'."""
+        if self.has_bf16:
+            return self
+        has_tensor_cores = self.capability >= (7, 0) and not self.name.startswith("GTX")
+        return replace(self, bf16=self.half / 8) if has_tensor_cores else self
 
     @property
     def four(self) -> float:
@@ -87,10 +105,25 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory; the smallest size that it is sold with, where the name does not say which."""
+        """Its memory; the usual size, where it is sold with several and the name does not say which."""
         return round((self.stated_gb or self.chip.memory_gb[0]) * GIGABYTE)
 
     @property
     def is_size_assumed(self) -> bool:
         """Whether it is sold with several sizes, and the name does not say which."""
         return self.stated_gb is None and len(self.chip.memory_gb) > 1
+
+    def within(self, max_bytes: float | None) -> Gpu:
+        """Return the GPU that a limit on memory means, where the name does not say which of several sizes it has.
+
+        A limit that is one of the sizes chooses it, and one above the usual size the next that holds it.
+        """
+        if max_bytes is None or not self.is_size_assumed:
+            return self
+        for size in sorted(self.chip.memory_gb):
+            if abs(max_bytes / (size * GIGABYTE) - 1) < 0.001 or max_bytes == size * 2**30:
+                return replace(self, stated_gb=size)
+        if max_bytes <= self.memory_bytes:
+            return self
+        larger = [size for size in self.chip.memory_gb if size * GIGABYTE >= max_bytes]
+        return replace(self, stated_gb=min(larger, default=max(self.chip.memory_gb)))

@@ -46,7 +46,7 @@ def _gtx(name: str, half: float, eight: float, memory_gb: tuple[float, ...], ban
 
 GEFORCE = (
     _rtx("RTX 5090", "Blackwell", 170, 2.407, (32,), 1792),
-    _rtx("RTX 5090 D", "Blackwell", 170, 2.407, (24, 32), 1792),
+    _rtx("RTX 5090 D", "Blackwell", 170, 2.407, (32, 24), 1792),
     _rtx("RTX 5080", "Blackwell", 84, 2.617, (16,), 960),
     _rtx("RTX 5070 Ti", "Blackwell", 70, 2.452, (16,), 896),
     _rtx("RTX 5070", "Blackwell", 48, 2.512, (12,), 672),
@@ -81,8 +81,8 @@ GEFORCE = (
     _rtx("RTX 3070 Ti", "Ampere", 48, 1.770, (8,), 608),
     _rtx("RTX 3070", "Ampere", 46, 1.725, (8,), 448),
     _rtx("RTX 3060 Ti", "Ampere", 38, 1.665, (8,), 448),
-    _rtx("RTX 3060", "Ampere", 28, 1.777, (8, 12), 360),
-    _rtx("RTX 3050", "Ampere", 20, 1.777, (6, 8), 224),
+    _rtx("RTX 3060", "Ampere", 28, 1.777, (12, 8), 360),
+    _rtx("RTX 3050", "Ampere", 20, 1.777, (8, 6), 224),
     _rtx("RTX 3080 Ti Laptop", "Ampere", 58, 1.590, (16,), 512),
     _rtx("RTX 3080 Laptop", "Ampere", 48, 1.710, (8, 16), 448),
     _rtx("RTX 3070 Ti Laptop", "Ampere", 46, 1.485, (8,), 448),
@@ -114,6 +114,6 @@ GEFORCE = (
     _gtx("GTX 1080", 8.9, 35.5, (8,), 320),
     _gtx("GTX 1070 Ti", 8.2, 32.7, (8,), 256),
     _gtx("GTX 1070", 6.5, 25.9, (8,), 256),
-    _gtx("GTX 1060", 4.4, 17.5, (3, 6), 192),
+    _gtx("GTX 1060", 4.4, 17.5, (6, 3), 192),
     _gtx("GTX 1050 Ti", 2.2, 8.6, (4,), 112),
 )

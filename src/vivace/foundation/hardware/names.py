@@ -38,6 +38,11 @@ _JOINED = (
     (re.compile(r"ada[\s-]*lovelace"), "ada"),
     (re.compile(r"\b(\d+(?:\.\d+)?)\s*(?:gi?b?|gigs?)\b"), r"\1gb"),
 )
+_SEVERAL = re.compile(
+    r"(?P<before>\d{1,3})\s*[x×*]\s*(?P<name>\D.*|\d{4}.*)|(?P<name_first>.*\S)\s*[x×*]\s*(?P<after>\d{1,3})",
+    re.I,
+)
+"""Several of one kind: "4x A100", "H100 x8"."""
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)gb")
 _GLUED = re.compile(
     r"(?P<brand>nvidia|geforce|rtx|gtx|quadro|pro|titan|tesla)(?=[a-z]*\d)|(?P<model>\d{4}(?=ti|s|d|m|laptop|mobile|ada|gb|\b)"
@@ -102,6 +107,14 @@ def named_gpu(name: str, option: str = "--gpu") -> Gpu:
     if gpu is not None:
         return gpu
     raise UsageError(f"{option} {_printable(name)}: {_why_unknown(name)}")
+
+
+def counted(name: str) -> tuple[int, str]:
+    """Return how many GPUs a name means, and that of one: 4 and "A100" for "4x A100" or "A100 x4"."""
+    several = _SEVERAL.fullmatch(name.strip())
+    if several is None:
+        return 1, name
+    return max(1, int(several["before"] or several["after"])), several["name"] or several["name_first"]
 
 
 def gpu_in(text: str) -> tuple[str, str]:
@@ -214,8 +227,7 @@ def _why_unknown(name: str) -> str:
     words, sizes = _words(name)
     chip = _chip(words)
     if chip is not None:
-        has = " or ".join(f"{size:g}" for size in chip.memory_gb)
-        return f"{chip.name} has {has} GB of memory, not {' and '.join(f'{size:g}' for size in sizes)}"
+        return f"{chip.name} has {chip.sizes} GB of memory, not {' and '.join(f'{size:g}' for size in sizes)}"
     if re.search(r"\bmig\b", text):
         return (
             "a part of a GPU (MIG) has other times than the whole, and none is known; give its memory with "

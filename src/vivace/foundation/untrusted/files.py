@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,8 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 """Most digits of an integer in JSON. Tokenizers without a limit are published with 31: int(1e30)."""
 
+_FOLDERS = re.compile(r"""(?<![\w:/.~\\+-])(?:~?/|[A-Za-z]:[/\\])(?:[^\s'",;()/\\]+[/\\])+""")
+"""The folders of an absolute path in a text."""
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -160,6 +162,25 @@ def _other_kind(path: Path) -> str:
     except OSError:
         return "a link that leads nowhere" if path.is_symlink() else "not readable"
     return next((what for is_kind, what in _KINDS if is_kind(mode)), "of another kind")
+
+
+def without_folders(value: Any, names: Mapping[str, str]) -> Any:
+    """Return plain data (as of JSON) for others, whose texts name no folder of this machine.
+
+    Args:
+        names: the new names of paths that are known; any other absolute path becomes its last part.
+    """
+    if isinstance(value, dict):
+        return {without_folders(key, names): without_folders(each, names) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(each, names) for each in value]
+    if not isinstance(value, str):
+        return value
+    for path in sorted(names, key=len, reverse=True):
+        value = value.replace(path, names[path])
+    if Path(value).is_absolute() and len(Path(value).parts) > 1:
+        return Path(value).name
+    return _FOLDERS.sub("", value)
 
 
 def is_below(path: Path, folder: Path) -> bool:

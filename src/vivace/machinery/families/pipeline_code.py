@@ -11,19 +11,32 @@ import inspect
 import re
 from typing import Any
 
+from vivace.errors import Unsupported
+from vivace.machinery.technique import call_of, call_parameters
+
 _PROCESSORS = re.compile(r"attn_proc|set_processor|processor = ")
 _DENOISER_CALL = re.compile(r"self\.(?:unet|transformer)\(")
 _ASKS_PYTORCH = ("scaled_dot_product_attention", "dispatch_attention_fn")
 
 
 def call_code(pipe: Any) -> str:
-    """Return the source of the pipeline's call."""
-    return _source(type(pipe).__call__)
+    """Return the source of the pipeline's call, also of one that only passes on to it.
+
+    Raises:
+        Unsupported: it was typed into an interpreter, or made by exec.
+    """
+    return _source(call_of(pipe).function)
 
 
 @functools.cache
 def _source(of: Any) -> str:
-    return inspect.getsource(of)
+    try:
+        return inspect.getsource(of)
+    except (OSError, TypeError):
+        raise Unsupported(
+            f"how {getattr(of, '__qualname__', of)} works is read from its source, and it has none: it was typed into "
+            "an interpreter or made by exec; write the class into a file and import it"
+        ) from None
 
 
 def names_its_calls(pipe: Any) -> bool:
@@ -43,8 +56,7 @@ def skips_layers(pipe: Any) -> bool:
 
 def guides_by_the_usual_scale(pipe: Any) -> bool:
     """Whether the call guides by `guidance_scale`, and not by `true_cfg_scale`."""
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    return "do_classifier_free_guidance" in call_code(pipe) and "true_cfg_scale" not in parameters
+    return "do_classifier_free_guidance" in call_code(pipe) and "true_cfg_scale" not in call_parameters(pipe)
 
 
 def doubles_latents(pipe: Any) -> bool:
@@ -62,7 +74,10 @@ def replaces_processors(pipe: Any) -> bool:
 def rounds_steps_up(pipe: Any) -> bool:
     """Whether the pipeline rounds the share of the steps up. Flow-matching pipelines do; see `spec.workload`."""
     timesteps = getattr(type(pipe), "get_timesteps", None)
-    return timesteps is not None and "int(num_inference_steps * strength)" not in _source(timesteps)
+    try:
+        return timesteps is not None and "int(num_inference_steps * strength)" not in _source(timesteps)
+    except Unsupported:
+        return True  # then no call is refused for running no step
 
 
 def passed_to_set_timesteps(pipe: Any) -> set[str]:

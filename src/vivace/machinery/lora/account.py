@@ -10,6 +10,7 @@ from typing import Any
 from vivace.errors import UnusableModel
 from vivace.machinery.lora.changes import LoraLayer, LoraLayers
 from vivace.machinery.lora.forms import Group
+from vivace.machinery.lora.layer_names import LayerNames
 from vivace.machinery.lora.made_for import made_for
 from vivace.machinery.technique import Component, attribute_of
 
@@ -86,8 +87,11 @@ class Account:
     has_alpha: Counter[bool] = field(default_factory=Counter)
     num_zero_alphas: int = 0
 
-    def closed(self) -> LoraFile:
+    def closed(self, names: LayerNames) -> LoraFile:
         """Return the finished file.
+
+        Args:
+            names: of the pipeline's layers.
 
         Raises:
             UnusableModel: nothing in it is for this pipeline.
@@ -97,9 +101,10 @@ class Account:
             self.foreign |= self.foreign_zeros  # there is nothing else in it
         foreign = [group for groups in self.foreign.values() for group in groups]
         others = foreign or self.misfits
-        hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others else ""
+        prefix = names.unknown_prefix([group.layer for group in foreign])
+        hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others and not prefix else ""
         for component in dict.fromkeys((*self.unusable, *self.foreign, *self.malformed, *self.ill)):
-            problems[component] = self._problem(component, hint)
+            problems[component] = self._problem(component, hint, prefix)
         unused = [key for keys in self.absent.values() for key in keys]
         unused_note = ""
         if unused:
@@ -140,8 +145,12 @@ class Account:
         some = "" if without == num else f" for {without} of {num} layers"
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
-    def _problem(self, component: Component, hint: str) -> str:
-        """Describe the problem with the part of a component, and what to do."""
+    def _problem(self, component: Component, hint: str, prefix: str) -> str:
+        """Describe the problem with the part of a component, and what to do.
+
+        Args:
+            prefix: without which the names of its layers would be known.
+        """
         part = attribute_of(self.pipe, component)
         advice = (
             "give the LoRA of this model"
@@ -155,6 +164,11 @@ class Account:
         if groups := self.foreign[component]:
             num = sum(len(group.all_keys) for group in groups)
             names = listed([group.layer for group in groups])
+            if prefix:
+                return (
+                    f"{self.name} has a prefix that vivace does not know before the names of its layers, {prefix!r} "
+                    f"({names}); without it they are this {part}'s: rename its tensors without it"
+                )
             return (
                 f"{self.name} is not a LoRA for this {part}, which has no layer {names} "
                 f"({num} of {self.num_tensors} tensors){hint}; {advice}"

@@ -22,7 +22,7 @@ from vivace.machinery.lora.beside import buffers, can_have_one, reserve
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.lora_files import digest, locate_lora, short_name
 from vivace.machinery.lora.packed import PackedLayers
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import check_size, read_lora
 from vivace.machinery.lora.slots import named_layers, owners_of
 from vivace.machinery.technique import Component, component_of
 
@@ -109,6 +109,7 @@ class HotLora:
     def _parsed(self, path: str) -> tuple[str, _Parsed]:
         """Return the first digits of a file's sha256 and its parsed content, from the cache if it is there."""
         file = locate_lora(path)
+        check_size(self.pipe, file, path)
         sha256 = digest(file)
         parsed = self._kept.pop(sha256, None)
         if parsed is None:

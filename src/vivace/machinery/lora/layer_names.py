@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _PREFIXES = tuple(
     (re.compile(pattern), part)
     for pattern, part in (
-        (r"base_model\.(?:model\.)?", None),
+        (r"base_model\.(?:model\.)?|pipe\.", None),
         (r"(?:lora_unet|lora_transformer|lycoris_unet|lycoris_transformer(?!_blocks)|lycoris)[._]", "denoiser"),
-        (r"(?:model\.)?diffusion_model[._]|(?:unet|transformer)\.", "denoiser"),
+        (r"(?:model\.)?diffusion_model[._]|(?:unet|transformer|dit)\.", "denoiser"),
         (r"(?:lora_te|lycoris_text_encoder|text_encoder)(?:1|_1)?[._](?![23][._])", "text_encoder"),
         (r"(?:lora_te|lycoris_text_encoder|text_encoder)_?2[._]", "text_encoder_2"),
         (r"(?:lora_te|lycoris_text_encoder|text_encoder)_?3[._]", "text_encoder_3"),
@@ -36,6 +36,8 @@ _PREFIXES = tuple(
         (r"text_encoders\.\w+\.(?:transformer\.)?", "text_encoder"),
     )
 )  # fmt: skip
+_MOST_PREFIXES = 6
+"""Words of a name that are tried as a prefix."""
 _WRAPPERS = re.compile(r"\A(?:(?:text_model|language_model|model)[._])+")
 """Prefixes of a text encoder's layers, which differ between versions of libraries."""
 _PROCESSOR = re.compile(r"(.*?)(?:[._]processor)?[._](to_[qkv]|to_out)_lora")
@@ -105,6 +107,22 @@ class LayerNames:
         first = [named for named in meanings if named.component == "denoiser"] or meanings
         return tuple(first) or (Named("denoiser", "", ()),)
 
+    def unknown_prefix(self, written: Collection[str]) -> str:
+        """Return a beginning of all these names without which each is one of the denoiser's layers, or ""."""
+        first = next(iter(written), "")
+        ends = [match.end() for match in re.finditer(r"[._]", first)]
+        return next(
+            (
+                first[:end]
+                for end in ends[:_MOST_PREFIXES]
+                if all(
+                    name.startswith(first[:end]) and self._places("denoiser", _without_prefix(name[end:])[1])
+                    for name in written
+                )
+            ),
+            "",
+        )
+
     def _component(self, part: str) -> Component | None:
         if part == "text_encoder_3" and part not in self._tables:  # files of FLUX.1 call its T5 the third
             return next(
@@ -118,8 +136,13 @@ class LayerNames:
 
 
 def shape_of(layer: torch.nn.Module) -> tuple[int, ...] | None:
-    """Return the shape of a layer's weight, however it is stored; None for a module without one."""
+    """Return the shape of a layer's weight, however it is stored; None for a module without one.
+
+    PEFT puts the layer of an attached LoRA into another one, which has its weight and not all of its settings.
+    """
     import torch
+
+    layer = getattr(layer, "base_layer", layer)  # type: ignore[assignment]
 
     if hasattr(layer, "in_features") and hasattr(layer, "out_features"):
         return layer.out_features, layer.in_features

@@ -15,6 +15,7 @@ _BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"
 _BY_NAME = (
     ("joint_blocks", "Stable Diffusion 3"),
     ("img_mod_1", "Qwen-Image"),
+    ("stream_modulation", "FLUX.2"),
     ("img_mod_lin", "FLUX.1"),
     ("modulation_lin", "FLUX.1"),
     ("to_qkv_mlp_proj", "FLUX.2"),
@@ -39,13 +40,17 @@ def made_for(
         misfits: those whose layers have other sizes.
     """
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
-    if stated:
+    if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"
     model = _by_width([*foreign, *misfits]) or _by_name(foreign)
     denoiser = type(component_of(pipe, "denoiser")).__name__
     if not model or _this(pipe).startswith(model) or (model == "a UNet" and model[2:] in denoiser):
         return ""
     return f": its layers are those of {model}, and this is {_this(pipe)}"
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _by_width(groups: Sequence[Group]) -> str:

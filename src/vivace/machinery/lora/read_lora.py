@@ -6,6 +6,7 @@ Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 _METADATA = "lora_adapter_metadata"
 """Key of the header under which diffusers writes PEFT's configuration, with alphas and ranks."""
+_MOST_OF_MODEL = 4
+"""Most values of a file, as a multiple of the pipeline's: large ranks of small layers have more than the layers."""
+_SMALL = 50_000_000
 
 
 @dataclass
@@ -62,6 +66,7 @@ def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
     from safetensors.torch import load
 
     header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
+    check_size(pipe, path, name)
     with reading(path, advice="copy or download it again"):
         # Not mapped into memory: a file that somebody truncates meanwhile would end this process with SIGBUS, and one
         # that is written anew would change tensors that are kept.
@@ -71,8 +76,19 @@ def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
     for key, tensor in stored.items():
         if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
             raise UnusableModel(f"{path} has values that are not finite ({key}); train or download it again")
-    with reading(path, problem="is not a LoRA that vivace reads", advice="give the LoRA of this model"):
+    with reading(path, problem="is not a LoRA that vivace reads", advice="save or convert it again"):
         return _read(pipe, path, name or str(path), stored, metadata)
+
+
+def check_size(pipe: Any, path: Path, name: str = "") -> None:
+    """Raise UnusableModel for a file with more values than a LoRA of this pipeline can have, by its header."""
+    modules = (each for each in pipe.components.values() if hasattr(each, "parameters"))
+    own = sum(weights.numel() for module in modules for weights in module.parameters())
+    given = sum(math.prod(entry["shape"]) for entry in read_header(path).values())
+    if given > _MOST_OF_MODEL * own + _SMALL:
+        raise UnusableModel(
+            f"{name or path} has {given:,} values, and the whole pipeline {own:,}: it is no LoRA of this model"
+        )
 
 
 def _read(
@@ -92,7 +108,7 @@ def _read(
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
-    return now.account.closed()
+    return now.account.closed(now.names)
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vivace.machinery.quantization.layers import LayerChoice
-from vivace.machinery.technique import COMPONENTS, Component, Target, without_clashes
+from vivace.machinery.technique import COMPONENTS, Component, Target, call_parameters, without_clashes
 from vivace.machinery.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
     """Call the pipeline as the workload will, without decoding the latents if that is not needed."""
     import torch
 
-    accepted = inspect.signature(target.pipe.__call__).parameters
+    accepted = call_parameters(target.pipe)
     call = {k: v for k, v in target.model.defaults.items() if k in accepted} | dict(target.request.inputs)
     if not decodes and "output_type" in accepted:
         call["output_type"] = "latent"

@@ -66,21 +66,3 @@ def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any
     # Slightly wider, since the requested levels have been through logarithms.
     sampler = BrownianTreeNoiseSampler(like, 0.999 * levels.min().item(), 1.001 * levels.max().item(), seeds)
     return lambda sigma, following: sampler(sigma, following).to(sample.device, sample.dtype)
-
-
-def grow_order(scheduler: Any) -> None:
-    """Make LMSDiscreteScheduler begin at first order, also in the middle of a schedule.
-
-    Its order is that of its place in the schedule. Amid the schedule, where image-to-image begins, it then multiplies
-    some of its coefficients with derivatives that it does not have yet, drops the others, and leaves noise.
-    """
-
-    def with_history(step: Method) -> Method:
-        def stepped(
-            self: Any, model_output: Any, timestep: Any, sample: Any, order: int = 4, **kwargs: Any
-        ) -> Any:
-            return step(self, model_output, timestep, sample, min(order, len(self.derivatives) + 1), **kwargs)
-
-        return stepped
-
-    override(scheduler, "step", with_history)

@@ -76,8 +76,8 @@ def takes_zero_snr(kind: Any) -> bool:
     return "rescale_betas_zero_snr" in inspect.signature(kind.__init__).parameters
 
 
-def refused_prediction(scheduler: Any) -> str | None:
-    """Return why a scheduler cannot read the model's predictions, in diffusers' words; None if it can.
+def refused_by_model(scheduler: Any) -> str | None:
+    """Return why a scheduler cannot read the model's predictions, in diffusers' words, or ends in noise; else None.
 
     It makes one step on a few numbers.
     """
@@ -92,6 +92,9 @@ def refused_prediction(scheduler: Any) -> str | None:
         return (
             f"it shifts noise levels exponentially, and this model's are shifted by time_shift_type={kind!r}"
         )
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is not None and float(sigmas[-1]) == float(sigmas[-2]) > 0:
+        return f"its last step does nothing and leaves noise: it begins and ends at noise level {float(sigmas[-1]):.2g}"
     timestep = scheduler.timesteps[0]
     numbers = torch.zeros(1, 4, 1, 1)
     sample = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -35,18 +36,90 @@ def working_part(component: Component, module: torch.nn.Module) -> Any:
     return module.decoder if component == "vae" else module
 
 
-def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a pipeline's call, without `self`.
+@dataclass(frozen=True)
+class PipelineCall:
+    """A pipeline's call, followed through what only passes its arguments on.
 
-    They are read once for each class: every call needs them, several times, before the GPU has work.
+    Attributes:
+        pipe: the pipeline that computes: the one inside, if the call is that of a wrapper around it.
+        function: the one that has the loop of steps, as far as it can be followed.
+        parameters: by name, without `self`: of all functions on the way.
     """
-    return _parameters(type(pipe).__call__)
+
+    pipe: Any
+    function: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the parameters are all that the call uses."""
+        return not _passes_on(self.parameters) or _is_of_diffusers(self.function, self.parameters)
 
 
-@functools.cache
+def call_of(pipe: Any) -> PipelineCall:
+    """Return a pipeline's call, followed through `super().__call__`, decorators, methods and pipelines inside."""
+    return _followed(pipe, type(pipe).__call__, frozenset())
+
+
+def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a pipeline's call, without `self`."""
+    return call_of(pipe).parameters
+
+
+def _followed(pipe: Any, function: Callable[..., Any], on_the_way: frozenset[Any]) -> PipelineCall:
+    own = _parameters(function)
+    if _passes_on(own) and not _is_of_diffusers(function, own):
+        for owner, following in _called_in(pipe, function):
+            if following in on_the_way:
+                continue
+            inner = _followed(owner, following, on_the_way | {function})
+            if {"prompt", "num_inference_steps"} <= inner.parameters.keys():
+                named = {name: each for name, each in own.items() if each.kind not in _VARIADIC}
+                others = {name: each for name, each in inner.parameters.items() if name not in named}
+                return PipelineCall(inner.pipe, inner.function, MappingProxyType(named | others))
+    return PipelineCall(pipe, function, own)
+
+
+def _is_of_diffusers(function: Any, parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return function.__module__.startswith("diffusers.") and "num_inference_steps" in parameters
+
+
+def _called_in(pipe: Any, function: Callable[..., Any]) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """Yield what a function of a pipeline may pass its arguments on to, and whose it is; read from its bytecode."""
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, FunctionType):
+        return
+    for cell in plain.__closure__ or ():
+        if isinstance(cell.cell_contents, FunctionType):  # a decorator without functools.wraps
+            yield pipe, cell.cell_contents
+    names = plain.__code__.co_names
+    if "__call__" in names:
+        kinds = list(type(pipe).__mro__)
+        defining = next((i for i, kind in enumerate(kinds) if vars(kind).get("__call__") is function), -1)
+        yield from (
+            (pipe, vars(kind)["__call__"]) for kind in kinds[defining + 1 :] if "__call__" in vars(kind)
+        )
+    for name in names:
+        inside = vars(pipe).get(name)
+        kind = type(inside)
+        if isinstance(getattr(kind, "__call__", None), FunctionType) and hasattr(inside, "__dict__"):
+            yield inside, kind.__call__
+        elif isinstance(method := getattr(type(pipe), name, None), FunctionType) and method is not function:
+            yield pipe, method
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _passes_on(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+@functools.cache  # every call needs them, several times, before the GPU has work
 def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     every = list(inspect.signature(method).parameters.values())
-    return MappingProxyType({parameter.name: parameter for parameter in every[1:]})
+    skipped = 1 if every and every[0].kind not in _VARIADIC else 0
+    return MappingProxyType({parameter.name: parameter for parameter in every[skipped:]})
 
 
 def weights_dtype(module: Any) -> torch.dtype | None:
@@ -73,9 +146,8 @@ def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
     embeddings.
     """
     parameters = call_parameters(pipe)
-    steps = call.get("num_inference_steps", parameters["num_inference_steps"].default)
     clashing = {
-        "intermediate_timesteps": steps != 2,
+        "intermediate_timesteps": call.get("num_inference_steps", 2) != 2,
         "negative_prompt": call.get("negative_prompt_embeds") is not None,
     }
     absent = [

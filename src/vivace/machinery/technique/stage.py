@@ -29,8 +29,6 @@ class Stage(IntEnum):
     """The denoiser is replicated on other GPUs. Techniques of later stages are applied to every replica."""
     SPLIT = 43
     """A component's work is cut into smaller pieces: tiles, slices."""
-    THIN = 44
-    """Less work within a step: fewer tokens."""
     CACHE = 45
     """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
     COMPILE = 50

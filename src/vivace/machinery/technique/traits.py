@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from vivace.machinery.technique.anatomy import COMPONENTS, Component
+from vivace.machinery.technique.stage import Stage
 
 if TYPE_CHECKING:
     from vivace.machinery.technique.target import Target
@@ -54,6 +55,14 @@ class Trait(StrEnum):
     OFFLOADED_BY_LAYER = "offloaded by layer"
     MOVED = "moved between devices"
     """Its weights are moved while it is not needed, by something other than offloading."""
+    ABSENT = "without its weights"
+    """They are on the meta device: other libraries put them in place while a layer is computed."""
+    IN_GROUPS = "offloaded in groups by diffusers"
+    IN_8_BITS = "stored in 8 bits"
+    CAST = "cast layer by layer"
+    """diffusers casts each layer to a precision before it is computed, and back to 8 bits afterwards."""
+    ADAPTED = "under adapters"
+    """PEFT's layers stand in the places of its own."""
     PROCESS_WIDE = "under settings of the process"
     """A setting of the whole process while a call runs; processes of replicas need it too."""
 
@@ -76,7 +85,41 @@ class Rule:
     earlier_only: bool = False
 
 
+_BEFORE = "apply the recipe before that"
+_ON_WEIGHTS = frozenset(Stage) - {
+    Stage.SWAP, Stage.SPLIT, Stage.CACHE, Stage.COMPILE, Stage.KERNEL, Stage.SCHEDULE
+}  # fmt: skip
+_RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
+    (
+        _ON_WEIGHTS,
+        Rule(
+            Trait.ABSENT,
+            "they are on the meta device, as accelerate's offloading leaves them, and what is written there is lost; "
+            f"call pipe.remove_all_hooks() first, or {_BEFORE}",
+        ),
+    ),
+    (_ON_WEIGHTS, Rule(Trait.IN_GROUPS, f"new weights would be in no group; {_BEFORE}, or take offload(group)")),
+    (
+        frozenset({Stage.MERGE, Stage.FUSE}),
+        Rule(Trait.IN_8_BITS, f"sums and new layers would be rounded or not cast; {_BEFORE}"),
+    ),
+    (frozenset({Stage.PRECISION}), Rule(Trait.CAST, f"its hooks would go on casting to the former precision; {_BEFORE}")),
+    (
+        frozenset({Stage.FUSE}),
+        Rule(
+            Trait.ADAPTED,
+            "new layers would leave out what the adapters add; merge them first, with pipe.fuse_lora() and "
+            "pipe.unload_lora_weights(), or by the recipe: lora(PATH)",
+        ),
+    ),
+)  # fmt: skip
+"""What holds for all techniques of a stage, wherever the weights of a component are not plainly in it."""
+
 _TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
+
+
+_HOOKS = {"group_offloading": Trait.IN_GROUPS, "layerwise_casting": Trait.CAST}
+"""Names of diffusers' hooks."""
 
 
 def give(module: Any, traits: frozenset[Trait]) -> None:
@@ -107,7 +150,9 @@ def exclusion(technique: Technique, target: Target) -> str | None:
         return None
     for component, module in target.modules(technique.targets or COMPONENTS).items():
         traits = traits_of(module)
-        for rule in technique.excludes:
+        if not target.model.has_weights:
+            traits -= {Trait.ABSENT}
+        for rule in (*technique.excludes, *(rule for stages, rule in _RULES if technique.place in stages)):
             applies = not rule.components or component in rule.components
             if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}"
@@ -136,8 +181,16 @@ def _foreign(module: Any) -> frozenset[Trait]:
         traits |= {Trait.CACHED, Trait.DECIDES_ON_HOST}
     if getattr(module, "_parallel_config", None) is not None:
         traits.add(Trait.SHARDED)
-    if any(hasattr(part, "_diffusers_hook") for part in module.modules()):
-        traits.add(Trait.HOOKED)
+    for part in module.modules():
+        if (registry := vars(part).get("_diffusers_hook")) is not None:
+            traits |= {Trait.HOOKED} | {trait for name, trait in _HOOKS.items() if name in registry.hooks}
+        if "base_layer" in part._modules:
+            traits.add(Trait.ADAPTED)
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            if tensor is not None and tensor.is_meta:
+                traits.add(Trait.ABSENT)
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize == 1:
+                traits.add(Trait.IN_8_BITS)
     if hasattr(module, "_hf_hook"):
         traits.add(Trait.OFFLOADED)
     return frozenset(traits)

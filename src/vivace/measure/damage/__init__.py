@@ -91,8 +91,3 @@ HARMLESS = (
     HarmlessChange("other arithmetic", details.drifted),
     HarmlessChange("JPEG of quality 95", lambda image, _: details.jpeg(image, 95)),
 )
-
-
-def damage_kind(name: str) -> DamageKind:
-    """Return a kind by its name."""
-    return next(kind for kind in DAMAGE if kind.name == name)

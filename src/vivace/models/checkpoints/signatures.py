@@ -10,12 +10,15 @@ The names are those of the authors' own files, of ComfyUI's `model_detection.py`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "")
-"""Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's."""
+DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "pipe.dit.", "")
+"""Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's, "pipe.dit." DiffSynth's."""
+_MOST_PREFIXES = 4
+"""Words of a name that are tried as a prefix that is not in the list."""
 SD2 = "sd2"
 """Placeholder for a catalogue name in rows of SD 2, which the catalogue lacks."""
 SUPPORTED = "supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
@@ -30,6 +33,7 @@ _QUANTISED = (
     "model in 16 bits, and quantise it with a recipe: quantize(int8), quantize(fp8) or quantize(nf4)"
 )
 _WITH_MODEL = f"give the model that it belongs to ({SUPPORTED})"
+_OTHER_SIZE = "of a size that vivace does not know, or written with other shapes"
 _FIRST = "input_blocks.0.0.weight"
 _FLUX = "double_blocks.0.img_attn.norm.key_norm.scale"
 
@@ -59,6 +63,10 @@ class Signature:
 
 def _refused(advice: str, *rows: tuple[str, tuple[str, ...]]) -> tuple[Signature, ...]:
     return tuple(Signature(what, has, advice) for what, has in rows)
+
+
+def _with_four_channels(advice: str, *rows: tuple[str, tuple[str, ...]]) -> tuple[Signature, ...]:
+    return tuple(replace(row, sizes=_FOUR) for row in _refused(advice, *rows))
 
 
 def _denoiser(
@@ -164,24 +172,27 @@ SIGNATURES: tuple[Signature, ...] = (
     _denoiser("Z-Image", "z-image-turbo", _Z_IMAGE, (("x_embedder.weight", 0, 3840),)),
     *_refused(
         _FOLDER,
-        ("FLUX.2", ("single_stream_modulation.lin.weight",)),
+        (f"FLUX.2 {_OTHER_SIZE}", ("single_stream_modulation.lin.weight",)),
         (
             "FLUX.2 in diffusers' layout, without its VAE and text encoder",
             ("single_stream_modulation.linear.weight",),
         ),
         ("FLUX.3", ("early_stream_modulations.image.lin.weight",)),
-        ("SD 3 or SD 3.5", ("joint_blocks.0.*",)),
+        (f"SD 3, or SD 3.5 {_OTHER_SIZE}", ("joint_blocks.0.*",)),
         ("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),
         (
             "Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder",
             ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight"),
         ),
-        ("Qwen-Image or Qwen-Image-Edit", ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight")),
+        (
+            f"Qwen-Image or Qwen-Image-Edit {_OTHER_SIZE}",
+            ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight"),
+        ),
         ("AuraFlow", ("double_layers.0.*", "cond_seq_linear.weight")),
         ("AuraFlow in diffusers' layout", ("joint_transformer_blocks.0.*", "register_tokens")),
         ("HiDream", ("double_stream_blocks.0.block.*",)),
-        ("Z-Image", ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
-        ("Z-Image", ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
+        (f"Z-Image {_OTHER_SIZE}", ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
+        (f"Z-Image {_OTHER_SIZE}", ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
         ("OmniGen2", ("time_caption_embed.*", "ref_image_refiner.*")),
         ("Lumina 2", ("cap_embedder.*", "noise_refiner.*")),
         ("Lumina 2", ("cap_embedder.0.weight",)),
@@ -252,7 +263,11 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     *_refused(
         _FOLDER,
-        ("a FLUX.1 variant with inputs other than text", (_FLUX, "img_in.weight")),
+        (
+            "a model with FLUX.1's blocks whose input (img_in.weight) is not FLUX.1's 64 channels, nor those of a "
+            "variant that vivace knows: it is another model, or was written with other shapes",
+            (_FLUX, "img_in.weight"),
+        ),
         ("part of a FLUX.1 transformer with scaled fp8 weights, without its input", (_FLUX, "*scaled_fp8")),
         ("part of a FLUX.1 transformer, without its input", (_FLUX,)),
         ("a model with FLUX's blocks, but another one", ("double_blocks.0.*", "single_blocks.0.*")),
@@ -291,7 +306,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "vivace reads a UNet's own weights (model.diffusion_model.*); give the file that has them",
         ("a model with averaged weights (EMA) of its UNet alone", ("model_ema.diffusion_model*",)),
     ),
-    *_refused(
+    *_with_four_channels(
         _REST,
         ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
         ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
@@ -302,6 +317,10 @@ SIGNATURES: tuple[Signature, ...] = (
             (_FIRST, "label_emb.0.0.weight"),
         ),
         ("a UNet without its VAE and text encoders", (_FIRST,)),
+    ),
+    *_refused(
+        _FOLDER,
+        (f"a UNet whose input ({_FIRST}) has not 4 channels, or was written with another shape", (_FIRST,)),
     ),
     # One component in diffusers' layout.
     *_refused(
@@ -356,10 +375,10 @@ SIGNATURES: tuple[Signature, ...] = (
 class TensorNames:
     """The names of a file's tensors, without their denoiser's prefix."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """Strip the denoiser's prefix from the names in the file."""
+    def __init__(self, names: Iterable[str], prefix: str | None = None) -> None:
+        """Strip the denoiser's prefix, or the one that is given, from the names in the file."""
         tensor_names = list(names)
-        self.prefix = _prefix_of(tensor_names)
+        self.prefix = _prefix_of(tensor_names) if prefix is None else prefix
         self.own = {name.removeprefix(self.prefix): name for name in tensor_names}
 
     def has(self, pattern: str) -> bool:
@@ -394,3 +413,14 @@ def signature_of(names: TensorNames, tensors: Mapping[str, Any]) -> Signature | 
         )
 
     return next((row for row in SIGNATURES if fits(row)), None)
+
+
+def behind_prefix(tensors: Mapping[str, Any]) -> tuple[str, Signature] | None:
+    """Return a prefix that vivace does not know, and the row that a file's tensors fit without it; None without one."""
+    words = [name.split(".")[:-1][:_MOST_PREFIXES] for name in tensors]
+    shares = Counter(".".join(each[: k + 1]) + "." for each in words for k in range(len(each)))
+    for prefix, number in shares.most_common(_MOST_PREFIXES):
+        row = signature_of(TensorNames(tensors, prefix), tensors) if 2 * number >= len(tensors) else None
+        if row is not None:
+            return prefix, row
+    return None

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from vivace.foundation.spec.workload import Workload
-from vivace.machinery.technique import Stage, Technique, without_clashes
+from vivace.machinery.technique import Stage, Technique, call_parameters, without_clashes
 from vivace.machinery.technique.script import WIDTH, Script, literal, written_call
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
@@ -339,7 +339,7 @@ def _call_block(
 ) -> list[str]:
     plain = without_clashes(session.pipe, session.arguments)
     arguments = {name: literal(value) for name, value in plain.items()}
-    if "max_area" in inspect.signature(type(session.pipe).__call__).parameters:
+    if "max_area" in call_parameters(session.pipe):
         height, width = session.arguments["height"], session.arguments["width"]
         arguments |= {"max_area": literal(height * width), "_auto_resize": "False"}
     arguments |= {name: name for name in source_names}

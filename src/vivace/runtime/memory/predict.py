@@ -22,7 +22,15 @@ from vivace.foundation.spec.workload import STRENGTHS, Task
 from vivace.foundation.untrusted.reading import reading, reason
 from vivace.machinery.families import family_of
 from vivace.machinery.lora.distillations import distillations
-from vivace.machinery.technique import Machine, ModelFacts, Placement, Request, Target, component_of
+from vivace.machinery.technique import (
+    DENOISERS,
+    Machine,
+    ModelFacts,
+    Placement,
+    Request,
+    Target,
+    component_of,
+)
 from vivace.measure.memory import plain_tensors
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
@@ -52,6 +60,8 @@ PyTorch's allocator does not count it.
 ANY_GPU = Machine(device="cuda", device_name="a GPU", capability=None, compiler=None)
 _COPIES = 8
 """Temporary memory of quantising a layer, in multiples of its weight in half precision. An assumption."""
+_LARGEST_LAYER = 0.03
+"""Bytes of a denoiser's largest layer in half precision, as a share of all."""
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 
 
@@ -144,8 +154,34 @@ def predict(
     """
     unexplained = model.located is None or model.located.model.source == "embedded"
     about = nullcontext() if unexplained else reading(model.name, problem="cannot be planned")
+    if model.gguf_bytes is not None and recipe.techniques:
+        raise Unsupported(
+            f"{model.name}: `vivace plan` counts a GGUF file as it is, without a recipe; plan {model.gguf_of} with "
+            "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits, and the rest of the recipe"
+        )
     with quiet(), about:
-        return _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
+        predicted = _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
+    return predicted if model.gguf_bytes is None else _with_gguf(predicted, model.gguf_bytes)
+
+
+def _with_gguf(plain: Prediction, num_bytes: int) -> Prediction:
+    """Return a prediction whose denoiser stays as a GGUF file stores it; each layer is dequantised in its call."""
+    denoiser = next(part for part in plain.components if part.name in DENOISERS)
+    less = denoiser.num_bytes - num_bytes
+    layer = round(_LARGEST_LAYER * denoiser.num_bytes)
+    stages = {name: peak - less + layer * (name == "denoiser") for name, peak in plain.stages.items()}
+    stored = denoiser.model_copy(update={"num_bytes": num_bytes, "dtype": "GGUF"})
+    stage = max(stages, key=lambda name: stages[name], default=plain.peak_stage)
+    return plain.model_copy(
+        update={
+            "components": tuple(stored if part is denoiser else part for part in plain.components),
+            "model_bytes": plain.model_bytes - less,
+            "peak_bytes": max([plain.model_bytes - less, *stages.values()]),
+            "peak_stage": stage,
+            "stages": stages,
+            "loading_bytes": plain.loading_bytes - less,
+        }
+    )
 
 
 def _predict(

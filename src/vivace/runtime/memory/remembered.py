@@ -14,9 +14,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +31,6 @@ _REFUSALS = (NoEffect, Unpredictable, Unsupported, WorkloadError)
 _READ = {".json", ".txt", ".jinja", ".model"}
 MOST_KEPT = 2000
 """Number of files, of about 3 KB each; beyond it the oldest half is deleted."""
-Answer = list[Any]
-"""Model, recipe, and the prediction or refusal as JSON holds it."""
-_collected: ContextVar[list[Answer] | None] = ContextVar("_collected", default=None)
-
-
-@contextmanager
-def collected() -> Iterator[list[Answer]]:
-    """Collect the answers that are made inside the context, for `vivace.runtime.memory.shipped_answers`."""
-    answers: list[Answer] = []
-    token = _collected.set(answers)
-    try:
-        yield answers
-    finally:
-        _collected.reset(token)
 
 
 def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
@@ -60,29 +44,33 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
     """
     if any(
         technique.needs_prompts for technique in recipe
-    ):  # what it found out on the real model may have changed
+    ):  # what it found on the real model may have changed
         return predict(model, recipe, **request)
-    if model.located is None and _collected.get() is None:
+    if model.located is None:
         shipped = shipped_answer(model.name, model.defaults, recipe.text, request)
         if shipped is not None:
             return _answer_of(shipped)
     path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
     content = _read(path)
-    if content is not None:
-        return _answer_of(content)
+    if content is None:
+        content = predict_or_refuse(model, recipe, request)
+        _keep(path, content)
+    return _answer_of(content)
+
+
+def predict_or_refuse(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> Any:
+    """Return the prediction, or the refusal, as JSON holds it."""
     try:
-        prediction = predict(model, recipe, **request)
+        return predict(model, recipe, **request).model_dump(mode="json")
     except _REFUSALS as error:
-        if type(error) in _REFUSALS:
-            _keep(path, model, recipe, [type(error).__name__, str(error), getattr(error, "already_so", None)])
-        raise
-    _keep(path, model, recipe, prediction.model_dump(mode="json"))
-    return prediction
+        if type(error) not in _REFUSALS:
+            raise
+        return [type(error).__name__, str(error), getattr(error, "already_so", None)]
 
 
 def _key(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> str:
     parts = {
-        "model": [model.name, model.dtype, repr(sorted(model.defaults.items()))],
+        "model": [model.name, model.dtype, model.gguf_bytes, repr(sorted(model.defaults.items()))],
         "files": None if model.located is None else _files(model.located),
         "recipe": recipe.pinned().spec.model_dump(mode="json"),
         "asked": request,
@@ -145,11 +133,8 @@ def _answer_of(content: Any) -> Prediction:
     raise NoEffect(reason, already_so=already_so) if kind is NoEffect else kind(reason)
 
 
-def _keep(path: Path, model: Weightless, recipe: Recipe, content: Any) -> None:
+def _keep(path: Path, content: Any) -> None:
     """Write an answer as a whole. Where the cache cannot be written, the next call predicts again."""
-    answers = _collected.get()
-    if answers is not None:
-        answers.append([model.name, recipe.text, content])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

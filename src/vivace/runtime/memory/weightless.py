@@ -9,20 +9,21 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from vivace.errors import UnknownModel, Unsupported, nearest
+from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.architecture import Architecture, Component, Library
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX
+from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
 from vivace.models.hashed_processor import with_processor
 from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.headers import read_header
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
 from vivace.runtime.pipelines import weightless_pipeline
@@ -39,6 +40,9 @@ class Weightless:
         build: builds its diffusers pipeline in the baseline's dtype.
         build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
         located: the model in a folder; None for an architecture.
+        gguf_bytes: of a GGUF file's tensors, which are the denoiser; None for other models.
+        gguf_of: the catalogue's model whose denoiser they are.
+        note: on how a file is counted.
     """
 
     name: str
@@ -47,17 +51,19 @@ class Weightless:
     build: Callable[[], Any]
     build_tiny_vae: Callable[[], Any] | None
     located: LocatedModel | None = None
+    gguf_bytes: int | None = None
+    gguf_of: str = ""
+    note: str = ""
 
 
 def find_weightless(name: str) -> Weightless:
-    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or .safetensors file.
+    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file.
 
     A folder in diffusers' format needs only its configuration files and tokenizers.
 
     Raises:
         UnknownModel: it is none of these, or the folder has classes unknown to diffusers and transformers.
         UnusableModel: the file is damaged, or not a supported model.
-        Unsupported: it is a GGUF file.
     """
     plain = name.strip().lower()
     plain_name = plain.removeprefix(SYNTHETIC)
@@ -69,7 +75,7 @@ def find_weightless(name: str) -> Weightless:
         names = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
             f"no model '{name[:200]}'{nearest(plain_name[:200], names)} (known models: {', '.join(sorted(names))}; or "
-            "give a folder with a model_index.json or a .safetensors file)"
+            "give a folder with a model_index.json, or a .safetensors or .gguf file)"
         )
     return _of_folder(name, find_model(name))
 
@@ -104,14 +110,24 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
 
 
 def _of_file(name: str) -> Weightless:
-    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture."""
-    entry = contents_of(Path(name)).entry
-    if Path(name).suffix == SUFFIX:
-        raise Unsupported(
-            f"{name}: `vivace plan` does not support GGUF files with mixed quantisation; plan {entry} with the recipe "
-            "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits"
+    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture.
+
+    Layers of a GGUF file stay as they are stored. Other files are loaded in the model's own precision.
+    """
+    path = Path(name)
+    contents = contents_of(path, is_loaded=False)
+    model = _of_architecture(name, ARCHITECTURES[contents.entry])
+    tensors = read_gguf_sizes(path) if path.suffix == SUFFIX else read_header(path)
+    if path.suffix == SUFFIX:
+        held = sum(end - start for start, end in (about["data_offsets"] for about in tensors.values()))
+        return replace(model, gguf_bytes=held, gguf_of=contents.entry)
+    if number := sum(about["dtype"].startswith("F8") for about in tensors.values()):
+        note = (
+            f"{path.name} has {number} tensors in fp8, which are loaded and computed with in {model.dtype}: counted as "
+            "such; the recipe quantize(fp8) keeps the denoiser's in eight bits"
         )
-    return _of_architecture(name, ARCHITECTURES[entry])
+        return replace(model, note=note)
+    return model
 
 
 def _of_folder(name: str, located: LocatedModel) -> Weightless:
