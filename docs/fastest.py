@@ -57,7 +57,6 @@ class Measurement:
         gain: over `reference`; None if it was not compared.
         is_apart: the reference is of another run or card.
         is_encoded_before: the call leaves the text encoders out.
-        calls_s: the timed calls, where they are too few for an interval.
         record: the file's path in the repository.
         is_reported: an owner of the card sent it.
     """
@@ -77,7 +76,6 @@ class Measurement:
     is_apart: bool = False
     is_encoded_before: bool = False
     is_reported: bool = False
-    calls_s: tuple[float, ...] = ()
 
     @property
     def is_surely_faster(self) -> bool:
@@ -103,21 +101,11 @@ class Fastest:
             gain = "-"
         else:
             over = "" if best.reference == BASELINE else f" over `{best.reference}`"
-            between = _between_calls(best, self.baseline)
-            gain = f"{between or ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
-            recipe = recipe if best.is_surely_faster or between else f"not proven: {recipe}"
+            gain = f"{ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
+            recipe = recipe if best.is_surely_faster else f"not proven: {recipe}"
         card = best.card.removeprefix("NVIDIA ")
         record = f"[{'reported by others' if best.is_reported else 'record'}](../{best.record})"
         return [best.model, card, steps, *start, recipe, _time(best), gain, _peak(best), record]
-
-
-def _between_calls(best: Measurement, baseline: Measurement | None) -> str:
-    """Return the least and the most speed-up of a few calls of each, which have no interval; "" if they overlap."""
-    if baseline is None or not best.calls_s or not baseline.calls_s:
-        return ""
-    least, most = min(baseline.calls_s) / max(best.calls_s), max(baseline.calls_s) / min(best.calls_s)
-    number = max(len(best.calls_s), len(baseline.calls_s))
-    return f"{least:.2f} to {most:.2f}x ({number} calls each)" if least > 1 + ONE_ROUND_MARGIN else ""
 
 
 def _time(measured: Measurement) -> str:
