@@ -17,7 +17,7 @@ import click
 from benchmarks.command import locked, run
 from benchmarks.study_groups import RESULTS
 from vivace.errors import WorkerError
-from vivace.foundation.spec.ceilings import Ceilings
+from vivace.foundation.spec.ceilings import Ceilings, identity_of
 from vivace.foundation.spec.environment import Environment
 
 RECORD = RESULTS / "ceilings.json"
@@ -54,7 +54,9 @@ def read_ceilings(record: Path = RECORD) -> list[Ceilings]:
 
 def ceilings_of(environment: Environment, record: Path = RECORD) -> Ceilings | None:
     """Return the ceilings of an environment's device, driver and PyTorch; None if they are not in the record."""
-    return next((ceiling for ceiling in read_ceilings(record) if ceiling.are_of(environment)), None)
+    return next(
+        (ceiling for ceiling in read_ceilings(record) if ceiling.identity == identity_of(environment)), None
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.photograph_witnesses import TWO_SIDED
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
+from vivace.measure.calibrating.limit import least_detected
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.measure.damage.detection import least_detected
 from vivace.proofs.witnesses import WITNESSES
 
 RUN = 39

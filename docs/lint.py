@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+from vivace.evidence.lint.check import RULES
 from vivace.evidence.lint.columns import SYNONYMS
 from vivace.evidence.lint.model_limits import MODEL_FLOPS
-from vivace.evidence.lint.rules import RULES
 from vivace.report.text_table import markdown_lines
 
 _TEXT = """{note}

@@ -16,11 +16,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from vivace.benchmark.compared import Compared
 from vivace.benchmark.invocation import Invocation as Invocation
 from vivace.benchmark.invocation import Purpose, purpose_of_earlier
 from vivace.benchmark.schedule import comparable
-from vivace.benchmark.store_errors import store_errors
 from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.environment import Environment
@@ -392,3 +393,32 @@ def _check_is_store(path: Path) -> None:
         )
     if not {"trials", "rounds", "runs"} <= tables:
         raise StoreError(f"the store {folder} is damaged: tables are missing. Give --store another folder")
+
+
+@contextlib.contextmanager
+def store_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of SQLite and the file system into StoreErrors that say what to do."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "full" in text:
+            problem = (
+                "the disk is full; free some space and run the same command again, finished rounds are kept"
+            )
+        elif "readonly" in text or "unable to open" in text:
+            problem = "it cannot be written; check its permissions, or give --store another folder"
+        elif "locked" in text:
+            problem = "another vivace is writing to it; wait for that, or give --store another folder"
+        else:
+            problem = text
+        raise StoreError(f"the store {folder}: {problem}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"the store {folder} is damaged ({error}); give --store another folder") from error
+    except (ValidationError, json.JSONDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise StoreError(f"the store {folder} holds a row that this vivace cannot read ({first})") from error
+    except OSError as error:
+        raise StoreError(f"the store {folder}: {error.strerror or error}") from error

@@ -154,7 +154,6 @@ def bench(
     """
     from vivace.benchmark import run_study
     from vivace.benchmark.comparison import check_quality_options
-    from vivace.cli.detectable import able_to_tell
     from vivace.cli.progress_display import for_this_terminal
     from vivace.models.find import find_model
 
@@ -236,3 +235,19 @@ def _print_tables(tables: list[list[Row]]) -> None:
         if floor := noise_floor(table[0]):
             say(floor)
         say(f"\n{summary(table)}")
+
+
+def able_to_tell(rounds: int) -> str:
+    """Describe the smallest difference that this many rounds can detect."""
+    from vivace.foundation.stats import DEFAULT_SPREAD, detectable, rounds_for_same
+
+    plural = "s" if rounds > 1 else ""
+    text = (
+        f"with {rounds} round{plural} this can tell differences of {100 * detectable(rounds):.0f} % or more"
+    )
+    for margin in (0.01, 0.03):
+        needed = rounds_for_same(margin)
+        if needed is not None and needed > rounds:
+            text += f"; `same` within {margin:.0%} takes about {needed} rounds"
+    spread = f"if equal processes differ by {DEFAULT_SPREAD.sd:.0%}"
+    return f"{text} ({spread}; --until goes on until each recipe has an answer)"

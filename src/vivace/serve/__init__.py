@@ -1,5 +1,4 @@
-"""Serve a model and its recipe behind the OpenAI images API. Needs FastAPI, uvicorn, prometheus-client and
-python-multipart: the extra `serve`.
+"""Serve a model and its recipe behind the OpenAI images API. Needs the extra `serve`.
 
 This process serves HTTP and does not import torch. One resident worker process for each GPU keeps a session and draws.
 """

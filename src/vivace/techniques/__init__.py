@@ -102,14 +102,8 @@ ALIASES: dict[str, tuple[str, str | None]] = {
     "dbcache": ("dual_block_cache", None),
 }
 
-_GONE = {
-    name: (
-        f"{name} was removed on 2026-11-28, before 0.1.0: at the same speed fewer plain steps keep as much of "
-        "the image, or more; use steps(N) in its place"
-    )
-    for name in ("token_merging", "progressive_resolution")
-}
-"""Techniques that recipes and records may still name: since when they are gone, why, and what to use instead."""
+_GONE = ("token_merging", "progressive_resolution")
+"""Techniques that were removed, and that recipes and records may still name."""
 
 
 def missing(name: str, *more: str) -> str:
@@ -119,7 +113,10 @@ def missing(name: str, *more: str) -> str:
         more: other words that would be right in its place.
     """
     if name.lower() in _GONE:
-        return _GONE[name.lower()]
+        return (
+            f"{name} was removed on 2026-11-28, before 0.1.0: at the same speed fewer plain steps keep as much of the "
+            "image, or more; use steps(N) in its place"
+        )
     return f"no technique '{name}'{nearest(name, [*TECHNIQUES, *ALIASES, *more])} (`vivace techniques` lists all)"
 
 

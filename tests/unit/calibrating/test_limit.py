@@ -3,10 +3,9 @@
 import pytest
 
 from vivace.errors import UsageError
-from vivace.measure.calibrating.limit import STRICTEST, choose_limit
+from vivace.measure.calibrating.limit import STRICTEST, choose_limit, least_detected
 from vivace.measure.calibrating.scores import ImageScores, label
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.measure.damage.detection import least_detected
 
 KINDS = {kind.name: kind for kind in DAMAGE}
 

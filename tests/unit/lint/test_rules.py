@@ -10,10 +10,9 @@ import vivace
 from tests.narrow import FLOW
 from tests.typed import run_vivace
 from vivace.errors import UsageError
-from vivace.evidence.lint.check import lint
+from vivace.evidence.lint.check import RULES, lint
 from vivace.evidence.lint.columns import SYNONYMS, Column, column_of
 from vivace.evidence.lint.model_limits import flops_of
-from vivace.evidence.lint.rules import RULES
 from vivace.evidence.lint.values import read_number
 from vivace.foundation.hardware import named_gpu
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.make import make_environment
 from vivace.errors import OutputError
-from vivace.foundation.spec.ceilings import Ceiling, Ceilings
+from vivace.foundation.spec.ceilings import Ceiling, Ceilings, identity_of
 from vivace.measure import measured_ceilings as module
 from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
 
@@ -83,9 +83,9 @@ def test_a_gpu_has_its_ceilings_whatever_the_threads() -> None:
         seconds=1,
         ceilings=(Ceiling(operation="copy", case="1 GiB", per_s=4e12),),
     )
-    assert ceilings.are_of(gpu)
-    assert ceilings.are_of(gpu.model_copy(update={"num_threads": 8}))
-    assert not ceilings.are_of(gpu.model_copy(update={"driver": "581.0"}))
+    assert ceilings.identity == identity_of(gpu)
+    assert ceilings.identity == identity_of(gpu.model_copy(update={"num_threads": 8}))
+    assert ceilings.identity != identity_of(gpu.model_copy(update={"driver": "581.0"}))
 
 
 @pytest.mark.usefixtures("small")

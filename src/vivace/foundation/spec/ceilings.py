@@ -67,10 +67,6 @@ class Ceilings(Spec):
         rates = [c.per_s for c in self.ceilings if (c.operation, c.precision) == (operation, precision)]
         return max(rates, default=None)
 
-    def are_of(self, environment: Environment) -> bool:
-        """Whether they were measured on the device, driver and PyTorch of an environment."""
-        return self.identity == identity_of(environment)
-
     @property
     def identity(self) -> CeilingsIdentity:
         return CeilingsIdentity(

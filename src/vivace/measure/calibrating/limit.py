@@ -19,7 +19,6 @@ from vivace.foundation.spec.witness_calibration import SeenDamage
 from vivace.foundation.stats import MIN_GROUPS
 from vivace.measure.calibrating.scores import ImageScores, label
 from vivace.measure.damage import HARMLESS, DamageKind
-from vivace.measure.damage.detection import least_detected
 from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 
 STRICTEST = 0.985
@@ -144,3 +143,23 @@ def _low(share: KeptShare) -> float:
 
 def _high(share: KeptShare) -> float:
     return math.inf if share.bounds.high is None else share.bounds.high
+
+
+def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = 0.9) -> float | None:
+    """Return the lowest strength from which damage is detected with this power; None if it never is.
+
+    Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
+    returned: an upper bound.
+
+    Args:
+        powers: the probability that damage is detected at each strength.
+        strengths: positive and growing.
+    """
+    for k, reached in enumerate(powers):
+        if min(powers[k:]) < power:
+            continue
+        if k == 0:
+            return strengths[0]
+        below, low, high = powers[k - 1], math.log(strengths[k - 1]), math.log(strengths[k])
+        return math.exp(low + (power - below) / (reached - below) * (high - low))
+    return None

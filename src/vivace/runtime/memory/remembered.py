@@ -22,8 +22,8 @@ from vivace.foundation.untrusted.files import open_plain
 from vivace.machinery.technique.cache_folder import cache_folder
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.memory import shipped_answers
 from vivace.runtime.memory.predict import Prediction, predict
-from vivace.runtime.memory.shipped_answers import shipped_answer
 from vivace.runtime.memory.weightless import Weightless
 
 _REFUSALS = (NoEffect, Unpredictable, Unsupported, WorkloadError)
@@ -46,7 +46,7 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
     ):  # what it found on the real model may have changed
         return predict(model, recipe, **request)
     if model.located is None:
-        shipped = shipped_answer(model.name, model.defaults, recipe.text, request)
+        shipped = shipped_answers.shipped_answer(model.name, model.defaults, recipe.text, request)
         if shipped is not None:
             return _answer_of(shipped)
     path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
