@@ -92,7 +92,10 @@ def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> 
     reason = None
     if not key.is_reference:
         try:
-            against = paired_metrics(image, original) | {"hole": hole_share(image, original)}
+            against = paired_metrics(image, original) | {
+                "hole": hole_share(image, original),
+                "num_rectangles": num_rectangles(image, original),
+            }
         except ValueError as error:
             reason = str(error)
         if against.get("psnr_db") == float("inf"):

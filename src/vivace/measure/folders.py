@@ -92,7 +92,10 @@ def compare(
         )
         row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:
-            row["against"] = paired_metrics(b, a) | {"hole": hole_share(b, a)}
+            row["against"] = paired_metrics(b, a) | {
+                "hole": hole_share(b, a),
+                "num_rectangles": num_rectangles(b, a),
+            }
             if network is not None:
                 (row["against"]["lpips"],) = network.distances([b], [a])
         except ValueError as error:

@@ -58,11 +58,19 @@ def hole_share(image: Pixels, reference: Pixels) -> float:
     return sum((r.bottom - r.top) * (r.right - r.left) for r in listed) / float(image[..., 0].size)
 
 
-def num_rectangles(image: Pixels) -> int:
-    """Return the number of rectangles of one exact colour with hard edges in an image (H, W, 3), 0 to 255."""
+def num_rectangles(image: Pixels, reference: Pixels | None = None) -> int:
+    """Return the number of rectangles of one exact colour with hard edges in an image (H, W, 3), 0 to 255.
+
+    Args:
+        reference: only those count that differ from it; files that lose details make nearly flat areas exactly so.
+    """
     if not np.isfinite(image).all():
         return 0
-    return sum(_has_hard_edges(image, rectangle) for rectangle in _rectangles(image))
+    return sum(
+        _has_hard_edges(image, each)
+        for each in _rectangles(image)
+        if reference is None or np.abs(each.of(image) - each.of(reference)).mean() > _OFF
+    )
 
 
 def _rectangles(image: Pixels) -> Iterator[_Rectangle]:

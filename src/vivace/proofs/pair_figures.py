@@ -83,6 +83,7 @@ class PairFigures:
         size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
         has_hole: whether B's image has a patch of one colour where A's has none.
+        num_rectangles: of one exact colour in B's image, where A's has another; see `measure.holes`.
         nearness: None if they were not compared.
         reason: why they cannot be compared pixel by pixel; "" if they were.
         request: which draws B's image; "" if it is not an endpoint's.
@@ -96,6 +97,7 @@ class PairFigures:
     size: str = ""
     against: dict[str, float] = field(default_factory=dict)
     has_hole: bool = False
+    num_rectangles: int = 0
     nearness: Nearness | None = None
     reason: str = ""
     request: str = ""
@@ -184,6 +186,7 @@ def compare_pair(
         pixels_b, pixels_a = b.pixels, a.pixels
         pair.against = distances.between(pixels_b, pixels_a)
         pair.has_hole = hole_share(pixels_b, pixels_a) > 0
+        pair.num_rectangles = num_rectangles(pixels_b, pixels_a)
     except ValueError as error:
         pair.reason = str(error)
     return pair

@@ -63,7 +63,7 @@ def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
     )
     draws_rectangles = any(pair.a.num_rectangles for pair in pairs)
     for k, pair in enumerate(compared):
-        pair.has_hole |= pair.b.num_rectangles > 0 and not draws_rectangles
+        pair.has_hole |= pair.num_rectangles > 0 and not draws_rectangles
         if pair.against["psnr_db"] >= min(ROUNDING_DB, repeat_db - _CLOSER_BY_DB):
             pair.nearness = Nearness.ITSELF
         elif k in others:

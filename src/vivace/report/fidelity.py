@@ -217,7 +217,7 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         holes=tuple(
             NamedImage(name, row.against.get("match", 0.0))
             for name, row in zip(names, rows, strict=True)
-            if row.against.get("hole") or (row.alone.get("num_rectangles") and not draws_rectangles)
+            if row.against.get("hole") or (row.against.get("num_rectangles") and not draws_rectangles)
         ),
         alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
     )

@@ -38,6 +38,14 @@ def test_a_square_is_a_hole_in_the_same_image_and_in_another(
     assert num_rectangles(image) == 1
 
 
+def test_a_flat_area_that_a_lossy_file_made_exact_is_none() -> None:
+    reference = with_square(scene(0), (200, 40, 40), 32, 40, 40) + np.random.default_rng(0).integers(
+        0, 2, (SIDE, SIDE, 1)
+    )
+    image = with_square(reference, (201, 41, 41), 32, 40, 40)
+    assert hole_share(image, reference) == num_rectangles(image, reference) == 0
+
+
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_other_images_have_none(seed: int) -> None:
     assert (
