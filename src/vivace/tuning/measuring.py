@@ -349,13 +349,8 @@ class Bench:
         return rows
 
     def rung_of(self, run: Invocation, workload: Workload) -> tuple[Rung | None, float]:
-        """Return the rung of this search that a stored run measured, None for none, and the steps that it left out.
-
-        A comparison that the user ran counts as a final if it is as thorough.
-        """
+        """Return the rung of this search that a stored run measured, None for none, and the steps that it left out."""
         rung = RUNGS.get(run.purpose)
-        if run.purpose is Purpose.COMPARISON and (run.rounds or 1) >= FINAL_ROUNDS:
-            rung = Rung.FINAL
         if rung is None or (rung is Rung.JUDGED and not self.judges):
             return None, 0.0
         is_short = rung is Rung.SCREENED and workload.num_inference_steps == self._few_steps

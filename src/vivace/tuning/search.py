@@ -220,28 +220,6 @@ class Search:
             if not any(result.recipe in chosen for result in results):
                 break
 
-    def _judge_what_may_beat(self, pick: Result) -> None:
-        """Judge screened recipes that are expected to improve on the pick."""
-        left = [
-            result
-            for result in latest(self.history).values()
-            if result.rung is Rung.SCREENED
-            and result.keeps(self.objective)
-            and gain_of(result) > gain_of(pick)
-        ]
-        promises = self.sampler.promise(left, self.history)
-        chosen = [
-            result
-            for result, value in zip(left, promises, strict=True)
-            if value / gain_of(result) * (gain_of(result) - gain_of(pick)) > _WORTH_A_FINAL
-        ]
-        recipes = self.budget.affordable(
-            [result.recipe for result in self._by_promise(chosen)[:MOST_USEFUL]], []
-        )
-        if self.judges and recipes:
-            self.watcher.note(f"judging the quality of {len(recipes)} that may beat {pick.recipe.text}")
-            self._note(self.measurer.judge(recipes))
-
     def _by_promise(self, results: Sequence[Result]) -> list[Result]:
         promises = self.sampler.promise(results, self.history)
         order = sorted(range(len(results)), key=lambda k: -promises[k])
@@ -276,8 +254,6 @@ class Search:
         for _ in range(_FINALS):
             self._decide(_WORTH_IMAGES)
             pick = self.pick()
-            if pick is not None and not self.finalists(self._rivals(pick), pick):
-                self._judge_what_may_beat(pick)
             first = self._portfolio() if pick is None else self.finalists(self._rivals(pick), pick)
             finalists = [result.recipe for result in first]
             if not finalists or set(finalists) <= tried:
@@ -373,8 +349,7 @@ class Search:
     def _rivals(self, pick: Result | None = None) -> list[Result]:
         """Return what no final has measured: the candidates, and what is expected to be faster than these or the
         pick."""
-        candidates = self._candidates(screened=pick is None)
-        new = [result for result in candidates if result.rung < Rung.FINAL]
+        new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
         return [*new, *promised(self, new if pick is None else [pick, *new])]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
