@@ -65,11 +65,12 @@ round is random, and every second round has that of the one before, rotated: no 
 place of its own. The first recipe of a round is measured again at its end, and after every {between} others: its
 *canary*, {canary_calls} calls in a process of their own. What it shows is used twice: all times of the round are
 corrected to one speed of the machine, and the changes widen the spread that all intervals rest on. All commands that
-compare do so wherever there are two rounds or more; `tune` leaves canaries out where its time is short.
+compare do so wherever there are two rounds or more; `tune` leaves canaries out where its time is short, and says so.
 
 Simulated: {command_repeats} comparisons of recipes that do the same, with each command's own schedule and statistics,
 for 2 and 4 rounds (`compare`: up to {max_pairs} pairs) whose processes differ by 1 or 3 %. A cell has the least share
-of 95 % intervals of a speed-up that hold the truth, and the most that are called faster or slower.
+of 95 % intervals of a speed-up that hold the truth, and the most that are called faster or slower; such a share may be
+off by 5 points.
 
 {commands}
 

@@ -61,8 +61,8 @@ def test_no_command_is_misled_by_movement_within_rounds() -> None:
     assert {row["move"] for row in rows} == set(command_coverage.MOVES)
     assert {row["command"] for row in rows} == set(command_coverage.DESIGNS) - {"compare"}
     for row in (row for row in rows if row["command"] != "short final"):
-        assert row["covered"] >= 0.88, row  # 0.90, of 100 comparisons
-        assert row["false"] <= 0.03, row
+        assert row["covered"] >= 0.86, row  # 100 comparisons: a share of 0.92 may read 0.87
+        assert row["false"] <= 0.04, row
 
 
 @pytest.mark.parametrize("period", ["0.5 round", "1 round", "2 rounds"])

@@ -672,7 +672,7 @@ def test_a_table_that_is_too_large_is_saved_without_line_breaks_or_not_at_all() 
     assert len(dense.uri) < whole
     content = base64.b64decode(dense.uri.partition(",")[2])
     assert json.loads(content) == json.loads(bench_table(rows, "json"))
-    table, none = table_files(rows, "x", 7000)
+    table, none = table_files(rows, "x", 7500)
     assert none.uri is None
     assert table.uri is not None
     page = Page(render_page([with_quality()] * 3, coloured))

@@ -89,12 +89,14 @@ def compared(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
             row = group[0]
             if other[0].stage != row.stage:
                 continue
+            both = [[figures_of(each) for each in of] for of in (group, other)]
+            figures: dict[str, list[list[float]]] = {
+                "images/s": [[each.throughput for each in of] for of in both],
+                "p50": [[each.latency_s.get(50, math.inf) for each in of] for of in both],
+            }
             what = [
                 f"{name} {_ratio(mine, theirs)}"
-                for name, mine, theirs in (
-                    ("images/s", *([figures_of(r).throughput for r in of] for of in (group, other))),
-                    ("p50", *([figures_of(r).latency_s[50] for r in of] for of in (group, other))),
-                )
+                for name, (mine, theirs) in figures.items()
                 if all(math.isfinite(x) and x > 0 for x in (*mine, *theirs))
             ]
             same = "" if other[0].request == row.request else " (other requests)"
