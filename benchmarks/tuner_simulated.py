@@ -29,6 +29,7 @@ from benchmarks.command import run
 from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.evidence.recorded import recorded_figures
+from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.trial import Trial
 from vivace.machinery.technique import COMPONENTS, Machine, Placement, Request, Target, Technique, Trait
@@ -42,7 +43,7 @@ from vivace.tuning.budget import Minutes
 from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.launches import captures
-from vivace.tuning.objective import Objective, parse_bytes
+from vivace.tuning.objective import Objective
 from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
 from vivace.tuning.peaks import Peaks, recorded
 from vivace.tuning.priors import effects, known_sources, reported

@@ -58,6 +58,7 @@ class Measurement:
         is_apart: the reference is of another run or card.
         is_encoded_before: the call leaves the text encoders out.
         record: the file's path in the repository.
+        is_of_few_calls: the ends of its intervals are those of its few calls.
         is_reported: an owner of the card sent it.
     """
 
@@ -76,6 +77,7 @@ class Measurement:
     is_apart: bool = False
     is_encoded_before: bool = False
     is_reported: bool = False
+    is_of_few_calls: bool = False
 
     @property
     def is_surely_faster(self) -> bool:
@@ -101,7 +103,13 @@ class Fastest:
             gain = "-"
         else:
             over = "" if best.reference == BASELINE else f" over `{best.reference}`"
-            gain = f"{ratio(best.gain)}{f' {APART}' if best.is_apart else ''}{over}"
+            of_calls = best.is_of_few_calls and best.gain.low is not None and best.gain.high is not None
+            figure = (
+                f"{best.gain.point:.2f}x, by few calls {best.gain.low:.2f} to {best.gain.high:.2f}"
+                if of_calls
+                else ratio(best.gain)
+            )
+            gain = f"{figure}{f' {APART}' if best.is_apart else ''}{over}"
             recipe = recipe if best.is_surely_faster else f"not proven: {recipe}"
         card = best.card.removeprefix("NVIDIA ")
         record = f"[{'reported by others' if best.is_reported else 'record'}](../{best.record})"
@@ -229,7 +237,7 @@ def of_table(evidence: EvidenceTable) -> Iterator[Measurement]:
             record=f"results/community/{evidence.place}" if is_reported else evidence.place,
             num_rounds=row.num_rounds,
             timed_steps=row.timed_steps,
-            calls_s=() if row.timed_steps else row.calls_s,
+            is_of_few_calls=bool(row.calls_s),
             is_apart=BESIDE_NONE in row.note,
             is_encoded_before=WITHOUT_ENCODERS in row.note,
             is_reported=is_reported,

@@ -76,9 +76,9 @@ TARGETS = (
         "4.48 (sglang's cookbook, bf16 eager over HTTP, one H200)",
         2.2,
         missed="the GPU is busy for 2.6 s of a call, at 1,515 MHz and the power cap; 58 ms a step, 2.3 s in all, were "
-        "predicted ([operations](today.md#what-the-operations-predict)). A new length of a prompt took another 0.6 s in "
-        "that record. Where the 2.6 s are has no profile yet: `vivace profile --model synthetic:qwen-image-2.1 --recipe "
-        "'fused(fp8, attention=fp8)' --steps 40`",
+        "predicted ([operations](today.md#what-the-operations-predict)). A new length of a prompt took another 0.6 s "
+        "in that record. Where the 2.6 s are has no profile yet: `vivace profile --model synthetic:qwen-image-2.1 "
+        "--recipe 'fused(fp8, attention=fp8)' --steps 40`",
     ),
     Target(
         "Qwen-Image 2512, CFG 4",

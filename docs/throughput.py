@@ -47,8 +47,8 @@ One image a call, squares, the models' own steps and guidance ([record](../../re
 
 {large}
 
-Four times the pixels take 5.2 to 5.5 times as long at 2048 px: attention grows with the square of the tokens. Larger squares than 2048 px are
-refused by `vivace bench`, as neither model was trained on them.
+Four times the pixels take 5.2 to 5.5 times as long at 2048 px: attention grows with the square of the tokens.
+`vivace bench` refuses squares above 2048 px: neither model was trained on them.
 
 ## What limits it
 

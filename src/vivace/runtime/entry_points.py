@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vivace.foundation.spec.task_names import Device, Task
+from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from vivace.runtime.session import Session
 
 
-def load(
-    model: str, recipe: str = "baseline", *, device: Device = "auto", task: Task | None = None
-) -> Session:
+def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Task | None = None) -> Session:
     """Load a model, apply a recipe and return the session.
 
     Args:

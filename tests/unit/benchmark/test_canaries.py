@@ -51,7 +51,7 @@ def measured(
     stored: dict[int, Round] = {}
     ones = [1.0] * len(job.trials)
     deadline = None if until is None else Deadline(until, until, ones, ones, clock=lambda: launched.now)
-    for done in rounds_of(job, launched, deadline=deadline):  # type: ignore[arg-type]
+    for done in rounds_of(job, launched, deadline=deadline):
         assert done.is_update is (done.trial in stored)
         stored[done.trial] = done.round
     return launched.measured, stored

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.serve_worker import COMMAND
-from tests.served import EDITS, PATH, Served, form_of, image_of, served
+from tests.served import EDITS, PATH, Answer, Served, form_of, image_of, served
 from tests.unit.serve.test_edits import encoded, png
 from vivace.errors import UsageError
 from vivace.serve import image_routes, request_checks
@@ -70,8 +70,8 @@ def test_pixels_outside_of_a_mask_are_those_that_were_sent(server: Served) -> No
 
 
 def test_errors_have_the_codes_of_openai(server: Served) -> None:
-    def code(answer: object) -> tuple[int, str]:
-        return answer.status, answer.json["error"]["code"]  # type: ignore[attr-defined]
+    def code(answer: Answer) -> tuple[int, str]:
+        return answer.status, answer.json["error"]["code"]
 
     assert code(server.draw(style="vivid")) == (400, "unknown_parameter")
     assert code(server.send(PATH, {})) == (400, "missing_required_parameter")
@@ -114,7 +114,7 @@ def test_partial_images_are_counted_by_image_and_streams_stay_alive(
         own = [event for event in events if event["seed"] == seed and "partial_image_index" in event]
         assert [event["partial_image_index"] for event in own] == [0, 1]
     completed = [event for event in events if event["type"] == "image_generation.completed"]
-    assert all(event["usage"]["total_tokens"] == 0 for event in completed)  # type: ignore[index]
+    assert all(event["usage"]["total_tokens"] == 0 for event in completed)
     assert b"\n\n: keep-alive\n\n" in body or body.startswith(b": keep-alive\n\n")
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.served import served
 from tests.sleeping_worker import CALL_S, COMMAND
+from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve.call_times import phases_of
 from vivace.serve.ending import CallEnding
 from vivace.serve.energy_meter import EnergyMeter, RunningEnergy
@@ -67,13 +68,15 @@ def test_pixels_of_a_tensor_are_those_of_diffusers_images() -> None:
     raw = torch.randn(2, 3, 24, 16, generator=torch.Generator().manual_seed(0))
     processor = VaeImageProcessor()
     images = processor.postprocess(raw, "pil")
-    arrays = Pixels.of(processor.postprocess(raw, "pt")).wait()
+    arrays = Pixels.of(processor.postprocess(raw, "pt"), FiniteCheck()).wait()
     assert [array.shape for array in arrays] == [(24, 16, 3)] * 2
     assert all(array.data.contiguous for array in arrays), "they are written as they lie"
     assert all(np.array_equal(a, np.asarray(b)) for a, b in zip(arrays, images, strict=True))
-    grey = Pixels.of(torch.full((1, 1, 4, 4), 0.5)).wait()
+    grey = Pixels.of(torch.full((1, 1, 4, 4), 0.5), FiniteCheck()).wait()
     assert np.array_equal(grey[0], np.full((4, 4, 3), 128))
-    assert np.array_equal(Pixels.of([Image.new("L", (4, 4), 7)]).wait()[0], np.full((4, 4, 3), 7))
+    assert np.array_equal(
+        Pixels.of([Image.new("L", (4, 4), 7)], FiniteCheck()).wait()[0], np.full((4, 4, 3), 7)
+    )
 
 
 def test_phases_add_up_to_the_call() -> None:
