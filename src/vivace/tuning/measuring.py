@@ -185,11 +185,6 @@ class Bench:
         return self.run.command
 
     @property
-    def requested_rounds(self) -> int:
-        """Rounds of each recipe in the final."""
-        return FINAL_ROUNDS
-
-    @property
     def _steps(self) -> int:
         return self.full.num_inference_steps
 

@@ -12,6 +12,7 @@ from vivace.tuning.measuring import Bench
 from vivace.tuning.priors import no_record
 from vivace.tuning.results import Result, Rung, latest
 from vivace.tuning.search import Search
+from vivace.tuning.timetable import FINAL_ROUNDS
 from vivace.tuning.utility import best_of
 
 _GOES_ON = "The same command goes on from here."
@@ -95,12 +96,10 @@ def _out_of_time(search: Search, bench: Bench, pick: Result | None) -> list[str]
     """Describe the skipped parts of the final, and what remains unproved."""
     notes = []
     rows = bench.finals.rows(None if pick is None else pick.recipe)
-    short = [
-        row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < bench.requested_rounds
-    ]
+    short = [row.recipe for row in rows[1:] if row.latency and len(row.record.rounds) < FINAL_ROUNDS]
     if short and pick is None:
         notes.append(
-            f"the time ended after 1 of {bench.requested_rounds} rounds of the final, which proves no speed-up: "
+            f"the time ended after 1 of {FINAL_ROUNDS} rounds of the final, which proves no speed-up: "
             f"{', '.join(short)}. {_GOES_ON}"
         )
     if bench.left_out:

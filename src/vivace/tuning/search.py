@@ -50,7 +50,6 @@ class Search:
     Attributes:
         judges: whether quality is judged; if not, screening is followed by the final.
         history: all results; those of an earlier run come first.
-        proven: the rows of the last final.
     """
 
     objective: Objective
@@ -61,7 +60,6 @@ class Search:
     judges: bool = True
     watcher: Watcher = field(default_factory=Unwatched)
     history: list[Result] = field(default_factory=list)
-    proven: list[Result] = field(default_factory=list)
     batch: int = BATCH
     exhausted: bool = False
     refused: set[Recipe] = field(default_factory=set)
@@ -282,8 +280,7 @@ class Search:
         if not recipes:
             return
         self.watcher.final(recipes)
-        self.proven = self.measurer.prove(recipes)
-        self._note(self.proven)
+        self._note(self.measurer.prove(recipes))
 
     def _expected(self, recipe: Recipe) -> Result:
         """Return the expected result of an unmeasured recipe."""
