@@ -43,7 +43,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 
 TARGET = Path(__file__).parents[1] / "src" / "vivace" / "evidence" / FILE
-FUSED = ("*fused-*.json", "throughput-*.json")
+FUSED = ("*fused-*.json", "throughput-*.json", "large-images-*.json")
 """Records of fused models: a row whose own record has no baseline is compared with another's."""
 OF_IMAGES = RESULTS / "fused-tiny-sd.json"
 """A record of images, which has no times of a full-size model."""

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vivace.benchmark.places.trial_jobs import CANARY_CALLS
 from vivace.errors import RecipeError
 from vivace.evidence.recorded import all_recorded
 from vivace.machinery.technique import Technique, Trait
@@ -111,10 +112,13 @@ class Pace:
             drawn: images of the baseline that an earlier final has drawn.
         """
         later = sum(self.of_final_round(result, 0) for result in (None, *finalists)) * (rounds - 1)
-        later += rounds * self.of_final_round(None, 0) if rounds > 1 else 0.0  # canaries
         first = sum(self.of_final_round(result, images) for result in finalists)
         first += self.of_final_round(None, max(0, images - drawn))
         return first + later + self.of_quality(1 + len(finalists), images)
+
+    def of_canary(self) -> float:
+        """Estimate the seconds of a canary, the short round of the baseline that ends each round of a final."""
+        return (CANARY_CALLS + WARM_UP) * self.base_s + self.of_round()
 
     def of_images(self, finalists: Sequence[Result], images: int, *, drawn: int = 0) -> float:
         """Estimate the seconds of a further batch of images, the quality pass included.
