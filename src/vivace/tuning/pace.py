@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vivace.benchmark.places.trial_jobs import CANARY_CALLS
 from vivace.errors import RecipeError
 from vivace.evidence.recorded import all_recorded
 from vivace.machinery.technique import Technique, Trait
@@ -105,7 +104,7 @@ class Pace:
         *,
         drawn: int = 0,
     ) -> float:
-        """Estimate the seconds of a final.
+        """Estimate the seconds of a final, without its canaries, which are left out where no time is left for them.
 
         Args:
             images: that are drawn of each recipe for its quality; 0 if quality is not judged.
@@ -115,10 +114,6 @@ class Pace:
         first = sum(self.of_final_round(result, images) for result in finalists)
         first += self.of_final_round(None, max(0, images - drawn))
         return first + later + self.of_quality(1 + len(finalists), images)
-
-    def of_canary(self) -> float:
-        """Estimate the seconds of a canary, the short round of the baseline that ends each round of a final."""
-        return (CANARY_CALLS + WARM_UP) * self.base_s + self.of_round()
 
     def of_images(self, finalists: Sequence[Result], images: int, *, drawn: int = 0) -> float:
         """Estimate the seconds of a further batch of images, the quality pass included.

@@ -28,7 +28,6 @@ _LEAST_TIMEOUT_S = 20.0
 _LATE = 2.0
 """Factor of a round's expected time at which it is stopped."""
 _ROOM_TO_DECIDE = 1.5  # a search ran out of time on a busy machine
-_MOST_OF_CANARIES = 0.1  # of a search's time, where it has an end
 _OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
 """Share of a search's time by which the final's quality pass may exceed it."""
@@ -113,10 +112,7 @@ class Timetable:
         """
         finalists = [result for result in finalists if result.rung < Rung.FINAL] or finalists
         images, drawn = self._first_images
-        canaries_s = FINAL_ROUNDS * self.pace.of_canary()
-        if 0 < _MOST_OF_CANARIES * self.total_s < canaries_s:  # what compiles for long is proven without them
-            canaries_s = 0.0
-        return canaries_s + self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
+        return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
 
     def seconds_of_images(self, finalists: Sequence[Result]) -> float:
         """Estimate the seconds of the next batch of images of these finalists."""
