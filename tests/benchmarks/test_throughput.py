@@ -21,7 +21,9 @@ def test_each_measured_case_is_a_row_with_its_images_a_second(tmp_path: Path) ->
     cases[0]["rounds"][0] |= {"outcome": "crashed", "reason": "a test", "samples": []}
     (tmp_path / RECORD.name).write_text(json.dumps(cases), encoding="utf-8")
     rows = [
-        line.split(" | ") for line in throughput.page("", tmp_path).splitlines() if f"](../../results/{RECORD.name}" in line
+        line.split(" | ")
+        for line in throughput.page("", tmp_path).splitlines()
+        if f"](../../results/{RECORD.name}" in line
     ]
     measured = [case["trial"]["workload"]["batch"] for case in cases[1:]]
     assert sorted(int(row[2]) for row in rows) == sorted(measured)

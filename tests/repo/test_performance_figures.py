@@ -46,7 +46,7 @@ def parsed(path: Path) -> Any:
 def figures() -> tuple[Figures, ...]:
     columns = []
     for path in sorted((ROOT / "results").glob("*.json*")):
-        if not path.name.startswith(("flux-", "techniques-", "fused-")):
+        if not path.name.startswith(("flux-", "techniques-", "fused-", "throughput-", "large-")):
             continue
         for record in records_in(parsed(path)):
             rounds = [r for r in record["rounds"] if r.get("samples")]
