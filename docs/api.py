@@ -71,12 +71,12 @@ open("times.svg", "w").write(run.charts()["times.svg"])  # a chart by itself
 print(vivace.recommend("flux-dev", gpu="A100", max_memory="24GB"))  # from records; nothing is measured
 ```
 
-An argument of another type is a `UsageError` that names it. A memory is `"12GB"`, `"12GiB"` or a number of GB; where the
-name of an argument ends in `_bytes`, `_s` or `_minutes`, a number has that unit.
+An argument of another type is a `UsageError` that names it. A memory is `"12GB"`, `"12GiB"` or a number of GB; where
+the name of an argument ends in `_bytes`, `_s` or `_minutes`, a number has that unit.
 
-In a notebook, in IPython and on a terminal `bench`, `compare`, `prove`, `study` and `tune` show their progress on standard
-error, unless they are given a receiver of it: `progress=vivace.benchmark.progress.SILENT` shows none. A notebook shows
-each result as a page.
+In a notebook, in IPython and on a terminal `bench`, `compare`, `prove`, `study` and `tune` show their progress on
+standard error, unless they are given a receiver of it: `progress=vivace.benchmark.progress.SILENT` shows none. A
+notebook shows each result as a page.
 """
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises")
 
