@@ -23,7 +23,7 @@ def choose_device(device: str) -> str:
     if device not in DEVICES:
         raise UsageError(
             f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}; CUDA_VISIBLE_DEVICES chooses one of "
-            f"several GPUs{nearest(str(device), DEVICES)}"
+            f"several GPUs{nearest('cuda' if 'gpu' in str(device).lower() else str(device), DEVICES)}"
         )
     import torch
 
