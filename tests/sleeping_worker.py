@@ -13,6 +13,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from vivace.foundation.processes.protocol import send_event
+from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve import worker
 from vivace.serve.editing import Editing
 from vivace.serve.lora_folder import LoraFolder
@@ -35,6 +36,7 @@ class SleepingSession:
 
     def __init__(self) -> None:
         self.pipe = SimpleNamespace(components={})
+        self.check = FiniteCheck()
         self._calls = Path(os.environ["VIVACE_TEST_CALLS"])
 
     def __call__(self, prompt: str, generator: Any, **call: Any) -> Any:

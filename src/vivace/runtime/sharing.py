@@ -46,7 +46,7 @@ def sharing_weights(session: Session, task: Task, model: str) -> Session:
             raise Unsupported(f"{technique.name}: {reason}")
     draw_noise_in_fp32(pipe, shares_scheduler=True)
     shared = copy.copy(session)
-    shared.pipe = pipe
+    shared.pipe = shared._called = pipe
     shared.on_step = None
     shared.warnings = []
     shared._calls = CallInProgress()

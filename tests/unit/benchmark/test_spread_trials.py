@@ -286,6 +286,8 @@ def check_comparisons(run: Run) -> None:
         assert len({record.environment.place for record in compared.records}) == 1
         baseline, *others = compared.records
         assert baseline.trial.recipe.text == "baseline"
+        if any(r.outcome is not Outcome.MEASURED for r in baseline.rounds):
+            continue  # it was the one that was hit, which leaves this place without speed-ups
         for record in others:
             measured = {r.index for r in record.rounds if r.outcome is Outcome.MEASURED}
             assert measured <= {r.index for r in baseline.rounds}
@@ -300,9 +302,9 @@ def test_two_workers_share_the_trials_and_one_is_killed(tmp_path: Path, worker: 
     progress = Killing(after=2)
     run = bench(tmp_path / "store", worker, progress)
     check_pairing(run)
-    crashed = [r for _, r in progress.ended if r.outcome is not Outcome.MEASURED]
+    crashed = [(trial, r) for trial, r in progress.ended if r.outcome is not Outcome.MEASURED]
     assert len(crashed) == 1, "one round was hit, and the others of both places went on"
-    assert "SIGKILL" in (crashed[0].reason or "")
+    assert "SIGKILL" in (crashed[0][1].reason or "")
     assert not workers(), "no worker is left"
     with Store.read_only(tmp_path / "store") as store:
         kept = {
@@ -312,12 +314,12 @@ def test_two_workers_share_the_trials_and_one_is_killed(tmp_path: Path, worker: 
             for index, round_ in store.rounds(key).items()
         }
     assert len(kept) == len(progress.ended), "every finished round is stored once"
-    # What crashed is measured again, and nothing else.
+    # What crashed is measured again beside its baseline, or a baseline beside its place's two recipes; nothing else.
     again = Killing(after=0)
     run = bench(tmp_path / "store", worker, again)
     check_comparisons(run)  # the other place may have taken what crashed
     assert all(record.outcome is Outcome.MEASURED for record in run)
-    assert 0 < len(again.ended) <= 2 * TIMING.rounds
+    assert 0 < len(again.ended) <= (2 if crashed[0][0] else 3) * TIMING.rounds
     with Store.read_only(tmp_path / "store") as store:
         for (key, index), round_ in kept.items():
             assert store.rounds(key)[index] == round_ or round_.outcome is not Outcome.MEASURED

@@ -382,6 +382,6 @@ def test_quality_gives_the_gates_verdict(tmp_path: Path) -> None:
     assert "quality unclear: nothing says what the images should show" in unknown.stdout
     vivace(tmp_path, "quality", "a", "a", "--witness", "org/blip", code=2)
     for name in ("6.png", "7.png", "5.png"):
-        (tmp_path / "gray" / name).unlink()
-    few = vivace(tmp_path, "quality", "a", "gray", "--same-picture")
+        (tmp_path / "shifted" / name).unlink()
+    few = vivace(tmp_path, "quality", "a", "shifted", "--same-picture")
     assert "a verdict needs 6 prompts or more, here are 5" in few.stdout

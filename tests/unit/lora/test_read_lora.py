@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -389,6 +389,7 @@ def test_names_that_only_diffusers_knows_are_read_through_it_if_it_uses_every_te
 
     class Pipe(Lumina2LoraLoaderMixin):
         transformer = torch.nn.Module()
+        components: ClassVar = {"transformer": transformer}
 
     Pipe.transformer.layers = torch.nn.ModuleList([block])
     torch.manual_seed(0)

@@ -177,6 +177,7 @@ def test_what_runs_on_whose_gpu(recipe: str, machine: Machine, said: str | None)
 
 
 def test_doctor_describes_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vivace.measure.surroundings._torch_build", lambda: "xpu")
     monkeypatch.setattr("vivace.measure.dtypes.probe_dtypes", lambda device: {"fp32": 1.0, "fp16": 0.5})
     monkeypatch.setattr("vivace.measure.machine.choose_device", lambda wanted: wanted)
     for module in ("machine", "this_environment"):
@@ -232,6 +233,7 @@ def test_doctor_says_what_a_gpu_does_not_compute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fails(monkeypatch, error, *dtypes)
+    monkeypatch.setattr("vivace.measure.surroundings._torch_build", lambda: "xpu")
     for module in ("machine", "this_environment"):
         monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: MPS)
     done = CliRunner().invoke(app, ["doctor", "--device", "mps", "--json"])

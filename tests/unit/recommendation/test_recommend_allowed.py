@@ -76,7 +76,7 @@ def test_the_limit_on_memory_is_hard_and_unknown_does_not_fit() -> None:
     assert "not known to fit: cuda_graph" in str(answer)
     nothing = ask(table(*rows), max_bytes=1e9)
     assert nothing.recipe is None
-    assert nothing.next[0] == "vivace plan flux-dev --card 1"
+    assert nothing.next[0] == "vivace plan flux-dev --card 1 --gpu H100"
 
 
 def test_recipes_that_change_the_picture_need_proof() -> None:

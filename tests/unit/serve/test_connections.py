@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,9 +166,9 @@ def test_bodies_are_bounded_together(server: Served, monkeypatch: pytest.MonkeyP
     in_progress: list[request_checks.Bodies] = []
     count = request_checks.BoundedBody._count
 
-    def counted(body: request_checks.BoundedBody, num_bytes: int) -> None:
+    def counted(body: request_checks.BoundedBody, num_bytes: int) -> Any:
         in_progress.append(body._bodies)
-        count(body, num_bytes)
+        return count(body, num_bytes)
 
     monkeypatch.setattr(request_checks.BoundedBody, "_count", counted)
     holding = connect(server, head + part + b"x" * 300_000)

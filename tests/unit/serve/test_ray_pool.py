@@ -187,7 +187,6 @@ def test_replicas_that_are_none_are_refused(text: str) -> None:
         (("--ray", "auto", "--gpus", "all"), "--gpus is for one machine; with --ray, give --replicas"),
         (("--ray", "auto", "--idle-unload", "5"), "--idle-unload is for one machine"),
         (("--ray", "auto", "--batch"), "--batch is for one machine"),
-        (("--ray", "auto", "--port", "0"), "--port 0 is for one machine"),
         (("--ray", "auto", "--recipe", "baseline", "--replicas", "8-2"), "the smaller number first"),
     ],
 )

@@ -18,9 +18,10 @@ from vivace.serve.settings import ServeSettings
 
 OPERATIONS = {
     ("POST", "/v1/images/generations"): 0.5,
-    ("POST", "/v1/images/edits"): 0.43,
+    ("POST", "/v1/images/edits"): 0.42,
     ("GET", "/v1/images/files/{name}"): 0.01,
     ("GET", "/v1/models"): 0.01,
+    ("GET", "/v1/models/{name}"): 0.01,
     ("GET", "/readyz"): 0.01,
     ("GET", "/livez"): 0.01,
     ("GET", "/metrics"): 0.01,

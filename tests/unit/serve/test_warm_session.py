@@ -89,7 +89,9 @@ def test_edits_are_those_of_the_session_bit_by_bit(server: Served) -> None:
                 generator=torch.Generator("cpu").manual_seed(3),
                 **(sources if task == "inpaint" else {"image": sources["image"]}),
             )
-        answer = server.edit(files=sent, seed=3, num_inference_steps=STEPS, strength=0.7)
+        answer = server.edit(
+            files=sent, seed=3, num_inference_steps=STEPS, strength=0.7, keep_unmasked="false"
+        )
         assert answer.status == 200, answer.body
         assert np.array_equal(np.asarray(answer.images[0]), np.asarray(output.images[0])), task
         assert np.array_equal(pixels(server), plain), "images from prompts are as before"

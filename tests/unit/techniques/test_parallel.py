@@ -109,7 +109,8 @@ class TestBoth:
         ("flux", "parallel(all_gather)+magcache(hits=0.5)+compile(blocks=repeated, backend=eager)", SAME_DB),
         ("flux", "parallel(all_gather)+seacache(1)", SAME_DB),
         ("flux", "parallel(all_gather)+taylorseer(hits=0.3)", SAME_DB),
-        ("sd", "int8_dynamic+parallel(cfg)", 35),
+        # A last bit of the inputs turns over whole steps of int8: 34.2 dB apart, and each is 37 from full precision.
+        ("sd", "int8_dynamic+parallel(cfg)", 33),
     ],
 )
 @pytest.mark.exhaustive("sdxl*", "flux-bf16*", "flux-parallel(all_gather)+att*", "flux-quantize*")

@@ -12,7 +12,6 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.input_errors import shorten
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _BYTES = {"": 1e9, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
@@ -82,6 +81,8 @@ def checked(function: Function) -> Function:
         expected = [_expected(value, kind, own) for kind in kinds]
         if not all(expected):
             return value
+        from vivace.foundation.spec.input_errors import shorten  # imports pydantic
+
         raise UsageError(
             f"vivace.{function.__name__}: {name}={shorten(repr(value))} must be {' or '.join(expected)}"
         )
