@@ -12,9 +12,9 @@ from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.legible import Legibility
 from vivace.proofs.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
+from vivace.proofs.proof_text import speed_dict
 from vivace.proofs.same import OwnDistances, means, worst_pairs
 from vivace.proofs.server_checks import ServerCheck
-from vivace.proofs.speed_text import speed_dict
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 

@@ -21,7 +21,7 @@ from vivace.models.checkpoints.weight_scales import fits
 from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import obtain
 from vivace.models.single_file import contents_of
-from vivace.models.unused_weights import UnusedWeightsWarning
+from vivace.models.text_encoders import UnusedWeightsWarning
 
 LEVELS: dict[str, Any] = {
     "block_out_channels": (16, 32, 32),

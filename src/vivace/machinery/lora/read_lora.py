@@ -18,8 +18,7 @@ from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.lora.account import Account, LoraFile, listed
 from vivace.machinery.lora.by_diffusers import converted
 from vivace.machinery.lora.changes import LoraLayer, WeightChange, rows_of, sizes_of
-from vivace.machinery.lora.forms import BadForm, Group, form_of, has_no_effect
-from vivace.machinery.lora.keys import UNUSABLE, split_key
+from vivace.machinery.lora.forms import UNUSABLE, BadForm, Group, form_of, has_no_effect, split_key
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import settings_for
 from vivace.machinery.lora.peft_settings import PeftSettings, read_settings, settings_of_header
