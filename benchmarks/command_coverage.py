@@ -21,7 +21,7 @@ from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.pairs import samples_of
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, MOST_BETWEEN, Job, rounds_of
 from vivace.benchmark.schedule import missing_rounds
-from vivace.evidence.studies.gains import speed_up, spread_of
+from vivace.evidence.studies.judging import speed_up, spread_of
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample

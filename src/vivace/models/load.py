@@ -13,8 +13,7 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.technique.script import literal
 from vivace.models.architectures import Architecture, Component
-from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read_denoiser import check_tensors, read_denoiser
+from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.entry import SamplerEntry, StoredPart

@@ -259,7 +259,7 @@ def test_a_shipped_prediction_is_still_right() -> None:
 
 
 def test_a_cuda_graph_counts_a_steps_activations_once_more() -> None:
-    from vivace.evidence.recommendation.answer_check import prediction_of
+    from vivace.evidence.recommendation.advise import prediction_of
     from vivace.recipes.resolve import resolve
     from vivace.runtime.memory.remembered import predicted
     from vivace.runtime.memory.weightless import find_weightless

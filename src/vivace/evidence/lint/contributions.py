@@ -15,7 +15,7 @@ from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.record import Outcome
 
 KEY = "vivace_contribution"
-_HEADINGS = (
+_CONTRIBUTED_HEADINGS = (
     "recipe", "model", "gpu", "steps", "height", "width", "batch", "mean_s", "min_s", "p50_s", "max_s", "n",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def contribution_tables(file: Path, content: dict[str, Any]) -> list[Table]:
     """
     tables = []
     for number, contributed in enumerate(read_contribution(content).comparisons, 1):
-        table = Table(file, _HEADINGS, context=f"comparison {number}", unit="row")
+        table = Table(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row")
         for position, row in enumerate(contributed.rows, 1):
             table.add(position, _cells(row))
         tables.append(table)

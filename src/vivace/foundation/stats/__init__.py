@@ -11,8 +11,7 @@ from vivace.foundation.stats.gate import Gate, gate
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
 from vivace.foundation.stats.movement import Levels, level_at
 from vivace.foundation.stats.planning import detectable, rounds_for_same
-from vivace.foundation.stats.sequential import log_speedup, speedup
-from vivace.foundation.stats.spread import learn_spread
+from vivace.foundation.stats.sequential import learn_spread, log_speedup, speedup
 from vivace.foundation.stats.stopping import enough_samples, is_steady
 from vivace.foundation.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
 

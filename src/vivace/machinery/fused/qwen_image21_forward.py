@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,15 +21,16 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
     QwenImage21TransformerBlock,
 )
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.causal_prefix import Prefix, Segment, Tables, attend_in_blocks
 from vivace.machinery.fused.chained_blocks import take_over
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows
+from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.kernels.reference import (
     Branch,
@@ -42,6 +44,84 @@ from vivace.machinery.kernels.reference import (
 _OWN, _STILL = 1, 5
 """Vectors of modulations in front of those of the image and of the others: scale, gate, scale, gate. The first is
 zero, the shift that these norms do not have."""
+Segment = tuple[int, int, bool]
+"""Where a segment starts and ends, and whether it is text."""
+Tables = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines (tokens, pairs) in fp32."""
+
+
+# Attention of the step that computes them goes segment by segment: words attend to all in front of them and to
+# themselves, an image's tokens to all of it as well.
+@dataclass
+class Prefix:
+    """The tokens in front of an image.
+
+    Attributes:
+        length: its tokens.
+        segments: of it; None: it was computed in an earlier step.
+        rope: of all tokens that are computed.
+        mask: (batch, all tokens), which of them are attended to; None: all.
+        is_kept: whether later steps will need its keys and values.
+        keys, values: of each block, (batch, length, heads, channels), in bf16.
+    """
+
+    length: int
+    segments: list[Segment] | None
+    rope: Tables
+    mask: torch.Tensor | None
+    is_kept: bool = False
+    keys: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def behind(self) -> Prefix:
+        """Return the prefix as later steps need it."""
+        rope = self.rope[0][self.length :], self.rope[1][self.length :]
+        return Prefix(self.length, None, rope, self.mask, False, self.keys, self.values)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether this step computes the prefix's tokens."""
+        return self.segments is not None
+
+    def keep(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the prefix's part of a block's keys and values, if later steps need them."""
+        if not self.is_kept:
+            return
+        for kept, made in ((self.keys, keys), (self.values, values)):
+            kept.append(never_written_again(made[:, : self.length].clone()))
+
+    def before(
+        self, block: int, queries: torch.Tensor, scales: AttentionScales | None
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Return keys and values of all tokens, and the part of each that is to be written: the image's.
+
+        Args:
+            queries: of the image, whose dtype keys and values get.
+            scales: what they are rounded with, if that is e4m3.
+        """
+        batch, num_own, *of_token = queries.shape
+        made = [queries.new_empty((batch, self.length + num_own, *of_token)) for _ in range(2)]
+        kept = (self.keys[block], self.values[block])
+        of_parts = None if scales is None else (scales.queries_keys[1:], scales.values[:1])
+        for index, (whole, part) in enumerate(zip(made, kept, strict=True)):
+            if of_parts is None:
+                whole[:, : self.length].copy_(part)
+                continue
+            for image, source in zip(whole, part, strict=True):
+                operations.quantized(source.flatten(1), of_parts[index], image[: self.length].flatten(1))
+        keys, values = made
+        return keys, values, (keys[:, self.length :], values[:, self.length :])
+
+
+# cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The
+# other kernels take any number.
+_ANY_LENGTH = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+)
 
 
 # A chain of all blocks takes the place of diffusers' list. Text and images to be edited come before the image that is
@@ -295,3 +375,24 @@ def _vectors(modulation: torch.Tensor, batch: int, is_still: bool) -> torch.Tens
     both = torch.stack([own, still], dim=1)  # (batch, 2, 4, channels)
     both = torch.stack([both[:, :, 0::2], both[:, :, 1::2].tanh()], dim=3)
     return torch.cat([torch.zeros_like(own[:, 0]), both.flatten(1)], dim=1)
+
+
+def attend_in_blocks(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], prefix: Prefix) -> torch.Tensor:
+    """Return attention's output (batch, tokens, heads, channels) of a prefix and the image behind it, in bf16."""
+    assert prefix.segments is not None
+    q, k, v = (each.transpose(1, 2) for each in qkv)
+    length = q.shape[2]
+    parts = []
+    for start, end, is_text in (*prefix.segments, (prefix.length, length, False)):
+        mask = None if prefix.mask is None else prefix.mask[:, None, None, :end]
+        is_causal = is_text and start == 0 and mask is None
+        if is_text and not is_causal:
+            causal = torch.ones(end - start, end, dtype=torch.bool, device=q.device).tril(start)
+            mask = causal if mask is None else causal & mask
+        with sdpa_kernel([*_ANY_LENGTH], set_priority=True):
+            parts.append(
+                torch.nn.functional.scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, :end], v[:, :, :end], attn_mask=mask, is_causal=is_causal
+                )
+            )
+    return torch.cat(parts, dim=2).transpose(1, 2)

@@ -27,10 +27,10 @@ SWITCH = "VIVACE_PEER_WRITES"
 
 
 # An all-gather by NCCL is a kernel, takes multiprocessors from what is computed meanwhile, and is waited for: 6 of 44
-# ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Copies to memory that is mapped here
-# are the copy engines', which take none, and a barrier is left. A kernel that writes to other GPUs is no substitute: it
-# lasts as long as its writes are on their way, 72 us among four H100s instead of 9. PyTorch's symmetric memory
-# allocates the memory and maps it into every process.
+# ms of a step of FLUX in fp8 on two H100s (results/peer-writes-before-profile.json). Copies to memory that is mapped
+# here are the copy engines', which take none, and a barrier is left. A kernel that writes to other GPUs is no
+# substitute: it lasts as long as its writes are on their way, 72 us among four H100s instead of 9. PyTorch's symmetric
+# memory allocates the memory and maps it into every process.
 class PeerMemory:
     """Memory that all GPUs of a group write to, and a barrier between them. All processes make one together.
 
