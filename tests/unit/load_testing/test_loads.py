@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.loaded_server import loaded_server
-from vivace.benchmark.load_testing.http_exchange import ExchangeFailed, exchange
-from vivace.benchmark.load_testing.load_target import LoadTarget
+from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, exchange
 from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, phases_of, poisson, poisson_arrivals
 
 

@@ -24,10 +24,9 @@ from urllib.parse import urljoin, urlsplit
 
 from PIL import Image
 
-from vivace.benchmark.load_testing.http_exchange import ExchangeFailed, Reply, exchange
 from vivace.benchmark.load_testing.load_report import figures_of, lone_latencies, throughput
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
-from vivace.benchmark.load_testing.load_target import LoadTarget
+from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, Reply, exchange
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.untrusted.files import parse_json
 from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS

@@ -8,13 +8,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
+from pydantic import ValidationError
+
 from vivace.errors import UsageError
-from vivace.evidence.lint.contributions import KEY, contribution_tables
-from vivace.evidence.lint.file_tables import Table
+from vivace.evidence.lint.values import is_missing, plain_cell
+from vivace.foundation.spec.contribution import FORMAT, ContributedRow, Contribution
+from vivace.foundation.spec.input_errors import expectation_of
+from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.files import parse_json, read_text
 from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import lines_of
@@ -30,6 +37,49 @@ _LABEL = "name"
 _RULE = re.compile(r"^\s*\|?\s*:?-{1,}:?\s*(\|\s*:?-{1,}:?\s*)*\|?\s*$")
 _SEPARATOR = re.compile(r"(?<!\\)\|")
 _QUOTED = re.compile(r"^\s*(?:>\s?)+")
+KEY = "vivace_contribution"
+_CONTRIBUTED_HEADINGS = (
+    "recipe", "model", "gpu", "steps", "height", "width", "batch", "mean_s", "min_s", "p50_s", "max_s", "n",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """A row: its place in the file, and its cells by heading number."""
+
+    number: int
+    cells: tuple[str, ...]
+
+
+@dataclass
+class Table:
+    """A table of a file.
+
+    Attributes:
+        context: the headings or lines of text above it, which may name the GPU and the steps.
+        unit: what the number of a `TableLine` counts: "line", or "row" of JSON.
+        delimiter: what separates its cells; empty if that is not a character of the file.
+        unread: what of it is not in `rows`, and why.
+    """
+
+    file: Path
+    headings: tuple[str, ...]
+    rows: list[TableLine] = field(default_factory=list)
+    context: str = ""
+    unit: str = "line"
+    delimiter: str = ""
+    unread: list[str] = field(default_factory=list)
+
+    def add(self, number: int, cells: Sequence[str]) -> None:
+        """Add a row. If it has more cells than there are headings, none can be assigned."""
+        while len(cells) > len(self.headings) and is_missing(cells[-1]):
+            cells = cells[:-1]
+        if len(cells) > len(self.headings):
+            self.unread.append(
+                f"{self.unit} {number}: it has {len(cells)} cells for {len(self.headings)} headings"
+            )
+            return
+        self.rows.append(TableLine(number, (*cells, *[""] * (len(self.headings) - len(cells)))))
 
 
 class _Tables(HTMLParser):
@@ -348,3 +398,64 @@ def html_tables(file: Path, text: str) -> Iterator[Table]:
         for number, cells in rows[1:]:
             table.add(number, cells)
         yield table
+
+
+def read_contribution(content: dict[str, Any]) -> Contribution:
+    """Check the content of a contribution.
+
+    Raises:
+        ValueError: names the key, and what was wanted.
+    """
+    number = content.get(KEY)
+    if isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"the key {KEY!r} is {number}, and this version of vivace reads up to {FORMAT}; update vivace"
+        )
+    try:
+        return Contribution.model_validate(content)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"])) or KEY
+        raise ValueError(f"the key {key[:120]!r}: {expectation_of(error)}") from None
+
+
+def contribution_tables(file: Path, content: dict[str, Any]) -> list[Table]:
+    """Return a table for each comparison, with seconds per image.
+
+    Raises:
+        ValueError: it is not what `vivace contribute` writes.
+    """
+    tables = []
+    for number, contributed in enumerate(read_contribution(content).comparisons, 1):
+        table = Table(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row")
+        for position, row in enumerate(contributed.rows, 1):
+            table.add(position, _contributed_cells(row))
+        tables.append(table)
+    return tables
+
+
+def _contributed_cells(row: ContributedRow) -> list[str]:
+    trial, workload = row.record.trial, row.record.trial.workload
+    measured = [round_ for round_ in row.record.rounds if round_.outcome is Outcome.MEASURED]
+    seconds = [s.total_s / workload.batch for s in chain.from_iterable(r.samples for r in measured)]
+    calls = {sample.num_denoiser_calls for round_ in measured for sample in round_.samples}
+    times = [fmean(seconds), min(seconds), median(seconds), max(seconds)] if seconds else []
+    return [
+        trial.recipe.text,
+        trial.model.name,
+        row.record.environment.device_name,
+        # A recipe may have other steps than the workload; then the limit of the chip is another one, too.
+        str(workload.num_inference_steps) if calls == {workload.num_inference_steps} else "",
+        str(workload.height),
+        str(workload.width),
+        str(workload.batch),
+        *([f"{value:.9g}" for value in times] or [""] * 4),
+        str(len(seconds)) if seconds else "",
+    ]
+
+
+def is_section(line: TableLine) -> str | None:
+    """Return the title of a row that has only its first cell, as the name of a model above its rows; else None."""
+    if len(line.cells) < 2:
+        return None
+    first, *others = map(plain_cell, line.cells)
+    return first if first and not any(others) else None

@@ -1,7 +1,7 @@
 """Predicted tables of a model for a GPU without measurements, or with too little memory for it.
 
 Its rows are vivace's records of other GPUs, projected by data sheets, and recipes that save memory. The memory of the
-latter is estimated (`vivace.runtime.memory.estimate`); their time is the model's with their known gain, plus copies
+latter is estimated (`vivace.runtime.memory.fit`); their time is the model's with their known gain, plus copies
 from the host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
 """
 
@@ -21,8 +21,7 @@ from vivace.foundation.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.machinery.technique import DENOISERS
-from vivace.runtime.memory.estimate import Saving, Scheme, largest_encoder, need_of
-from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, Scheme, largest_encoder, need_of
 from vivace.runtime.memory.predict import Prediction
 
 PLACE = "vivace's prediction"

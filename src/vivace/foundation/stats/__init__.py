@@ -7,13 +7,19 @@ from vivace.foundation.stats.equivalence import (
     equivalence,
     mean_interval,
 )
-from vivace.foundation.stats.gate import Gate, gate
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
 from vivace.foundation.stats.movement import Levels, level_at
-from vivace.foundation.stats.planning import detectable, rounds_for_same
 from vivace.foundation.stats.sequential import learn_spread, log_speedup, speedup
-from vivace.foundation.stats.stopping import enough_samples, is_steady
-from vivace.foundation.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
+from vivace.foundation.stats.until import enough_samples, is_steady
+from vivace.foundation.stats.verdicts import (
+    ONE_ROUND_MARGIN,
+    Gate,
+    Verdict,
+    detectable,
+    gate,
+    rounds_for_same,
+    verdict,
+)
 
 __all__ = [
     "DEFAULT_SPREAD",
