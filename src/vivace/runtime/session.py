@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
+from vivace.machinery.lora.hot import exchange
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.machinery.technique import (
@@ -40,7 +41,6 @@ from vivace.runtime.calls import (
 from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.copying import guard
 from vivace.runtime.finite_images import FiniteCheck
-from vivace.runtime.loras import set_lora
 from vivace.runtime.safety import warn_of_empty
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
@@ -175,7 +175,27 @@ class Session:
             on_technique(technique, script, None)
         return effect
 
-    set_lora = set_lora
+    def set_lora(
+        self, path: str | None = None, *, scale: float | None = None, instead_of: str | None = None
+    ) -> None:
+        """Exchange or rescale a LoRA that the recipe loaded by `lora(PATH, hot=True)`, for the calls that follow.
+
+        Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
+
+        Args:
+            path: another LoRA, as in a recipe; None keeps the file. Unused parts of it are added to `warnings`.
+            scale: its factor; None keeps the factor.
+            instead_of: path or name of the LoRA to change, if there are several.
+
+        Raises:
+            UsageError: the recipe has no hot LoRA, or several and none is named.
+            Unsupported: the file is not one for this pipeline, or its layers or ranks were not reserved.
+            UnusableModel: the file is damaged, or not a LoRA.
+        """
+        with turn():  # not during a call
+            notes = exchange(self.pipe, path, scale, instead_of)
+        self.warnings += [f"lora: {path}: {note}" for note in notes]
+
     warm_up = warm_up
 
     def close(self) -> None:

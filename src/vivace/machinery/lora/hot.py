@@ -275,7 +275,7 @@ def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) ->
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
-    """Replace the file or the scale of one of the pipeline's hot LoRAs: see `vivace.runtime.loras.set_lora`.
+    """Replace the file or the scale of one of the pipeline's hot LoRAs: see `vivace.runtime.session.Session.set_lora`.
 
     Returns:
         What a user must know of a new file: which of its tensors are not used, and what was assumed.
