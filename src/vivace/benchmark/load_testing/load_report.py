@@ -29,8 +29,9 @@ _SETTLING = 0.1
 """Share of the time of Poisson arrivals that is left out at its beginning: the queue is empty then."""
 
 
-# They come without intervals: in a queue each request depends on those before it, and near the capacity for longer than
-# a load lasts, so a single load cannot say how far another's figures would be from its own. Repeated loads show it.
+# Figures of a load come without intervals: in a queue each request depends on those before it, and near the capacity
+# for longer than a load lasts, so a single load cannot say how far another's figures would be from its own. Repeated
+# loads show it.
 @dataclass(frozen=True)
 class LoadFigures:
     """Figures of a load.

@@ -20,9 +20,6 @@ _MAX_HEAD_BYTES = 1 << 16
 _MAX_HEADERS = 200
 
 
-# Each request opens a connection, as each of many users would. The answer is read as it comes, so that one process can
-# wait for hundreds of images. Neither redirects nor proxies are followed: the server under load is the one that was
-# named.
 class ExchangeFailed(Exception):
     """The server sent no answer.
 
@@ -44,6 +41,9 @@ class Reply:
     content: bytes
 
 
+# Each request opens a connection, as each of many users would. The answer is read as it comes, so that one process can
+# wait for hundreds of images. Neither redirects nor proxies are followed: the server under load is the one that was
+# named.
 async def exchange(url: SplitResult, headers: dict[str, str], body: bytes | None, timeout_s: float) -> Reply:
     """Send a request, a POST if there is a body, and return the answer.
 

@@ -95,9 +95,6 @@ def flop_of_call(published: Prediction) -> int:
     return sum(part.gemm_flop + part.conv_flop + part.attention_flop for part in published.work.components)
 
 
-# A call consists of arithmetic, whose time is proportional to the chip's speed, and the rest: waiting for the host,
-# which does not depend on the chip, and for memory, which does. The division of the rest is unknown, so the answer is
-# an interval.
 @cache
 def fewest_bits(recipe: str) -> int:
     """Return the bits of the numbers that a recipe multiplies: 16, 8 or 4; 8 if this version cannot read it."""
@@ -109,6 +106,9 @@ def fewest_bits(recipe: str) -> int:
         return 8
 
 
+# A call consists of arithmetic, whose time is proportional to the chip's speed, and the rest: waiting for the host,
+# which does not depend on the chip, and for memory, which does. The division of the rest is unknown, so the answer is
+# an interval.
 def on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str) -> Interval:
     """Return the seconds of a call on a chip, from those on another one.
 

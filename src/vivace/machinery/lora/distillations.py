@@ -64,7 +64,6 @@ def _distillation(weights: FewSteps) -> Distillation:
 
 
 # Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
-#
 # Source: Hu et al., LoRA, arXiv 2106.09685.
 def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
     """Merge the LoRA in `path` into `pipe`; return the number of changed layers.

@@ -91,7 +91,6 @@ _ROUND_SEGMENT = 2 * _MIB
 
 # `torch.cuda.memory_allocated` counts blocks, not tensors. A block is a multiple of 512 bytes, and a large block is
 # split only if more than 1 MiB remains. For the two thousand tensors of SDXL this adds 2 % to its weights.
-#
 # Source: c10/cuda/CUDACachingAllocator.cpp, its default settings (no expandable segments, no maximal split size).
 @dataclass(eq=False)
 class Block:
