@@ -124,7 +124,7 @@ def _smoothing(inputs: torch.Tensor, weight: torch.Tensor, strength: float) -> t
 def _error(weight: torch.Tensor, inputs: torch.Tensor, expected: torch.Tensor, rank: int) -> float:
     import torch
 
-    from vivace.machinery.quantization.low_rank import branch, rest_of
+    from vivace.machinery.quantization.block_tensors import branch, rest_of
 
     product = torch.zeros_like(expected)
     if rank:
@@ -135,7 +135,7 @@ def _error(weight: torch.Tensor, inputs: torch.Tensor, expected: torch.Tensor, r
 
 
 def _rounded(rows: torch.Tensor) -> torch.Tensor:
-    from vivace.machinery.quantization.block_formats import from_nvfp4, to_nvfp4
+    from vivace.machinery.quantization.block_tensors import from_nvfp4, to_nvfp4
 
     packed, scales, scale = to_nvfp4(rows)
     return from_nvfp4(packed, scales) * scale

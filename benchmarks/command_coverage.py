@@ -21,13 +21,12 @@ from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.pairs import samples_of
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, MOST_BETWEEN, Job, rounds_of
 from vivace.benchmark.schedule import missing_rounds
-from vivace.evidence.studies.gains import speed_up, spread_of
+from vivace.evidence.studies.judging import speed_up, spread_of
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import Interval, LogMean, Verdict, verdict
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vivace.evidence.committed import TABLES
 from vivace.evidence.community import FILE
-from vivace.evidence.lint.contributions import read_contribution
+from vivace.evidence.lint.read_tables import read_contribution
 from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.foundation.spec.contribution import MAX_BYTES, Bounds, Closeness, Contributed, Contribution

@@ -37,7 +37,7 @@ from vivace.benchmark.worker import import_all
 from vivace.errors import StoreError, VivaceError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.stats import median_interval
-from vivace.machinery.lora.slots import named_layers
+from vivace.machinery.lora.layer_names import named_layers
 from vivace.machinery.technique import attribute_of
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment

@@ -31,8 +31,7 @@ from benchmarks.serving_process import server
 from benchmarks.serving_rows import PARTS, Part, ServingRow, share
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
-from vivace.benchmark.load_testing.loads import LoadLimit, closed_loop
-from vivace.benchmark.load_testing.stages import LoadPlan, measure
+from vivace.benchmark.load_testing.stages import LoadLimit, LoadPlan, closed_loop, measure
 from vivace.foundation.spec.environment import Environment
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment

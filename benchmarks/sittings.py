@@ -10,9 +10,9 @@ from typing import Any
 from vivace.benchmark.store import Store
 from vivace.evidence.studies.expand import ModelPart
 from vivace.evidence.studies.sittings import Sitting, SittingRow, conditions_of
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.trial import Model
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.untrusted.destinations import replace
 

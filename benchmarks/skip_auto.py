@@ -32,7 +32,7 @@ from benchmarks.record_files import read_lines
 from vivace.benchmark.worker import import_all
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
-from vivace.foundation.stats.paired import mean_interval
+from vivace.foundation.stats.equivalence import mean_interval
 from vivace.machinery.quantization.layers import layers_of, replace_layer
 from vivace.machinery.technique import component_of
 from vivace.measure.folder_verdict import judge_pairs

@@ -24,8 +24,8 @@ from benchmarks.technique_cases import RESULTS
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
+from vivace.evidence.recommendation.advise import at_own_steps
 from vivace.evidence.recommendation.kin import kin_of
-from vivace.evidence.recommendation.own_steps import at_own_steps
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval

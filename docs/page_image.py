@@ -21,9 +21,8 @@ from PIL import Image
 
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import ImageFigures, QualityPass
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.recipes.resolve import resolve
 from vivace.report import rows_of

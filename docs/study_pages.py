@@ -14,11 +14,10 @@ from docs.models_measured import describe_environment
 from docs.study_profiles import lines as profiles_of
 from vivace.evidence.studies.claims import tally
 from vivace.evidence.studies.expand import expand
-from vivace.evidence.studies.gains import SpeedUp
-from vivace.evidence.studies.published import Published
+from vivace.evidence.studies.judging import SpeedUp
 from vivace.evidence.studies.runs import StudyRun
 from vivace.evidence.studies.sittings import Sitting, by_device, rounds_of, run_of
-from vivace.evidence.studies.study_columns import FIGURES
+from vivace.evidence.studies.study_columns import FIGURES, Published
 from vivace.evidence.studies.usage import usage_table
 from vivace.evidence.studies.view import (
     ComparedCell,

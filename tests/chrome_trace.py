@@ -1,4 +1,4 @@
-"""Read the Chrome trace that torch.profiler writes, by other code than `vivace.measure.profiling.torch_events`."""
+"""Read the Chrome trace that torch.profiler writes, by other code than `vivace.measure.profiling.profiler`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,9 +1,8 @@
 """Small valid records for tests."""
 
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.recipes.resolve import resolve
 

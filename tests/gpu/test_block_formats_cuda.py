@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivace.machinery.quantization import SCHEMES
-from vivace.machinery.quantization.block_formats import to_mxfp8, to_nvfp4
+from vivace.machinery.quantization.block_tensors import to_mxfp8, to_nvfp4
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.measure.machine import this_machine
 

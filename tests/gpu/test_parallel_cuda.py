@@ -18,7 +18,7 @@ from tests.lora_files import write_lora
 from vivace.benchmark import Timing
 from vivace.errors import Unsupported, WorkerError
 from vivace.foundation.spec.record import Outcome
-from vivace.machinery.multi_gpu.peer_memory import SWITCH
+from vivace.machinery.multi_gpu.fused_exchange import SWITCH
 
 pytestmark = [
     pytest.mark.gpu,

@@ -68,11 +68,8 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.flux2_forward",
     "vivace.machinery.fused.block_weights",
     "vivace.machinery.fused.hoisted_blocks",
-    "vivace.machinery.fused.exchange",
-    "vivace.machinery.fused.causal_prefix",
-    "vivace.machinery.fused.chained_blocks",
-    "vivace.machinery.fused.qwen_image21_blocks",
     "vivace.machinery.fused.qwen_image21_forward",
+    "vivace.machinery.fused.chained_blocks",
     "vivace.machinery.fused.qwen_image_forward",
     "vivace.machinery.fused.image_operations",
     "vivace.machinery.fused.krea2_blocks",
@@ -82,7 +79,6 @@ IMPORTED_LATE = {
     "vivace.machinery.fused.products",
     "vivace.machinery.fused.scales",
     "vivace.machinery.fused.sd3_forward",
-    "vivace.machinery.fused.text_padding",
     "vivace.machinery.fused.text_projections",
     "vivace.machinery.fused.unet_blocks",
     "vivace.machinery.fused.vae_blocks",
@@ -106,7 +102,6 @@ IMPORTED_LATE = {
     "vivace.machinery.multi_gpu.flux_tokens",
     "vivace.machinery.multi_gpu.collectives",
     "vivace.machinery.multi_gpu.fused_exchange",
-    "vivace.machinery.multi_gpu.peer_memory",
 }
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; these are imported where they are used."""

@@ -32,12 +32,12 @@ ATTRIBUTES = {
     "select": {"poll", "epoll", "kqueue"},
 }  # fmt: skip
 GUARDED = {
-    "foundation/processes/end.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
+    "foundation/processes/launcher.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
     "foundation/processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
-    "foundation/processes/fork.py": {"os.fork", "os.waitpid", "os.register_at_fork"},
-    "foundation/processes/parent.py": {"signal.SIGKILL", "select.poll"},
     "foundation/processes/peak_memory.py": {"resource"},
-    "foundation/processes/resident.py": {"os.setpgid"},
+    "foundation/processes/resident.py": {
+        "os.fork", "os.waitpid", "os.register_at_fork", "os.setpgid", "signal.SIGKILL", "select.poll",
+    },
     "serve/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }

@@ -24,7 +24,7 @@ from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.stats.gate import Gate
+from vivace.foundation.stats.verdicts import Gate
 from vivace.machinery.technique import Stage, Technique
 from vivace.models.find import find_model
 from vivace.report.rows import Row

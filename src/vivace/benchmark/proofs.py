@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from vivace.benchmark.store import Store
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.trial import Model
 
 
 def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ...]:

@@ -33,8 +33,8 @@ from vivace.benchmark.worker_requests import (
 )
 from vivace.errors import VivaceError
 from vivace.foundation.processes import resident
-from vivace.foundation.processes.fork import fork_child, status_of_child
 from vivace.foundation.processes.protocol import send_event
+from vivace.foundation.processes.resident import fork_child, status_of_child
 
 AnyOf = TypeVar("AnyOf", bound=WorkerRequest)
 

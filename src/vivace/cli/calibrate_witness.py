@@ -16,7 +16,7 @@ from vivace.errors import UsageError
 if TYPE_CHECKING:
     from vivace.foundation.spec.study import WorkloadRequest
     from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
-    from vivace.measure.calibrating.images import CalibrationImages
+    from vivace.measure.calibrating.scores import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.judges import LocatedJudge
     from vivace.runtime.request import CheckedRequest
@@ -83,7 +83,7 @@ def witness(
 
     import torch
 
-    from vivace.measure.calibrating.images import images_of
+    from vivace.measure.calibrating.scores import images_of
     from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
@@ -163,7 +163,7 @@ def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge
 
 def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
     from vivace.cli.guarded import guarded
-    from vivace.measure.calibrating.images import draw_missing
+    from vivace.measure.calibrating.scores import draw_missing
     from vivace.measure.machine import choose_device
 
     if not images.missing:

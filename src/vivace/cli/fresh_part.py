@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vivace.cli.commands import run
 from vivace.cli.fresh import CommandPart, settings_of
-from vivace.foundation.processes.parent import die_with_parent
+from vivace.foundation.processes.resident import die_with_parent
 
 
 def main() -> None:

@@ -18,9 +18,8 @@ import click
 from vivace.cli.failures import INTERRUPTED, OWN_FAULT, status_of
 from vivace.cli.fresh import has_command_line, run_part
 from vivace.errors import UnusableModel
-from vivace.foundation.processes.end import ended_by, kill
-from vivace.foundation.processes.fork import fork_child, status_of_child
-from vivace.foundation.processes.process_limits import LOOK_EVERY_S
+from vivace.foundation.processes.launcher import LOOK_EVERY_S, ended_by, kill
+from vivace.foundation.processes.resident import fork_child, status_of_child
 from vivace.foundation.processes.system import can_fork
 from vivace.models.find import WEIGHTS
 from vivace.models.model_files import num_bytes

@@ -46,8 +46,7 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
         vivace lint README.md results.csv
         vivace lint timings.csv --model flux-dev --gpu H100 --steps 28 --format json
     """
-    from vivace.evidence.lint.check import checked, impossible
-    from vivace.evidence.lint.coverage import merged
+    from vivace.evidence.lint.check import checked, impossible, merged
     from vivace.evidence.lint.read_tables import read_tables
     from vivace.foundation.hardware import named_gpu
 

@@ -144,7 +144,7 @@ def fit_of(
     Args:
         is_ranked: whether to rank faster recipes even if the published model fits.
     """
-    from vivace.evidence.recommendation.recorded_speeds import known_speeds
+    from vivace.evidence.recommendation.predicted_tables import known_speeds
     from vivace.foundation.spec.recipe_syntax import BASELINE
     from vivace.recipes.resolve import resolve
     from vivace.runtime.memory.fit import changes, fits, use_free_memory

@@ -13,7 +13,7 @@ from vivace.cli.card import CardMemory
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.fits_card import Fitting
-    from vivace.evidence.recommendation.recorded_speeds import Speeds
+    from vivace.evidence.recommendation.predicted_tables import Speeds
     from vivace.foundation.hardware import Chip
     from vivace.runtime.memory.fit import RecipeChange
     from vivace.runtime.memory.predict import Prediction

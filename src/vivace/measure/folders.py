@@ -9,8 +9,8 @@ from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foundation.spec.vectors import packed
+from vivace.foundation.stats.equivalence import mean_interval
 from vivace.foundation.stats.intervals import Interval
-from vivace.foundation.stats.paired import mean_interval
 from vivace.foundation.untrusted.image_files import open_image
 from vivace.foundation.untrusted.terminal_text import natural_order
 from vivace.measure.holes import hole_share, num_rectangles

@@ -8,8 +8,15 @@ and FLOPs without memory, and to build the pipeline with random weights (`vivace
 from __future__ import annotations
 
 from vivace.models.architecture import Architecture, Component, Library, of_diffusers, replaced
-from vivace.models.flow_architectures import FLOW_ARCHITECTURES
-from vivace.models.shared_parts import CLIP_L, FLUX_VAE, KL, OPEN_CLIP_BIGG, T5_XXL, TAEF1
+from vivace.models.flow_architectures import (
+    CLIP_L,
+    FLOW_ARCHITECTURES,
+    FLUX_VAE,
+    KL,
+    OPEN_CLIP_BIGG,
+    T5_XXL,
+    TAEF1,
+)
 
 __all__ = [
     "ARCHITECTURES",

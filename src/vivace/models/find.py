@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.saved import SavedModel
+from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.architectures import ARCHITECTURES, Architecture, Component

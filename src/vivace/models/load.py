@@ -13,8 +13,7 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.technique.script import literal
 from vivace.models.architectures import Architecture, Component
-from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read_denoiser import check_tensors, read_denoiser
+from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.entry import SamplerEntry, StoredPart
@@ -28,8 +27,7 @@ from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
 from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
-from vivace.models.text_encoders import check_tokenizers, load_text_encoders
-from vivace.models.unused_weights import check_files_used, check_shape
+from vivace.models.text_encoders import check_files_used, check_shape, check_tokenizers, load_text_encoders
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
@@ -54,7 +52,7 @@ def load_pipeline(
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
-        merge: merges a LoRA into a pipeline (`vivace.machinery.lora.merge`), for models that have one of their own.
+        merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
 
     Raises:
         UnusableModel: the files cannot be read as a pipeline.

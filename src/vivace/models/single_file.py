@@ -15,7 +15,6 @@ from typing import Any
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.checkpoints.codes import Codes
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
     SD2,
@@ -25,7 +24,7 @@ from vivace.models.checkpoints.signatures import (
     behind_prefix,
     signature_of,
 )
-from vivace.models.checkpoints.weight_scales import codes_of, is_marker
+from vivace.models.checkpoints.weight_scales import Codes, codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused
 from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
 from vivace.models.headers import read_header, read_metadata

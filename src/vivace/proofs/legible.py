@@ -1,26 +1,93 @@
 """Legible? Whether the words that prompts ask for can be read in B's images as in A's.
 
-Of each image it is the share of the letters that are missing or wrong (`words.share_missed`), paired, with a test of
+Of each image it is the share of the letters that are missing or wrong (`share_missed`), paired, with a test of
 equivalence over the prompts, as of the witnesses. If A's own words cannot be read, there is no verdict.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.pair_figures import PairFigures, ReadImage
-from vivace.proofs.reader import HOW_TO_INSTALL, TextReader
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
-from vivace.proofs.words import share_missed, words_of
 from vivace.report.value_text import count
 
 MARGIN = 0.05
 """Share of the letters by which B's images may miss more than A's on average."""
 _ILLEGIBLE = 0.5
 """Share of the letters missed in A's images from which its words count as not written."""
+HOW_TO_INSTALL = "pip install rapidocr onnxruntime"
+_NETWORKS = {"Det": "*_det_*.onnx", "Rec": "*_rec_*.onnx", "Cls": "*_cls_*.onnx"}
+_QUOTED = re.compile(
+    r"""
+      (?<!\w)"([^"]*)"            # not the inches of a 5" screen
+    | “([^“”]+)[”“]
+    | „([^„“”]+)[“”]
+    | ”([^“”]+)”
+    | ＂([^＂]+)＂
+    | «([^«»]+)» | »([^«»]+)«
+    | ‹([^‹›]+)› | ›([^‹›]+)‹
+    | 「([^「」]+)」 | 『([^『』]+)』
+    | (?<!\w)[‘‚](.+?)[’‘](?!\w)
+    | (?<!\w)'(.+?)'(?!\w)        # not the apostrophes of a cat's bowl
+    """,
+    re.VERBOSE,
+)
+_SINGLE = "‘‚'"
+_LEAST_IN_SINGLE = 2  # letters; rock 'n' roll asks for none
+
+
+class TextReader(Protocol):
+    """Reads the text in an image."""
+
+    def read(self, image: Any) -> str:
+        """Return the text in an RGB image (PIL), its lines from top to bottom."""
+        ...
+
+    def unknown(self, text: str) -> str:
+        """Return the letters of a text that the reader cannot read."""
+        ...
+
+
+class RapidReader:
+    """RapidOCR on the CPU. It reads Latin, Chinese and Japanese.
+
+    Args:
+        networks: their files, by the name of the step.
+        threads: None for all cores.
+    """
+
+    def __init__(self, networks: dict[str, Path], threads: int | None = None) -> None:
+        import onnxruntime
+        from rapidocr import RapidOCR
+
+        engine = "EngineConfig.onnxruntime."
+        limits = {} if threads is None else {f"{engine}intra_op_num_threads": threads}
+        paths = {f"{step}.model_path": str(path) for step, path in networks.items()}
+        self._read = RapidOCR(params={"Global.log_level": "critical"} | paths | limits)
+        session = onnxruntime.InferenceSession(str(networks["Rec"]), providers=["CPUExecutionProvider"])
+        self._letters = frozenset(session.get_modelmeta().custom_metadata_map["character"].splitlines())
+
+    def read(self, image: Any) -> str:
+        """Return the text in an image; see `TextReader.read`."""
+        import numpy as np
+
+        result = self._read(np.asarray(image)[:, :, ::-1])  # as OpenCV orders colours
+        return "\n".join(result.txts or ())
+
+    def unknown(self, text: str) -> str:
+        """Return the letters that are not in its alphabet."""
+        composed = unicodedata.normalize("NFKC", text)
+        unknown = (c for c in composed if unicodedata.category(c)[0] in "LMN" and c not in self._letters)
+        return "".join(dict.fromkeys(unknown))
 
 
 @dataclass(frozen=True)
@@ -174,3 +241,58 @@ def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnsw
     if test.needed is None:
         return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}, too close to the margin of {100 * MARGIN:g} %")
     return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell")
+
+
+def find_reader(threads: int | None = None) -> TextReader | None:
+    """Return the reader; None if it is not installed."""
+    spec = importlib.util.find_spec("rapidocr")
+    if spec is None or spec.origin is None or importlib.util.find_spec("onnxruntime") is None:
+        return None
+    folder = Path(spec.origin).parent / "models"
+    networks = {step: next(iter(sorted(folder.glob(name))), None) for step, name in _NETWORKS.items()}
+    present = {step: path for step, path in networks.items() if path is not None}
+    return RapidReader(present, threads) if len(present) == len(networks) else None
+
+
+# Requested words stand in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and marks of
+# inches quote nothing. Letters and digits are compared, but not case, spaces and punctuation, which are easily misread.
+def words_of(prompt: str) -> tuple[str, ...]:
+    """Return the texts that a prompt asks for, in their order."""
+    texts = []
+    for match in _QUOTED.finditer(prompt):
+        text = next(group for group in match.groups() if group is not None).strip()
+        least = _LEAST_IN_SINGLE if match[0][0] in _SINGLE else 1
+        if len(compared_letters(text)) >= least:
+            texts.append(text)
+    return tuple(texts)
+
+
+def compared_letters(text: str) -> str:
+    """Return the compared part of a text: its letters and digits, in lower case."""
+    composed = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(c for c in composed if unicodedata.category(c)[0] in "LMN")
+
+
+def share_missed(texts: tuple[str, ...], read: str) -> float:
+    """Return the share of the letters that are missing or wrong: 0 if every word can be read, at most 1.
+
+    Of each word it is the edit distance to the nearest part of the text that was read, so other text in the image,
+    and the order of lines, do not count.
+    """
+    words = [compared_letters(word) for text in texts for word in text.split()]
+    line = compared_letters(read)
+    distance = sum(_distance(word, line) for word in words)
+    return distance / sum(map(len, words))
+
+
+def _distance(word: str, text: str) -> int:
+    """Return the edit distance of a word to the nearest part of a text (Sellers 1980)."""
+    above = [0] * (len(text) + 1)
+    for row, letter in enumerate(word, 1):
+        current = [row]
+        for column, other in enumerate(text, 1):
+            current.append(
+                min(above[column] + 1, current[column - 1] + 1, above[column - 1] + (letter != other))
+            )
+        above = current
+    return min(above)

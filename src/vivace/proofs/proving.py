@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.proofs.as_good import as_good, witness_results
-from vivace.proofs.by_size import figures_by_size, with_worst_size, worse_at_a_size
 from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
 from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of, request_for
@@ -27,7 +26,15 @@ from vivace.proofs.probes import (
     repeat_jobs,
     timing_jobs,
 )
-from vivace.proofs.proof import Claim, FailUnder, Failure, Proof
+from vivace.proofs.proof import (
+    Claim,
+    FailUnder,
+    Failure,
+    Proof,
+    figures_by_size,
+    with_worst_size,
+    worse_at_a_size,
+)
 from vivace.proofs.proof_store import Letter, ProofStore
 from vivace.proofs.same import OwnDistances, add_nearness, means, same_picture
 from vivace.proofs.scoring import Judges, add_all_scores

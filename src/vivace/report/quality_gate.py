@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import HIDDEN, Record
 from vivace.foundation.stats import MIN_GROUPS, Gate, Interval, gate
-from vivace.report.fidelity import Fidelity, KeptShare, NamedImage
-from vivace.report.other_pictures import ANOTHER_BELOW
+from vivace.report.fidelity import ANOTHER_BELOW, Fidelity, KeptShare, NamedImage
 from vivace.report.variety import Variety, VarietyShare
 
 LOST = 0.5

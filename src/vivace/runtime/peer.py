@@ -15,7 +15,7 @@ import traceback
 from typing import IO, TYPE_CHECKING
 
 from vivace.errors import NoEffect
-from vivace.foundation.processes.parent import end_with_pipe
+from vivace.foundation.processes.resident import end_with_pipe
 from vivace.machinery.multi_gpu.processes import TIMEOUT, join, receive, send
 
 if TYPE_CHECKING:

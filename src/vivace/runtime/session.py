@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from vivace.errors import NoEffect, Unsupported, WorkloadError
+from vivace.machinery.lora.hot import exchange
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.machinery.technique import (
@@ -40,19 +41,27 @@ from vivace.runtime.calls import (
 from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.copying import guard
 from vivace.runtime.finite_images import FiniteCheck
-from vivace.runtime.loras import set_lora
-from vivace.runtime.outputs import PipelineOutput
 from vivace.runtime.safety import warn_of_empty
-from vivace.runtime.step_ends import with_step_ends
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+    from PIL.Image import Image
 
 OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
 """Called for each technique in order with its script (see `Technique.script`), or with the reason why it was left
 out."""
+
+
+class PipelineOutput(Protocol):
+    """The return value of a diffusers pipeline.
+
+    Attributes:
+        images: one for each prompt; with another `output_type` than "pil" an array, a tensor or latents.
+    """
+
+    images: list[Image]
 
 
 class Session:
@@ -166,7 +175,27 @@ class Session:
             on_technique(technique, script, None)
         return effect
 
-    set_lora = set_lora
+    def set_lora(
+        self, path: str | None = None, *, scale: float | None = None, instead_of: str | None = None
+    ) -> None:
+        """Exchange or rescale a LoRA that the recipe loaded by `lora(PATH, hot=True)`, for the calls that follow.
+
+        Nothing is compiled or captured anew: the matrices are replaced in place. If it raises, nothing has changed.
+
+        Args:
+            path: another LoRA, as in a recipe; None keeps the file. Unused parts of it are added to `warnings`.
+            scale: its factor; None keeps the factor.
+            instead_of: path or name of the LoRA to change, if there are several.
+
+        Raises:
+            UsageError: the recipe has no hot LoRA, or several and none is named.
+            Unsupported: the file is not one for this pipeline, or its layers or ranks were not reserved.
+            UnusableModel: the file is damaged, or not a LoRA.
+        """
+        with turn():  # not during a call
+            notes = exchange(self.pipe, path, scale, instead_of)
+        self.warnings += [f"lora: {path}: {note}" for note in notes]
+
     warm_up = warm_up
 
     def close(self) -> None:
@@ -323,3 +352,27 @@ class Session:
         for component, contexts in by_component.items():
             part = working_part(component, component_of(self.pipe, component))
             part.forward = in_contexts(part.forward, contexts)
+
+
+def with_step_ends(call: dict[str, Any], effects: Sequence[Effect]) -> dict[str, Any]:
+    """Return a pipeline's call with the effects' step-end callbacks chained before the caller's own."""
+    ours = [effect for effect in effects if effect.step_end is not None]
+    if not ours:
+        return call
+    theirs = call.get("callback_on_step_end")
+    # diffusers' callback objects declare their tensors themselves; functions are given those that the call names.
+    declared = getattr(theirs, "tensor_inputs", None)
+    if declared is None:
+        declared = call.get("callback_on_step_end_tensor_inputs") or (["latents"] if theirs else [])
+    inputs = list(dict.fromkeys([*declared, *(name for effect in ours for name in effect.step_end_inputs)]))
+
+    def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        merged = dict(tensors)
+        for effect in ours:
+            assert effect.step_end is not None
+            merged |= effect.step_end(pipe, step, timestep, merged)
+        if theirs is not None:
+            merged |= theirs(pipe, step, timestep, merged) or {}
+        return merged
+
+    return call | {"callback_on_step_end": step_end, "callback_on_step_end_tensor_inputs": inputs}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from vivace.foundation.processes.fork import in_each_child
+from vivace.foundation.processes.resident import in_each_child
 
 _TURN = threading.RLock()
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported, UnusableModel, VivaceError
 from vivace.machinery.lora.hot import denoiser_layers, hot_loras
-from vivace.machinery.lora.lora_files import locate_lora
-from vivace.machinery.lora.peft_settings import CONFIG
+from vivace.machinery.lora.lora_files import CONFIG, locate_lora
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.techniques.lora import Lora
 

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
-from vivace.foundation.processes.parent import die_with_parent
 from vivace.foundation.processes.protocol import send_event
-from vivace.foundation.processes.resident import open_events
+from vivace.foundation.processes.resident import die_with_parent, open_events
 from vivace.models.quiet import quiet
 from vivace.serve.ending import CallEnding, Finish
 from vivace.serve.messages import Cancel, Draw, Load, Message, parsed

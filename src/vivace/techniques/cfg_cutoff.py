@@ -24,8 +24,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vivace.machinery.families import family_of
-from vivace.machinery.guidance.branches import guides_in_two_calls, rows_of
-from vivace.machinery.guidance.cut import SHOWN, CutCalls, CutRows, GuidanceProgress
+from vivace.machinery.guidance.cut import (
+    SHOWN,
+    CutCalls,
+    CutRows,
+    GuidanceProgress,
+    guides_in_two_calls,
+    rows_of,
+)
 from vivace.machinery.technique import (
     CallContext,
     Effect,

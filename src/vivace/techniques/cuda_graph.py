@@ -43,7 +43,7 @@ from vivace.machinery.compilation.padded_captions import PaddedCaptions
 from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
 from vivace.machinery.families import family_of
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
-from vivace.machinery.samplers.overridden import Method, override
+from vivace.machinery.samplers.generators import Method, override
 from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,

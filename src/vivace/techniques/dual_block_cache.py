@@ -38,9 +38,15 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.machinery.step_caching.block_residual import unknown_blocks
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
+from vivace.machinery.step_caching.cache_state import (
+    CacheState,
+    IsHit,
+    Look,
+    on_a_line,
+    relative_change,
+    with_slopes,
+)
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
-from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Effect, Target, Trait, knob

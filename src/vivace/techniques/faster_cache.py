@@ -32,8 +32,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.machinery.families.pipeline_code import doubles_latents
 from vivace.machinery.guidance.cut import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, latents_of
-from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.cached_denoiser import (
+    CachedDenoiser,
+    StepCounter,
+    StepForwards,
+    latents_of,
+)
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, Trait, knob
 

@@ -20,7 +20,7 @@ from vivace.errors import NoEffect
 from vivace.machinery.families import family_of
 from vivace.machinery.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.hit_schedule import StepCounter
+from vivace.machinery.step_caching.cached_denoiser import StepCounter
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import CallContext, Component, Target, Trait, knob
 from vivace.machinery.technique.script import Script, literal

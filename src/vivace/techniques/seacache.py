@@ -35,9 +35,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import UsageError
 from vivace.machinery.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change, timestep_of
+from vivace.machinery.step_caching.cache_state import (
+    CacheState,
+    IsHit,
+    Look,
+    on_a_line,
+    relative_change,
+    timestep_of,
+    with_slopes,
+)
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
-from vivace.machinery.step_caching.on_a_line import on_a_line, with_slopes
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, Trait, component_of, knob
 

@@ -13,11 +13,10 @@ from vivace.benchmark.contributing import contribution_of
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError, UsageError
 from vivace.evidence.lint.check import checked
-from vivace.evidence.lint.contributions import read_contribution
-from vivace.evidence.lint.read_tables import read_tables
+from vivace.evidence.lint.read_tables import read_contribution, read_tables
 from vivace.foundation.spec.environment import Place
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.spec.trial import Model
 from vivace.foundation.stats import Gate
 
 SECRET = "a portrait of Ada"

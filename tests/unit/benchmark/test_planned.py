@@ -13,8 +13,8 @@ from vivace.benchmark.planned import machine_of, plan_again
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.foundation.processes.launcher import Ending
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.record import Memory, Outcome, Record, Round
+from vivace.foundation.spec.trial import Model
 from vivace.runtime.memory.predict import predict_trial
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import vivace
-from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.rivals import with_rivals
+from vivace.benchmark.comparison import comparisons, with_rivals
 from vivace.errors import UsageError, WorkloadError
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import Study

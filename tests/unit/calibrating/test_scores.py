@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from vivace.measure import witness
-from vivace.measure.calibrating.images import CalibrationImages
-from vivace.measure.calibrating.scores import label, score_images
+from vivace.measure.calibrating.scores import CalibrationImages, label, score_images
 from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.models.judges import LocatedJudge
 from vivace.models.scorers import LocatedScorer

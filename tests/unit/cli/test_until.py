@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.benchmark.go_on_until import go_on
 from vivace.benchmark.run import Compared, Run
+from vivace.benchmark.studies import go_on
 from vivace.cli.bench import able_to_tell
 from vivace.foundation.spec.study import Study
 from vivace.foundation.stats.until import Until

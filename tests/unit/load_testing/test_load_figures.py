@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies
-from vivace.benchmark.load_testing.load_report import compared, render
+from vivace.benchmark.load_testing.load_report import compared, figures_of, lone_latencies, render
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")

@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.loaded_server import loaded_server
-from vivace.benchmark.load_testing.http_exchange import ExchangeFailed, exchange
-from vivace.benchmark.load_testing.load_target import LoadTarget
-from vivace.benchmark.load_testing.loads import LoadLimit, closed_loop, poisson, poisson_arrivals
-from vivace.benchmark.load_testing.sending import phases_of
+from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, exchange
+from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, phases_of, poisson, poisson_arrivals
 
 
 def target_of(url: str, timeout_s: float = 10.0) -> LoadTarget:

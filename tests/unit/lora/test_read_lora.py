@@ -12,7 +12,7 @@ from tests.families import build
 from tests.flow_models import pipeline
 from vivace.errors import UnusableModel
 from vivace.machinery.lora.account import LoraFile
-from vivace.machinery.lora.merge import merge, merge_all
+from vivace.machinery.lora.distillations import merge, merge_all
 from vivace.machinery.lora.read_lora import read_lora
 
 RANK, ALPHA = 4, 2.0

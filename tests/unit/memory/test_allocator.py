@@ -1,4 +1,4 @@
-from vivace.runtime.memory.allocator import CachingAllocator
+from vivace.runtime.memory.footprint import CachingAllocator
 
 KIB, MIB = 2**10, 2**20
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.runtime.memory.meta_outputs import MetaOutputs
+from vivace.runtime.memory.footprint import MetaOutputs
 
 aten = torch.ops.aten
 

@@ -17,8 +17,7 @@ from vivace.measure.memory import weights_bytes
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory import fit
-from vivace.runtime.memory.estimate import largest_encoder
-from vivace.runtime.memory.fit import RESERVE_BYTES, changes, fits
+from vivace.runtime.memory.fit import RESERVE_BYTES, changes, fits, largest_encoder
 from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE
 from vivace.runtime.memory.predict import Prediction, predict, predict_trial
 from vivace.runtime.memory.weightless import find_weightless

@@ -18,7 +18,7 @@ from tests.hub_server import Hub, Repository
 from tests.narrow import FLOW
 from tinyworld import flux
 from vivace.errors import Unsupported
-from vivace.machinery.lora.merge import merge
+from vivace.machinery.lora.distillations import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.entry import StoredPart

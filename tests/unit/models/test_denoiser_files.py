@@ -18,9 +18,8 @@ from tests.narrow import small
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.architectures import ARCHITECTURES
-from vivace.models.checkpoints.codes import Codes, padded_shape, scales_shape
-from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read_denoiser import read_denoiser
+from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
+from vivace.models.checkpoints.weight_scales import Codes, padded_shape, scales_shape
 from vivace.models.gguf_file import KEPT_TYPES
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import build_component, on_meta

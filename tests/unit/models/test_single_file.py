@@ -22,7 +22,7 @@ from tests.original_layout import save_sd15, save_sdxl
 from tinyworld import flux
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.checkpoints.layout import original_layout
+from vivace.models.checkpoints.read_denoiser import original_layout
 from vivace.models.remote import Located
 from vivace.models.single_file import Contents, contents_of
 from vivace.recipes.resolve import resolve

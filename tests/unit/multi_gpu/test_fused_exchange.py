@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from vivace.machinery.fused.exchange import Gathering
+from vivace.machinery.fused.block_forward import Gathering
 from vivace.machinery.multi_gpu.fused_exchange import PeerExchange
 
 

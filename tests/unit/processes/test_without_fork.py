@@ -11,8 +11,7 @@ import pytest
 
 from tests.resident_worker import COMMAND
 from vivace.benchmark.worker_requests import EnvironmentRequest
-from vivace.foundation.processes.end import kill_group, wait_for_an_end
-from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.processes.launcher import Launcher, kill_group, wait_for_an_end
 from vivace.foundation.processes.peak_memory import peak_resident_bytes
 from vivace.foundation.processes.protocol import EventReader
 from vivace.foundation.processes.start import start

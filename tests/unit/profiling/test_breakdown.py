@@ -6,7 +6,7 @@ import pytest
 
 from tests.chrome_trace import read_chrome_trace
 from vivace.measure.profiling import breakdown
-from vivace.measure.profiling.families import family_of, family_of_kernel
+from vivace.measure.profiling.breakdown import family_of, family_of_kernel
 from vivace.measure.profiling.trace import Trace
 
 CUDA = 1

@@ -3,9 +3,7 @@
 import torch
 
 from tests.recorded_events import Results, event
-from vivace.measure.profiling.host_waits import PythonCall, Wait, located
-from vivace.measure.profiling.profiler import host_waits
-from vivace.measure.profiling.torch_events import read_waits
+from vivace.measure.profiling.profiler import PythonCall, Wait, host_waits, located, read_waits
 
 _COPY = (
     '"device": 0, "context": 1, "stream": 7, "correlation": 1, "bytes": {}, "memory bandwidth (GB/s)": 1.5'

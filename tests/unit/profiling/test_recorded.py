@@ -13,9 +13,7 @@ from tests.chrome_trace import assert_alike, read_chrome_trace
 from tests.recorded_events import results_of
 from tests.unit.profiling.test_breakdown import EVENTS, host, kernel, launch, memory
 from vivace.measure.profiling import breakdown
-from vivace.measure.profiling.host_waits import Wait, located
-from vivace.measure.profiling.profiler import traced
-from vivace.measure.profiling.torch_events import python_calls, read_results
+from vivace.measure.profiling.profiler import Wait, located, python_calls, read_results, traced
 
 ON_A_GPU = [
     *EVENTS,

@@ -12,12 +12,10 @@ from tests import drawn_words
 from vivace.cli import app
 from vivace.errors import Unsupported, UsageError
 from vivace.proofs import scoring
-from vivace.proofs.legible import legibility
+from vivace.proofs.legible import find_reader, legibility, share_missed, words_of
 from vivace.proofs.pair_figures import PairFigures, ReadImage
 from vivace.proofs.proof_store import KeptImage
-from vivace.proofs.reader import find_reader
 from vivace.proofs.verdict import ProofVerdict
-from vivace.proofs.words import share_missed, words_of
 
 WORDS = [
     "OPEN 24 HOURS",

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from vivace.machinery.quantization.block_formats import (
+from vivace.machinery.quantization.block_tensors import (
     from_mxfp8,
     from_nvfp4,
     tiled,

@@ -17,8 +17,7 @@ from vivace.foundation.hardware.nearness import Near
 from vivace.foundation.stats import Gate
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
-from vivace.runtime.memory.estimate import Saving, need_of
-from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -216,7 +215,7 @@ SAVINGS = [
     "model", ["sd15", "sdxl", "sana-1600m", "flux-dev", "z-image-turbo", "flux2-klein-9b"]
 )
 def test_estimates_are_what_plan_predicts(model: str) -> None:
-    from vivace.runtime.memory.estimate import largest_encoder
+    from vivace.runtime.memory.fit import largest_encoder
 
     weightless, shipped = find_weightless(model), footprints()[model]
     assert predict(weightless, resolve("baseline")) == shipped, (
@@ -259,7 +258,7 @@ def test_a_shipped_prediction_is_still_right() -> None:
 
 
 def test_a_cuda_graph_counts_a_steps_activations_once_more() -> None:
-    from vivace.evidence.recommendation.answer_check import prediction_of
+    from vivace.evidence.recommendation.advise import prediction_of
     from vivace.recipes.resolve import resolve
     from vivace.runtime.memory.remembered import predicted
     from vivace.runtime.memory.weightless import find_weightless

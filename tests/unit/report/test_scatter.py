@@ -8,8 +8,7 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.report import rows_of
-from vivace.report.axis import Axis
-from vivace.report.scatter import Plot, front, plots
+from vivace.report.scatter import Axis, Plot, front, plots
 
 
 def timed(recipe: str, seconds: float, peak_bytes: float = 450e6, spread: float = 0.01) -> Record:

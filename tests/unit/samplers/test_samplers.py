@@ -22,7 +22,7 @@ import vivace
 from tests.conditioned import as_pipeline
 from tests.families import build, draw
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.machinery.samplers.step_counting import step_of_each_call
+from vivace.machinery.guidance.cut import step_of_each_call
 from vivace.machinery.samplers.step_limits import refused_steps
 from vivace.models.sources import FOLDER
 from vivace.techniques.scheduler import Scheduler

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from tests.typed import typed
 from vivace.errors import OutputError, Unsupported, UsageError
-from vivace.models.checkpoints.layout import original_layout
-from vivace.models.checkpoints.read_denoiser import read_denoiser
+from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import codes_of
 from vivace.models.find import find_model
 from vivace.models.headers import read_header, read_metadata

@@ -10,7 +10,7 @@ from tests.families import build, draw, drawn
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.cache_state import CacheState
-from vivace.machinery.step_caching.hit_schedule import StepCounter, evenly_spaced, never
+from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, never
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.evidence.studies.gains import SpeedUp, speed_up
-from vivace.evidence.studies.judging import _with_drift
+from vivace.evidence.studies.judging import SpeedUp, _with_drift, speed_up
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Verdict
 from vivace.report.rows import Row, rows_of

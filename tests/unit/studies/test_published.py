@@ -6,7 +6,7 @@ import pytest
 
 from vivace.errors import UsageError
 from vivace.evidence.studies.expand import expand
-from vivace.evidence.studies.published import COLUMNS, parse_published
+from vivace.evidence.studies.study_columns import COLUMNS, parse_published
 from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.recipes.resolve import resolve
 

@@ -12,9 +12,9 @@ from tests import conditioned
 from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
 from vivace.errors import Unsupported
-from vivace.machinery.guidance.branches import GuidanceRows, rows_of
+from vivace.machinery.guidance.cut import GuidanceRows, rows_of
 from vivace.machinery.technique import Effect
-from vivace.runtime.step_ends import with_step_ends
+from vivace.runtime.session import with_step_ends
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

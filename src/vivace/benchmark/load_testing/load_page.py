@@ -12,8 +12,8 @@ from vivace import __version__
 from vivace.benchmark.load_testing.load_report import HEADINGS, cells, compared, groups_of, notes, title
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.report.axis import Axis
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
+from vivace.report.scatter import Axis
 
 _WIDTH, _HEIGHT = 480, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 8, 28

@@ -7,19 +7,281 @@ is the convention (three times), for each size by itself.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import io
+import math
 import platform
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urljoin, urlsplit
 
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput
+from PIL import Image
+
+from vivace.benchmark.load_testing.load_report import figures_of, lone_latencies, throughput
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
-from vivace.benchmark.load_testing.load_target import LoadTarget
-from vivace.benchmark.load_testing.loads import LoadLimit, Progress, closed_loop, poisson
-from vivace.benchmark.load_testing.sending import send
-from vivace.errors import Unsupported
+from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, Reply, exchange
+from vivace.errors import Unsupported, UsageError
+from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
+from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.terminal_text import plain
+
+_ADDRESS = re.compile(rb'"url"\s*:\s*"(?!data:)([^"]*)"')
+_DATA = re.compile(r"data:image/[\w.+-]+;base64,")
+_PHASE = re.compile(r"([A-Za-z][\w-]*)\s*;[^,]*?dur=([0-9.]+)")
+_MAX_PHASES = 20
+_MAX_SHORT = 1 << 16
+_CHECKS = ThreadPoolExecutor(2, thread_name_prefix="answers")
+"""Decode images beside the event loop, which has other requests to time."""
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """The outcome of a request.
+
+    Attributes:
+        kind: "done", or what went wrong, as it is counted; of an answer with status 200 only `checked` tells.
+        ended: of `time.perf_counter`.
+        message: the server's own words.
+        retry_after_s: how long a busy server asks to wait.
+    """
+
+    kind: str
+    ended: float
+    phases_ms: dict[str, float]
+    message: str = ""
+    retry_after_s: float | None = None
+    status: int | None = None
+    check: asyncio.Future[str] | None = field(default=None, compare=False)
+
+    async def checked(self) -> str:
+        """Return the kind, once the image has been looked at."""
+        return self.kind if self.check is None else await self.check
+
+
+async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
+    """Send a request and return its outcome; no failure of the server raises."""
+    try:
+        reply = await exchange(target.images_url, target.headers, body, target.timeout_s)
+    except ExchangeFailed as error:
+        return RequestOutcome(error.kind, time.perf_counter(), {}, plain(str(error))[:300])
+    ended = time.perf_counter()
+    if reply.status != 200:
+        wait_s = _seconds(reply.headers.get("retry-after"))
+        return RequestOutcome(f"HTTP {reply.status}", ended, {}, _complaint(reply), wait_s, reply.status)
+    phases, content = phases_of(reply.headers.get("server-timing", "")), reply.content
+    if addresses := _ADDRESS.findall(content[:_MAX_SHORT]):
+        url = urlsplit(urljoin(f"{target.url}/", addresses[0].decode("utf-8", "replace").replace("\\/", "/")))
+        if url.netloc != target.images_url.netloc:
+            return RequestOutcome(
+                "image on another server", ended, phases, plain(url.netloc)[:300], status=200
+            )
+        try:
+            reply = await exchange(url, target.headers, None, target.timeout_s)
+        except ExchangeFailed as error:
+            return RequestOutcome(error.kind, time.perf_counter(), phases, plain(str(error))[:300])
+        ended = time.perf_counter()
+        if reply.status != 200:
+            return RequestOutcome(f"HTTP {reply.status}", ended, phases, "of the image", status=reply.status)
+        content = reply.content
+    check = asyncio.get_running_loop().run_in_executor(_CHECKS, fault_of, target, body, content)
+    return RequestOutcome(DONE, ended, phases, status=200, check=check)
+
+
+def fault_of(target: LoadTarget, body: bytes, content: bytes) -> str:
+    """Decode an answer; return "done", or what is wrong with it, as it is counted.
+
+    It is one image, whole, of the size and the format that were asked for, and no other request has had it.
+
+    Args:
+        content: JSON with the image in base64, or the image's file.
+    """
+    asked: dict[str, Any] = parse_json(body)
+    data = content
+    if content[:1] in b"{[":
+        try:
+            images = parse_json(content)["data"]
+            if len(images) != 1:
+                return f"{len(images) or 'no'} image{'s' * (len(images) > 1)}"
+            (image,) = images
+            text = image.get("b64_json") or image["url"]
+            data = base64.b64decode(_DATA.sub("", text, count=1), validate=True)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "no image"
+    try:
+        with reading("the answer", UsageError), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+            size, format_ = f"{picture.width}x{picture.height}", (picture.format or "").lower()
+            if asked.get("size", size) not in (size, "auto"):
+                return f"{size} instead of {asked['size']}"
+            wanted = asked.get("output_format", format_)
+            if format_ != {"jpg": "jpeg"}.get(wanted, wanted):
+                return f"{format_} instead of {wanted}"
+            if picture.width * picture.height > MAX_PIXELS:
+                return f"{size}, too large to look at"
+            picture.load()
+    except UsageError:
+        return "broken image"
+    same = target.seen.setdefault(hashlib.sha256(data).hexdigest(), body)
+    return DONE if same == body else "same image for another seed or prompt"
+
+
+def phases_of(header: str) -> dict[str, float]:
+    """Return the milliseconds of a Server-Timing header by name."""
+    phases: dict[str, float] = {}
+    for name, text in _PHASE.findall(header[:4000])[:_MAX_PHASES]:
+        try:
+            phases[name] = float(text)
+        except ValueError:  # 1.2.3
+            continue
+    return phases
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None
+
+
+def _complaint(reply: Reply) -> str:
+    """Return the message of an error as OpenAI writes it, or the beginning of the answer."""
+    text = reply.content[:2000].decode("utf-8", "replace")
+    try:
+        content = parse_json(reply.content[:100_000])
+    except ValueError:
+        content = None
+    error = content.get("error", content.get("detail")) if isinstance(content, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return " ".join(plain(message if isinstance(message, str) else text).split())[:300]
+
+
+MOST_IN_FLIGHT = 900
+"""Most requests at a time: a process may commonly open 1,024 files. Further users count as "not sent"."""
+_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 5.0
+Progress = Callable[[int, float], None]
+"""Called with the requests that have ended, and the seconds since the load began."""
+
+
+# In a closed loop each client sends its next request when its last one has ended, so a slow server gets fewer: right
+# for throughput, wrong for the latency of users, who come whether or not the server is behind. Poisson arrivals are
+# therefore due at times that are fixed before the first request, and latency counts from then, also where the request
+# left later.
+@dataclass(frozen=True)
+class LoadLimit:
+    """When a load sends its last request: after so many, or so many seconds, but not before `least`."""
+
+    num_requests: int | None = None
+    seconds: float | None = None
+    least: int = 1
+
+    def allows(self, number: int, elapsed_s: float) -> bool:
+        """Return whether request `number`, from 0, is sent at this time."""
+        if self.num_requests is not None and number >= self.num_requests:
+            return False
+        return number < self.least or self.seconds is None or elapsed_s < self.seconds
+
+
+@dataclass
+class _Recording:
+    """Requests as they end."""
+
+    target: LoadTarget
+    progress: Progress
+    began: float = field(default_factory=time.perf_counter)
+    rows: list[tuple[float, float, RequestOutcome, int]] = field(default_factory=list)
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.began
+
+    async def send(
+        self, number: int, due_s: float | None, order: random.Random, *, cycles: bool
+    ) -> RequestOutcome:
+        place, body = self.target.request(number, order, cycles=cycles)
+        sent_s = self.elapsed()
+        outcome = await send(self.target, body)
+        self.add(sent_s if due_s is None else due_s, sent_s, outcome, place)
+        return outcome
+
+    def add(self, due_s: float, sent_s: float, outcome: RequestOutcome, place: int) -> None:
+        self.rows.append((due_s, sent_s, outcome, place))
+        self.progress(len(self.rows), self.elapsed())
+
+    async def samples(self) -> Samples:
+        """Return the requests as they were due, once all images have been looked at."""
+        rows = sorted(self.rows, key=lambda row: row[0])
+        kinds = [await outcome.checked() for _, _, outcome, _ in rows]
+        phases = [outcome.phases_ms for _, _, outcome, _ in rows]
+        names = sorted({name for of in phases for name in of})
+        return Samples(
+            due_s=tuple(round(row[0], 5) for row in rows),
+            sent_s=tuple(round(row[1], 5) for row in rows),
+            ended_s=tuple(round(row[2].ended - self.began, 5) for row in rows),
+            outcome=tuple(kinds),
+            variant=tuple(row[3] for row in rows),
+            phases_ms={name: tuple(of.get(name) for of in phases) for name in names},
+        )
+
+
+async def closed_loop(
+    target: LoadTarget, clients: int, limit: LoadLimit, seed: int | str, progress: Progress
+) -> Samples:
+    """Run clients that each wait for their image. One client alone takes the variants in turn."""
+    recording = _Recording(target, progress)
+    order = random.Random(seed)
+    number = 0
+
+    async def client() -> None:
+        nonlocal number
+        while limit.allows(number, recording.elapsed()):
+            number += 1
+            outcome = await recording.send(number - 1, None, order, cycles=clients == 1)
+            if outcome.kind != DONE:  # a busy server, or none, must not be asked a thousand times a second
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, outcome.retry_after_s or _PAUSE_S))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
+    return await recording.samples()
+
+
+def poisson_arrivals(rate: float, limit: LoadLimit, seed: int | str) -> list[float]:
+    """Return the seconds at which users come, at random and `rate` a second on average."""
+    random_ = random.Random(seed)
+    arrivals: list[float] = []
+    due_s = random_.expovariate(rate)
+    while limit.allows(len(arrivals), due_s):
+        arrivals.append(due_s)
+        due_s += random_.expovariate(rate)
+    return arrivals
+
+
+async def poisson(
+    target: LoadTarget, rate: float, limit: LoadLimit, seed: int | str, progress: Progress
+) -> Samples:
+    """Let users come at random, whether or not earlier ones have their images."""
+    recording = _Recording(target, progress)
+    order = random.Random(seed)
+    in_flight: set[asyncio.Task[RequestOutcome]] = set()
+    async with asyncio.TaskGroup() as group:
+        for number, due_s in enumerate(poisson_arrivals(rate, limit, seed)):
+            await asyncio.sleep(due_s - recording.elapsed())
+            if len(in_flight) >= MOST_IN_FLIGHT:
+                recording.add(due_s, due_s, RequestOutcome("not sent", time.perf_counter(), {}), 0)
+                continue
+            task = group.create_task(recording.send(number, due_s, order, cycles=False))
+            in_flight.add(task)
+            task.add_done_callback(in_flight.discard)
+    return await recording.samples()
+
 
 _LEAST_REQUESTS = 6
 _WARM_UPS = 2

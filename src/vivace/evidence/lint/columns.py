@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vivace.evidence.lint.units import unit_of
-from vivace.evidence.lint.values import plain_cell
+from vivace.evidence.lint.values import plain_cell, unit_of
 from vivace.foundation.hardware import gpu_in
 
 SYNONYMS: dict[str, tuple[str, ...]] = {

@@ -6,8 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from vivace.evidence.lint.faults import Fault, is_above, written
-from vivace.evidence.lint.findings import Reading
+from vivace.evidence.lint.findings import Fault, Reading, is_above, written
 from vivace.evidence.lint.model_limits import EIGHT_BITS, FULL_PRECISION
 from vivace.evidence.lint.values import Number
 from vivace.foundation.hardware import Chip, known_gpu

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,3 +71,28 @@ class Reading:
 
     def __getitem__(self, role: str) -> Number:
         return self.numbers[role]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rule's objection to a row, or to the whole table if `reading` is None."""
+
+    reading: Reading | None
+    numbers: str
+    why: str
+    check: str
+    severity: Severity = "impossible"
+
+
+Rule = Callable[[Sequence[Reading]], Iterator[Fault]]
+"""Takes the rows of a table, and yields their faults."""
+
+
+def written(reading: Reading, *roles: str) -> str:
+    """Return figures as in "mean 2.05, min 2.09"."""
+    return ", ".join(f"{role.replace('_', ' ')} {reading[role].text}" for role in roles if reading.has(role))
+
+
+def is_above(number: Number, other: Number) -> bool:
+    """Whether one number is larger than another, whatever their rounding."""
+    return number.least > other.most + 1e-12 * abs(other.value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vivace.evidence.lint.faults import Fault, is_above, written
-from vivace.evidence.lint.findings import Reading
+from vivace.evidence.lint.findings import Fault, Reading, is_above, written
 
 _SELF = (("self_cpu", "cpu", "CPU"), ("self_cuda", "cuda", "CUDA"))
 _TUNING = (

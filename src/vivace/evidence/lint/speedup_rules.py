@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from vivace.evidence.lint.faults import Fault, written
-from vivace.evidence.lint.findings import Reading
+from vivace.evidence.lint.findings import Fault, Reading, written
 from vivace.evidence.lint.values import Number
 
 _CENTRES = ("p50", "mean", "time")

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from vivace.evidence.lint.columns import TIMES
-from vivace.evidence.lint.faults import Fault, is_above, written
-from vivace.evidence.lint.findings import Reading, Severity
+from vivace.evidence.lint.findings import Fault, Reading, Severity, is_above, written
 from vivace.evidence.lint.model_limits import EIGHT_BITS, FOUR_BITS, FULL_PRECISION, SKIPS_WORK, flops_of
 from vivace.evidence.lint.values import Number
 from vivace.foundation.hardware import known_gpu

@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vivace.benchmark.store import DEFAULT_STORE
-from vivace.errors import UsageError
+from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
-from vivace.evidence.recommendation.answer_check import objection
+from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.criteria import Criteria, Goal
 from vivace.evidence.recommendation.kin import Kin, kin_of
-from vivace.evidence.recommendation.others import fewer_steps, missing_evidence, other_sources, safe_choice
-from vivace.evidence.recommendation.own_steps import at_own_steps
+from vivace.evidence.recommendation.others import (
+    basis_of,
+    fewer_steps,
+    figures_of,
+    limit_of,
+    missing_evidence,
+    other_sources,
+    safe_choice,
+)
 from vivace.evidence.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
 from vivace.evidence.recommendation.ranking import Ranked, pooled
-from vivace.evidence.recommendation.recipe_figures import basis_of, figures_of, limit_of
-from vivace.evidence.recommendation.recommendation import LeftOut, RecipeFigures, Recommendation
+from vivace.evidence.recommendation.recommendation import LeftOut, Reason, RecipeFigures, Recommendation
 from vivace.evidence.recommendation.row_filter import RowFilter
 from vivace.evidence.recommendation.sentences import assessed, next_commands, quality_of, why_lost
 from vivace.evidence.recommendation.speed_limit import chip_limit
 from vivace.evidence.recommendation.weighing import RankedTable, followed, over_published, weigh
 from vivace.evidence.studies.published_tables import published_tables
-from vivace.evidence.tables import EvidenceTable
+from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near, present_gpu, this_gpu
 from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.input_errors import InputErrors
@@ -35,12 +42,19 @@ from vivace.foundation.stats import Interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
+from vivace.recipes.recipe import Recipe
+from vivace.report.summary import seconds, size
 from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.weightless import Weightless, find_weightless
+from vivace.techniques.steps import Steps
 
 _POOLED = ("throughput", "cost")
 _MOST_PREDICTED = 2
 """Most recipes whose memory is predicted, which takes seconds; after that only recipes that fit for sure count."""
+_ROUNDING = 0.999
 
 
 def recommend(
@@ -269,3 +283,144 @@ def _answered(
 
 def _each_once(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     return tuple({(candidate.recipe, candidate.kind): candidate for candidate in left_out}.values())
+
+
+def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
+    """Return a record of vivace's at the model's own number of steps: each row's steps take proportionally longer.
+
+    A row without the time of its steps in the record, or whose recipe sets their number, has no time and no
+    gain there. Tables of other models, the user's own, and published ones stay as they are.
+    """
+    own = kin.steps
+    if table.kind != "committed" or table.model != kin.name or own is None or table.steps in (None, own):
+        return table
+    assert table.steps is not None
+    rows = [_scaled(row, own, table.steps) for row in table.rows]
+    base = rows[0].latency
+    if base is None:
+        return table.model_copy(update={"steps": own, "rows": tuple(rows)})
+    with_gains = [rows[0], *(_compared(row, base) for row in rows[1:])]
+    return table.model_copy(update={"steps": own, "rows": tuple(with_gains)})
+
+
+def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
+    if row.latency is None:
+        return row
+    if row.steps_s is None or _sets_steps(row.recipe):
+        why = f"timed with {steps} steps, whose share of the time is not known"
+        if _sets_steps(row.recipe):
+            why = f"compared with {steps} steps of the model"
+        return row.model_copy(
+            update={"outcome": "not comparable", "reason": why, "latency": None, "gain": None}
+        )
+    factor, timed_steps = own_steps / steps, row.timed_steps or steps
+    more = row.steps_s * (factor - 1)
+    point = row.latency.point + more
+    stretch = point / row.latency.point
+    low, high = row.latency.low, row.latency.high
+    latency = Interval(
+        point, None if low is None else low * stretch, None if high is None else high * stretch
+    )
+    update = {
+        "latency": latency,
+        "steps_s": row.steps_s * factor,
+        "timed_steps": None if timed_steps == own_steps else timed_steps,
+        "spread": None,
+    }
+    return row.model_copy(update=update)
+
+
+def _compared(row: EvidenceRow, base: Interval) -> EvidenceRow:
+    """Return a row with its gain over the baseline, from the scaled times; with an interval of the same width."""
+    if row.latency is None or row.gain is None:
+        return row
+    point = base.point / row.latency.point
+    stretch = point / row.gain.point
+    low, high = row.gain.low, row.gain.high
+    gain = Interval(point, None if low is None else low * stretch, None if high is None else high * stretch)
+    return row.model_copy(update={"gain": gain})
+
+
+def _sets_steps(recipe: str) -> bool:
+    try:
+        return any(isinstance(technique, Steps) or technique.trained_steps for technique in resolve(recipe))
+    except RecipeError:
+        return False
+
+
+def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
+    """Return the chosen recipe with what is wrong with the answer; None if nothing is."""
+    chosen, basis = answer.chosen, answer.basis
+    if chosen is None or basis is None:
+        return None
+
+    def out(kind: Reason, why: str) -> LeftOut:
+        return LeftOut(recipe=chosen.recipe, label=chosen.label, kind=kind, why=why, score=chosen.score.point)
+
+    try:
+        recipe = resolve(chosen.recipe)
+    except RecipeError as error:
+        return out("hardware", f"this version of vivace cannot read it: {error.problem}")
+    limit = answer.limit
+    if limit is not None and chosen.latency is not None and chosen.batch == 1:
+        least = limit.least_s(chosen.recipe)
+        if chosen.latency.point < _ROUNDING * least:
+            return out(
+                "no figure", f"{seconds(chosen.latency.point)} is below the {seconds(least)} of {limit.gpu}"
+            )
+    if basis.kind != "own" and any(technique.num_gpus > 1 for technique in recipe):
+        return out("hardware", "it needs several GPUs")
+    allowed = judge.most_bytes
+    if (
+        allowed is None
+        or basis.kind == "own"
+        or basis.device != "cuda"
+        or judge.most_needed(chosen) <= allowed
+    ):
+        return None
+    need = _predicted_bytes(chosen, judge)
+    if need > allowed:
+        return out("memory", f"`vivace plan` counts {size(need)} for it, and {size(allowed)} are there")
+    return None
+
+
+def _predicted_bytes(chosen: RecipeFigures, judge: RowFilter) -> float:
+    """Return a recipe's memory as `vivace plan` counts it, which takes seconds; its record's where it cannot."""
+    published = judge.published
+    assert published is not None
+    # Models of one architecture and size have one answer.
+    alike = (published.components, published.height, published.width)
+    name = next(
+        name for name, each in footprints().items() if (each.components, each.height, each.width) == alike
+    )
+    try:
+        model = find_weightless(name)
+        return prediction_of(model, resolve(chosen.recipe), published, chosen.peak_bytes).needed_bytes
+    except (VivaceError, OSError):
+        return chosen.peak_bytes or 0
+
+
+def prediction_of(
+    model: Weightless, recipe: Recipe, published: Prediction, recorded_bytes: float | None
+) -> Prediction:
+    """Return the prediction of a recipe; an upper estimate where none can be made, as for CUDA graphs.
+
+    The estimate is the recipe without the technique plus a step's activations, which a graph's pool keeps; or the
+    recorded memory, if that is larger.
+
+    Raises:
+        Unpredictable: more than one technique of the recipe cannot be predicted.
+    """
+    how: dict[str, Any] = {
+        key: getattr(published, key) for key in ("height", "width", "batch", "text", "task")
+    }
+    try:
+        return predicted(model, recipe, **how)
+    except Unpredictable as error:
+        for technique in recipe:
+            if not str(error).startswith(f"{technique.name}:"):
+                continue
+            rest = predicted(model, recipe.without(technique), **how)
+            most = max(rest.peak_bytes, round(recorded_bytes or 0)) + rest.peak_bytes - rest.model_bytes
+            return rest.model_copy(update={"recipe": recipe.text, "peak_bytes": most})
+        raise

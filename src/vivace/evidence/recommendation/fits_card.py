@@ -15,8 +15,7 @@ from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.parsed import resolve
-from vivace.evidence.recommendation.advise import recommend_from
-from vivace.evidence.recommendation.answer_check import prediction_of
+from vivace.evidence.recommendation.advise import prediction_of, recommend_from
 from vivace.evidence.recommendation.criteria import Criteria
 from vivace.evidence.recommendation.predicted_tables import Card
 from vivace.evidence.recommendation.recommendation import RecipeFigures, Recommendation

@@ -1,28 +1,27 @@
 """Predicted tables of a model for a GPU without measurements, or with too little memory for it.
 
 Its rows are vivace's records of other GPUs, projected by data sheets, and recipes that save memory. The memory of the
-latter is estimated (`vivace.runtime.memory.estimate`); their time is the model's with their known gain, plus copies
+latter is estimated (`vivace.runtime.memory.fit`); their time is the model's with their known gain, plus copies
 from the host. All are marked as predicted. `vivace recommend` and `vivace plan --card` rank by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
 from vivace.errors import RecipeError
+from vivace.evidence.committed import committed_tables
 from vivace.evidence.parsed import resolve
-from vivace.evidence.recommendation.kin import Kin
-from vivace.evidence.recommendation.projection import around, by_operations, on_chip
-from vivace.evidence.recommendation.recorded_speeds import Speeds, known_speeds
-from vivace.evidence.recommendation.speed_limit import flop_of_call
+from vivace.evidence.recommendation.kin import Kin, kin_of
+from vivace.evidence.recommendation.speed_limit import around, by_operations, flop_of_call, on_chip
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.machinery.technique import DENOISERS
-from vivace.runtime.memory.estimate import Saving, Scheme, largest_encoder, need_of
-from vivace.runtime.memory.fit import RESERVE_BYTES
+from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, Scheme, largest_encoder, need_of
 from vivace.runtime.memory.predict import Prediction
 
 PLACE = "vivace's prediction"
@@ -45,6 +44,34 @@ _TYPICAL = (
 _GAINS = {"compile": 1.2, "quantize(int8)+compile": 1.1, "quantize(nf4)+compile": 1.0, "quantize(fp8)+compile": 1.4,
           "quantize(int8)": 0.75, "quantize(nf4)": 0.5}  # fmt: skip
 """Speed-ups where no record of the model or its family has any: the lower ones of other families."""
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Speed-ups of techniques, each over the baseline of its record.
+
+    Attributes:
+        gains: by the recipe that was added to the baseline, canonical.
+        gpu: where they were measured; "" if there are none.
+    """
+
+    gains: Mapping[str, float] = field(default_factory=dict)
+    gpu: str = ""
+
+    def of(self, recipe: str) -> float | None:
+        """Return the speed-up of a recipe; None if unknown.
+
+        Quantising other components than the denoiser hardly changes the time, so such records count as well.
+        """
+        try:
+            parts = resolve(recipe)
+        except RecipeError:
+            return None
+        plain = "+".join(technique.text.partition("@")[0] for technique in parts)
+        for text in (parts.text, resolve(plain).text if all("denoiser" in t.targets for t in parts) else ""):
+            if text in self.gains:
+                return self.gains[text]
+        return None
 
 
 @dataclass(frozen=True)
@@ -256,3 +283,32 @@ def _copies_s(saving: Saving, published: Prediction, chip: Chip) -> float:
         return need.held_bytes / (_WHOLE_SHARE * rate)
     calls = next((part.calls for part in published.work.components if part.component == "denoiser"), 1)
     return (calls * need.denoiser_bytes + (need.held_bytes - need.denoiser_bytes)) / rate
+
+
+@cache
+def known_speeds(model: str) -> Speeds:
+    """Return the recorded speed-ups of a model on a GPU, or else of the models of its architecture."""
+    tables = [table for table in committed_tables() if table.device == "cuda" and table.batch == 1]
+    kin = kin_of(model, frozenset(table.model for table in tables))
+    near = [table for table in tables if table.model == kin.name]
+    near = near or [table for table in tables if kin.is_family(kin_of(table.model, frozenset({table.model})))]
+    gains: dict[str, float] = {}
+    for table in sorted(near, key=lambda table: -len(table.rows)):
+        for text, gain in _added(table):
+            gains.setdefault(text, gain)
+    return Speeds(gains, near[0].gpu if near else "")
+
+
+def _added(table: EvidenceTable) -> list[tuple[str, float]]:
+    """Return each row's techniques beyond the table's baseline, and its speed-up."""
+    common = {technique.text for technique in resolve(table.baseline)}
+    gains = []
+    for row in table.rows:
+        if row.gain is None:
+            continue
+        try:
+            extra = [technique.text for technique in resolve(row.recipe) if technique.text not in common]
+            gains.append((resolve("+".join(extra) or "baseline").text, row.gain.point))
+        except RecipeError:
+            continue  # it needs the baseline's techniques, or is one that vivace had once
+    return gains

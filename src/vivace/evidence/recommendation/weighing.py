@@ -10,11 +10,10 @@ from itertools import groupby
 from vivace.evidence.recommendation.criteria import Goal
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.predicted_tables import is_bf16
-from vivace.evidence.recommendation.projection import on_chip
 from vivace.evidence.recommendation.ranking import NOISE, Selection, choose, rank
 from vivace.evidence.recommendation.recommendation import LeftOut
 from vivace.evidence.recommendation.row_filter import RowFilter
-from vivace.evidence.recommendation.speed_limit import flop_of_call
+from vivace.evidence.recommendation.speed_limit import flop_of_call, on_chip
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, capability_of, known_gpu, near
 from vivace.foundation.stats import Interval

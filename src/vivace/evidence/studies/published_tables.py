@@ -8,7 +8,7 @@ from itertools import groupby
 
 from vivace.errors import RecipeError
 from vivace.evidence.parsed import resolve
-from vivace.evidence.studies.published import Published
+from vivace.evidence.studies.study_columns import Published
 from vivace.evidence.studies.study_file import StudyFile, published_studies, read_study
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.foundation.stats import Gate, Interval

@@ -18,8 +18,7 @@ from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
-from vivace.evidence.studies.gains import SpeedUp, speed_up, spread_of
-from vivace.evidence.studies.judging import judge
+from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of
 from vivace.evidence.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
 from vivace.evidence.studies.study_file import StudyFile, read_study
 from vivace.foundation.processes.launcher import Launcher

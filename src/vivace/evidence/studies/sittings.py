@@ -24,10 +24,9 @@ from vivace.foundation.spec.ceilings import Ceilings
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.input_errors import in_words
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.recipe_syntax import RecipeSpec, unpinned
 from vivace.foundation.spec.record import Outcome, Record, Round
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.untrusted.files import read_json
 from vivace.foundation.untrusted.reading import reading

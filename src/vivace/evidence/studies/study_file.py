@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vivace.errors import RecipeError, UsageError, nearest
 from vivace.evidence.studies.claims import Claim
-from vivace.evidence.studies.published import Published, parse_published, read_published
+from vivace.evidence.studies.study_columns import Published, parse_published, read_published
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import expectation_of, shorten
 from vivace.foundation.spec.recipe_syntax import BASELINE

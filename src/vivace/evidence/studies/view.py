@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from vivace.evidence.studies.claims import value_with_unit
 from vivace.evidence.studies.expand import Case, ModelPart
-from vivace.evidence.studies.gains import SpeedUp, speed_up, spread_of
-from vivace.evidence.studies.judging import time_of
+from vivace.evidence.studies.judging import SpeedUp, speed_up, spread_of, time_of
 from vivace.evidence.studies.study_columns import FIGURES, StudyCell, StudyColumn
 from vivace.evidence.studies.study_file import StudyFile
 from vivace.foundation.stats import Interval

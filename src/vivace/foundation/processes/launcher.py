@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -12,14 +15,68 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import WorkerError
-from vivace.foundation.processes.end import ended_by, kill_group, wait_or_kill
-from vivace.foundation.processes.process_limits import LimitWatch
 from vivace.foundation.processes.protocol import TIMEOUT, Event, EventReader, LoggedRequest
 from vivace.foundation.processes.start import start
+from vivace.foundation.processes.system import is_posix
 
 OnEvent = Callable[[Event], None]
 _START_TIMEOUT_S = 300.0
 _GRACE_S = 10.0
+LOOK_EVERY_S = 0.1
+_FIRST_EXCEPTION = 0xC0000000
+_LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True)
+class ProcessLimits:
+    """Limits of a process."""
+
+    seconds: float
+    num_bytes: float
+
+    def excess(self, pid: int, seconds: float) -> str | None:
+        """Return the limit that a process exceeded `seconds` after it began; None without one."""
+        import psutil
+
+        if seconds > self.seconds:
+            return f"{self.seconds:.0f} s"
+        try:
+            resident = psutil.Process(pid).memory_info().rss
+        except psutil.Error:  # it ended
+            return None
+        return f"{self.num_bytes / 1e9:.1f} GB of memory" if resident > self.num_bytes else None
+
+
+class LimitWatch:
+    """Holds a process to the limits of an event ("limits" in it) until its next one.
+
+    Attributes:
+        pid: of the process.
+        excess: what it used too much of; None if it was within its limits.
+    """
+
+    def __init__(self) -> None:
+        self.pid = -1
+        self.excess: str | None = None
+        self._limits: ProcessLimits | None = None
+        self._since = 0.0
+
+    def follow(self, event: dict[str, Any]) -> None:
+        """Start watching the limits of an event; an event without limits ends the watch."""
+        self._limits = ProcessLimits(**event["limits"]) if event.get("limits") is not None else None
+        self._since = time.monotonic()
+
+    def next_look(self, deadline: float) -> float:
+        """Return when to check the process again, `deadline` at the latest."""
+        return deadline if self._limits is None else min(deadline, time.monotonic() + LOOK_EVERY_S)
+
+    def is_excessive(self) -> bool:
+        """Return whether the process is beyond its limits. From then on it has none."""
+        assert self._limits is not None
+        self.excess = self._limits.excess(self.pid, time.monotonic() - self._since)
+        if self.excess is not None:
+            self._limits = None
+        return self.excess is not None
 
 
 @dataclass(frozen=True)
@@ -247,3 +304,67 @@ def last_line(text: str) -> str:
     """Return the last line that is not blank, at most 300 characters of it; empty if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
+
+
+# A status is the exit code of a process, or minus the signal that ended it. On Windows it is the exit code always.
+def kill(pid: int) -> None:
+    """Kill a process, and without POSIX also its descendants. A process that has already ended is not an error."""
+    if is_posix():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    else:
+        _kill_tree(pid)
+
+
+def kill_group(pid: int) -> None:
+    """Kill a process and its group. A process that has already ended is not an error."""
+    if is_posix():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    kill(pid)
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process and its descendants, where there are no process groups."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in tree:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Wait for the end of a process, kill it after `grace_s` seconds, and return its status."""
+    try:
+        return process.wait(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        kill_group(process.pid)
+        return process.wait()
+
+
+def ended_by(status: int) -> str | None:
+    """Return the name of the signal of a status, e.g. "SIGKILL"; None if the process exited by itself.
+
+    Of a process that Windows ended it is the number of the exception, e.g. "0xC0000005".
+    """
+    if status >= _FIRST_EXCEPTION:
+        return f"0x{status:08X}"
+    return signal.Signals(-status).name if status < 0 else None
+
+
+def wait_for_an_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Sleep until one of the processes has ended. With POSIX that is when it closes its end of a pipe."""
+    if not is_posix():
+        while all(process.poll() is None for process in processes):
+            time.sleep(_LOOK_EVERY_S)
+        return
+    poll = select.poll()
+    for process in processes:
+        if process.stdout is not None and not process.stdout.closed:
+            poll.register(process.stdout.fileno(), 0)
+    poll.poll()

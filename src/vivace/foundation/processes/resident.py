@@ -12,19 +12,22 @@ Events: {"event": "ready", "forks": true|false}, {"event": "started", "pid": ...
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import TextIO, TypeVar
 
-from vivace.foundation.processes.fork import fork_child, status_of_child
-from vivace.foundation.processes.parent import die_with_parent, is_abandoned
 from vivace.foundation.processes.protocol import send_event
-from vivace.foundation.processes.system import can_fork
+from vivace.foundation.processes.system import can_fork, is_linux, is_posix
 
 RequestT = TypeVar("RequestT")
+_PR_SET_PDEATHSIG = 1
 
 
 def serve_requests(
@@ -100,3 +103,75 @@ def _serve_in_child(request: RequestT, serve: Callable[[RequestT, TextIO], None]
     # End the line that a killed child may have left incomplete.
     events.write("\n")
     send_event(events, {"event": "ended", "status": status})
+
+
+def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
+    """Fork a child that does `work` and exits with its return value as status; return the child's id.
+
+    Args:
+        failed: the child's status if `work` raises. Nothing is printed then.
+    """
+    _flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = failed
+    try:
+        status = work()
+    finally:
+        try:
+            _flush()
+        finally:
+            os._exit(status)
+
+
+def status_of_child(pid: int) -> int:
+    """Wait for a child and return its status: its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_each_child(call: Callable[[], object]) -> None:
+    """Register a function for every child forked from now on, by any caller. Does nothing where nobody can fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent dies; elsewhere a thread notices and ends it."""
+    if is_linux():
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+
+
+def is_abandoned() -> bool:
+    """Return whether the parent died before `die_with_parent`: the other end of the request pipe is closed."""
+    if not is_posix():
+        return False  # it then reads no request, and ends
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in poll.poll(0))
+
+
+def end_with_pipe(number: int) -> None:
+    """End this process when the other end of a pipe is closed, even with unread data. Called in a thread."""
+    if is_posix():
+        poll = select.poll()
+        poll.register(number, 0)
+        poll.poll()
+        os._exit(1)
+    _end_after(os.getppid())
+
+
+def _end_after(parent: int) -> None:
+    """Wait for the end of a process, and end this one."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(parent).wait()
+    os._exit(1)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vivace.foundation.spec.environment import Environment
     from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-    from vivace.foundation.spec.model import Model
     from vivace.foundation.spec.recipe_syntax import RecipeSpec, TechniqueCall, parse_recipe
     from vivace.foundation.spec.record import ImageRecord, Memory, Outcome, Record, Round, Sample
-    from vivace.foundation.spec.trial import Trial
+    from vivace.foundation.spec.trial import Model, Trial
     from vivace.foundation.spec.workload import Workload
 
 __all__ = [

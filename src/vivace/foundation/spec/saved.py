@@ -8,8 +8,8 @@ from pydantic import Field, JsonValue
 
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.spec.model import Model
 from vivace.foundation.spec.recipe_syntax import RecipeSpec
+from vivace.foundation.spec.trial import Model
 
 FORMAT = 2
 """Version of the folder's format. A later one is refused, an earlier one read."""

@@ -1,15 +1,25 @@
 """Statistics on plain numbers: intervals, ratios, verdicts, the stopping rule. Needs only numpy."""
 
-from vivace.foundation.stats.equivalence import Equivalence, EquivalenceTest, equivalence
-from vivace.foundation.stats.gate import Gate, gate
+from vivace.foundation.stats.equivalence import (
+    MIN_GROUPS,
+    Equivalence,
+    EquivalenceTest,
+    equivalence,
+    mean_interval,
+)
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
 from vivace.foundation.stats.movement import Levels, level_at
-from vivace.foundation.stats.paired import MIN_GROUPS, mean_interval
-from vivace.foundation.stats.planning import detectable, rounds_for_same
-from vivace.foundation.stats.ratios import log_speedup, speedup
-from vivace.foundation.stats.spread import learn_spread
-from vivace.foundation.stats.stopping import enough_samples, is_steady
-from vivace.foundation.stats.verdicts import ONE_ROUND_MARGIN, Verdict, verdict
+from vivace.foundation.stats.sequential import learn_spread, log_speedup, speedup
+from vivace.foundation.stats.until import enough_samples, is_steady
+from vivace.foundation.stats.verdicts import (
+    ONE_ROUND_MARGIN,
+    Gate,
+    Verdict,
+    detectable,
+    gate,
+    rounds_for_same,
+    verdict,
+)
 
 __all__ = [
     "DEFAULT_SPREAD",

@@ -8,12 +8,20 @@ at most FALSE_DIFFERENCE of comparisons. `benchmarks/coverage.py` simulates how 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vivace.foundation.stats.intervals import Interval, Spread
-from vivace.foundation.stats.ratios import log_speedup
-from vivace.foundation.stats.spread import learn_spread
+import numpy as np
+
+from vivace.foundation.stats.intervals import (
+    DEFAULT_SPREAD,
+    MIN_SAMPLES,
+    Interval,
+    LogMean,
+    Spread,
+    log_error,
+    mean_over_rounds,
+)
 from vivace.foundation.stats.verdicts import SAME_WITHIN, Verdict
 
 FIRST_LOOK = 3
@@ -24,6 +32,9 @@ FALSE_SAME = 0.05
 """Error rate over all looks: recipes that differ by the margin are called the same."""
 PRIOR = Spread(0.02, 1)
 """Prior with the weight of one observation: the pairs themselves soon show how much processes differ."""
+_MOST_DOF = 12
+"""Most degrees of freedom: the processes of recipes may differ by different amounts, so each row's own rounds must
+count."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +125,87 @@ def _ends(interval: Interval) -> tuple[float, float]:
     assert interval.low is not None
     assert interval.high is not None
     return math.log(interval.low), math.log(interval.high)
+
+
+def speedup(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]], spread: Spread = DEFAULT_SPREAD
+) -> Interval:
+    """Return the baseline's time over the other's: the geometric mean over rounds with a 95 % interval.
+
+    Args:
+        baseline, other: seconds by round, in the same order of rounds. Rounds that are empty in either are left out.
+    """
+    return log_speedup(baseline, other, spread).interval()
+
+
+def log_speedup(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]], spread: Spread = DEFAULT_SPREAD
+) -> LogMean:
+    """Return the logarithm of the speed-up.
+
+    Rounds are interleaved, so a slow phase of the machine affects both, and their ratio is what each round tells.
+
+    Args:
+        baseline, other: see `speedup`.
+    """
+    logs, errors = pair_logs(baseline, other)
+    return mean_over_rounds(logs, errors, 2 * spread.sd**2, spread.dof)
+
+
+def pair_logs(
+    baseline: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
+) -> tuple[list[float], list[float] | None]:
+    """Return the logarithm of each round's speed-up and their standard errors; no errors if there are too few samples.
+
+    Args:
+        baseline, other: see `speedup`.
+    """
+    pairs = [(b, o) for b, o in zip(baseline, other, strict=False) if len(b) and len(o)]
+    if not pairs:
+        raise ValueError("no round in which both were measured")
+    logs = [float(np.log(np.median(b) / np.median(o))) for b, o in pairs]
+    enough = min(sum(len(b) for b, _ in pairs), sum(len(o) for _, o in pairs)) >= MIN_SAMPLES
+    return logs, [float(np.hypot(log_error(b), log_error(o))) for b, o in pairs] if enough else None
+
+
+def learn_spread(
+    trials: Sequence[Mapping[int, Sequence[float]]],
+    prior: Spread = DEFAULT_SPREAD,
+    moves: Sequence[float] = (),
+) -> Spread:
+    """Return the prior, corrected by trials measured side by side, and by the machine's movement.
+
+    What remains of the rounds' medians beyond a trial's own level and the machine's speed in each round is the
+    difference between processes, once the error of the medians themselves is taken off.
+
+    Args:
+        trials: samples by round of each trial, the first one's rounds deciding which count.
+        moves: logarithmic changes of one recipe's time within rounds, from one of its processes to the next. Each is
+            the difference of two processes, and of the machine between them, so it tells of both.
+    """
+    prior = _moved(prior, moves)
+    if not trials:
+        return prior
+    rounds = sorted(trials[0])
+    shared = [trial for trial in trials if set(rounds) <= set(trial)]
+    dof = (len(shared) - 1) * (len(rounds) - 1)
+    if (
+        len(shared) < 3 or dof == 0
+    ):  # two trials tell no more than their own ratios, which count by themselves
+        return prior
+    logs = np.log([[float(np.median(trial[r])) for r in rounds] for trial in shared])
+    rest = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    within = float(np.mean([log_error(trial[r]) ** 2 for trial in shared for r in rounds]))
+    variance = max(0.0, float((rest**2).sum()) / dof - within)
+    learnt = min(dof, _MOST_DOF)
+    together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
+    return Spread(together**0.5, prior.dof + learnt)
+
+
+def _moved(prior: Spread, moves: Sequence[float]) -> Spread:
+    if not moves:
+        return prior
+    learnt = min(len(moves), _MOST_DOF)
+    variance = float(np.mean(np.square(moves))) / 2
+    together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
+    return Spread(together**0.5, prior.dof + learnt)

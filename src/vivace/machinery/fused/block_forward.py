@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,12 +17,37 @@ from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
-from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
 from vivace.machinery.fused.products import Product, room_for
 from vivace.machinery.fused.scales import StepScales
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, to_joint
+
+
+class Gathering(Protocol):
+    """Keys and values of one attention.
+
+    Attributes:
+        own: of own tokens, (batch, own tokens, 2, heads, channels), to be written.
+    """
+
+    own: torch.Tensor
+
+    def send(self) -> None:
+        """Begin to send them, once they are written."""
+
+    def wait(self) -> torch.Tensor:
+        """Return keys and values (batch, all tokens, 2, heads, channels), once all are there."""
+
+
+class Exchange(Protocol):
+    """What processes that hold a part of the tokens each give each other."""
+
+    def modulations(self, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """Return what the first process computes, which is like another tensor."""
+
+    def gathering(self, queries: torch.Tensor) -> Gathering:
+        """Begin an attention whose own keys and values are like these queries."""
 
 
 @dataclass

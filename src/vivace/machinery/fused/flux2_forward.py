@@ -15,11 +15,16 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, FusedBlocks, projections
+from vivace.machinery.fused.block_weights import (
+    BlockLayers,
+    FusedArchitecture,
+    FusedBlocks,
+    of_image,
+    projections,
+)
 from vivace.machinery.fused.casts import cast_last
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.refusals import refuse_extras
-from vivace.machinery.fused.rope import of_image
 
 
 def _double(block: Any) -> BlockLayers:

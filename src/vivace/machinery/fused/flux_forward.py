@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from vivace.machinery.fused.block_forward import BlockForward
-from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
+from vivace.machinery.fused.block_forward import BlockForward, Exchange
+from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, of_image, projections
 from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.exchange import Exchange
 from vivace.machinery.fused.first_norm import FirstBlock
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.modulations import Hoisting
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
-from vivace.machinery.fused.rope import of_image
 
 
 def _double(block: Any) -> BlockLayers:

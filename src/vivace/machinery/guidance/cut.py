@@ -12,15 +12,17 @@ of the denoiser that are made by a call of the session, in its thread.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 from vivace.errors import Unsupported
-from vivace.machinery.guidance.branches import CONDITIONAL, UNCONDITIONAL, GuidanceRows
-from vivace.machinery.samplers.step_counting import num_calls, step_of_each_call
+from vivace.machinery.families import family_of
+from vivace.machinery.families.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
 from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.machinery.technique import component_of
 
@@ -28,6 +30,29 @@ SHOWN = ("prompt_embeds",)
 """Tensors that a step's callback can replace by their conditional rows, where the pipeline only passes them on."""
 _CUT: WeakSet[Any] = WeakSet()
 """Denoisers in a call that has dropped its unconditional rows."""
+# Names of the cache contexts in which pipelines make the two calls.
+CONDITIONAL, UNCONDITIONAL = "cond", "uncond"
+_TAKEN_APART = re.compile(r"^\s*(\w+(?:, \w+)+) = \w+\.chunk\((\d)(?:, dim=0)?\)\s*$", re.MULTILINE)
+_OF_THE_TEXT = ("text", "cond")
+_RUNGE_KUTTA_STEPS, _RUNGE_KUTTA_CALLS = 3, 4
+"""PNDM's first steps, unless it skips them, and the calls of each."""
+
+
+# How a pipeline guides is read from the code of its call, where the denoiser's output is taken apart. All inputs of the
+# denoiser have the same rows in the same order, whatever they are called, so nothing else needs to be known of it.
+@dataclass(frozen=True)
+class GuidanceRows:
+    """Guidance as one call for a batch that holds each image's row several times.
+
+    Attributes:
+        number: of rows for each image.
+        conditional: the index of the one that follows the prompt.
+        as_list: whether the denoiser takes and returns lists of rows.
+    """
+
+    number: int
+    conditional: int
+    as_list: bool = False
 
 
 def is_cut(denoiser: Any) -> bool:
@@ -249,3 +274,79 @@ def _take_slot(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     # A module that `torch.compile` wrapped passes plain assignments on to what it wraps.
     vars(module)["_compiled_call_impl"] = call
     return before
+
+
+def rows_of(pipe: Any) -> GuidanceRows | str:
+    """Return the rows in which the pipeline guides, or the reason why they are unknown."""
+    name, code = type(pipe).__name__, call_code(pipe)
+    if not hasattr(type(pipe), "do_classifier_free_guidance"):
+        return f"{name} does not say whether a call is guided"
+    denoiser = component_of(pipe, "denoiser")
+    if denoiser is None:
+        return f"{name} has no unet or transformer"
+    if hasattr(type(pipe), "do_perturbed_attention_guidance"):
+        return f"{name} guides by perturbed attention too, in rows of its own; take its pipeline without PAG"
+    family = family_of(denoiser)
+    if family is not None and family.rows_in_lists and family.doubled is not None:
+        return GuidanceRows(2, 0, as_list=True)
+    layouts = {layout for match in _TAKEN_APART.finditer(code) if (layout := _layout(match)) is not None}
+    if len(layouts) != 1:
+        where = "in no batch of two or three rows" if not layouts else "in batches of several kinds"
+        return f"{name} guides {where} that is known here"
+    calls = number_of_denoiser_calls(pipe)
+    # Stable Diffusion 3's second call leaves out layers: another guidance, which says so by an argument.
+    if calls > 1 and not skips_layers(pipe):
+        return f"{name} calls its denoiser {calls} times a step"
+    return layouts.pop()
+
+
+def guides_in_two_calls(pipe: Any) -> bool:
+    """Whether the pipeline makes a conditional and then an unconditional denoiser call, in named cache contexts."""
+    if not hasattr(getattr(pipe, "transformer", None), "cache_context"):
+        return False
+    code = call_code(pipe)
+    first, second = (code.find(f'cache_context("{name}")') for name in (CONDITIONAL, UNCONDITIONAL))
+    return 0 <= first < second
+
+
+def _layout(match: re.Match[str]) -> GuidanceRows | None:
+    """Return the rows that a line of code splits; None for other lines, such as those that halve a mask."""
+    names = [name.split("_") for name in match[1].split(", ")]
+    without = [index for index, words in enumerate(names) if "uncond" in words]
+    texts = [index for index, words in enumerate(names) if words[-1] in _OF_THE_TEXT]
+    if len(names) != int(match[2]) or len(without) != 1 or len(texts) != 1:
+        return None
+    return GuidanceRows(len(names), texts[0])
+
+
+def num_calls(pipe: Any) -> int:
+    """Return how many steps of its sampler the pipeline's current call makes: its loop's length.
+
+    Old pipelines do not say; then it is the sampler's timesteps from where it begins.
+    """
+    number = getattr(pipe, "num_timesteps", None)
+    if number is not None:
+        return int(number)
+    return len(pipe.scheduler.timesteps) - int(getattr(pipe.scheduler, "begin_index", None) or 0)
+
+
+def step_of_each_call(scheduler: Any, calls: int) -> list[int]:
+    """Return, for each call of the denoiser in a loop of that length, the index of its step.
+
+    Heun's, DPM2's and DPM++ SDE's steps have two calls each but the last, which has one. PNDM begins with three
+    Runge-Kutta steps of four calls, or, if it skips them, with one of two.
+    """
+    if hasattr(scheduler, "prk_timesteps"):
+        return _of_pndm(scheduler, calls)
+    order = int(getattr(scheduler, "order", 1))
+    return [call // order for call in range(calls)]
+
+
+def _of_pndm(scheduler: Any, calls: int) -> list[int]:
+    if scheduler.config.skip_prk_steps:
+        return [max(0, call - 1) for call in range(calls)]
+    first = _RUNGE_KUTTA_STEPS * _RUNGE_KUTTA_CALLS
+    return [
+        call // _RUNGE_KUTTA_CALLS if call < first else call - first + _RUNGE_KUTTA_STEPS
+        for call in range(calls)
+    ]

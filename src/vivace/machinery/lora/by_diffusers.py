@@ -10,18 +10,45 @@ from __future__ import annotations
 import inspect
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.lora.changes import LoraLayers, Matrices
-from vivace.machinery.lora.peft_settings import settings_of_header
-from vivace.machinery.lora.traced import TensorTrace
+from vivace.machinery.lora.lora_files import settings_of_header
 from vivace.machinery.technique import COMPONENTS, Component, attribute_of, component_of
 
+if TYPE_CHECKING:
+    import torch
+
 _TOLERANCE = 1e-3
+
+
+class TensorTrace:
+    """Follows a file's tensors through functions that rename, split, join and scale them.
+
+    Attributes:
+        read: names of tensors that were read as numbers.
+    """
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+
+    def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return tensors that are traced."""
+        kind = _kind()
+        followed = {}
+        for name, tensor in tensors.items():
+            own: Any = tensor.as_subclass(kind)
+            own.sources, own.trace = frozenset((name,)), self
+            followed[name] = own
+        return followed
+
+    def used(self, outputs: Iterable[Any]) -> set[str]:
+        """Return the names of the file's tensors that went into these, or were read as numbers."""
+        return self.read.union(*(getattr(output, "sources", ()) for output in outputs))
 
 
 def adds_the_same(pipe: Any, path: Path, layers: LoraLayers) -> bool:
@@ -169,3 +196,34 @@ def _renamed_alphas(values: dict[str, Any]) -> dict[str, Any]:
         return dict(convert_state_dict_to_peft(values))
     except ValueError:  # only layers, which need no other name
         return values
+
+
+def _kind() -> Any:
+    import torch
+
+    class Traced(torch.Tensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = super().__torch_function__(func, types, args, kwargs or {})
+            traced = [value for value in _leaves((args, kwargs or {})) if isinstance(value, Traced)]
+            sources = frozenset().union(*(getattr(value, "sources", ()) for value in traced))
+            trace = next((value.trace for value in traced if hasattr(value, "trace")), None)
+            for value in _leaves(result):
+                if isinstance(value, Traced):
+                    value.sources, value.trace = sources, trace
+                elif isinstance(value, float) and trace is not None:
+                    trace.read |= sources
+            return result
+
+    return Traced
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    else:
+        yield value

@@ -18,11 +18,9 @@ from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.lora.account import Account, LoraFile, listed
 from vivace.machinery.lora.by_diffusers import converted
 from vivace.machinery.lora.changes import LoraLayer, WeightChange, rows_of, sizes_of
-from vivace.machinery.lora.forms import BadForm, Group, form_of, has_no_effect
-from vivace.machinery.lora.keys import UNUSABLE, split_key
+from vivace.machinery.lora.forms import UNUSABLE, BadForm, Group, form_of, has_no_effect, split_key
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
-from vivace.machinery.lora.lora_files import settings_for
-from vivace.machinery.lora.peft_settings import PeftSettings, read_settings, settings_of_header
+from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
 from vivace.machinery.technique import Component, attribute_of, component_of
 from vivace.models.checkpoints.original_names import has_original_names
 from vivace.models.headers import read_header, read_metadata

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from vivace.errors import Unsupported, WorkerError
-from vivace.foundation.processes.end import ended_by, wait_for_an_end
+from vivace.foundation.processes.launcher import ended_by, wait_for_an_end
 
 COMMAND = (sys.executable, "-m", "vivace.runtime.peer")
 TIMEOUT = timedelta(minutes=30)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vivace.machinery.multi_gpu.peer_memory import PeerMemory
+    from vivace.machinery.multi_gpu.fused_exchange import PeerMemory
 
 
 @dataclass(frozen=True)

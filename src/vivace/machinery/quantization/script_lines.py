@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vivace.machinery.quantization.layers import NUMBER, LayerChoice
 from vivace.machinery.quantization.scheme import SchemeSettings
-from vivace.machinery.quantization.torchao_four_bits import is_packed
+from vivace.machinery.quantization.torchao_schemes import is_packed
 from vivace.machinery.technique import COMPONENTS, Component, Stage, Target
 from vivace.machinery.technique.script import Script, literal, written_call
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
-from vivace.machinery.quantization.block_formats import MXFP8_BLOCK, NVFP4_BLOCK, tiled_shape
+from vivace.machinery.quantization.block_tensors import MXFP8_BLOCK, NVFP4_BLOCK, tiled_shape
 from vivace.machinery.quantization.packed_int4 import GROUPS
 
 if TYPE_CHECKING:

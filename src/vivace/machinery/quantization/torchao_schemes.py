@@ -8,12 +8,12 @@ prediction, except where a scale is calibrated.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.quantization.block_schemes import BLOCK_FORMATS
 from vivace.machinery.quantization.layers import ONE_ROW, matches_any
+from vivace.machinery.quantization.packed_int4 import pack
 from vivace.machinery.quantization.scheme import Scheme, SchemeSettings, no_fp8_on_apple
-from vivace.machinery.quantization.torchao_four_bits import FOUR_BITS
 from vivace.machinery.quantization.torchao_tensors import (
     PACKAGE,
     fp8_row_weight,
@@ -26,6 +26,191 @@ from vivace.machinery.quantization.torchao_tensors import (
 
 if TYPE_CHECKING:
     import torch
+
+_GROUP = 32  # weights that share a scale in unpacked int4
+_NF4_BLOCK = 64
+_NF4_SCALES = 256  # scales that share a second scale
+_GEMM_GROUP = 128
+
+
+def _nf4(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    from torchao.quantization import NF4Tensor
+
+    # torchao's default, 256 scales per second scale, does not divide many real widths.
+    scales = math.gcd(layer.weight.numel() // _NF4_BLOCK, _NF4_SCALES)
+    return with_weight(layer, NF4Tensor.from_tensor(layer.weight.detach(), _NF4_BLOCK, scales))
+
+
+def _nf4_skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
+    num = layer.weight.numel()
+    return None if num % _NF4_BLOCK == 0 else f"{num} weights are not a multiple of {_NF4_BLOCK}"
+
+
+def is_packed(settings: SchemeSettings) -> bool:
+    """Whether int4 is packed two weights to a byte: on NVIDIA and AMD GPUs, by vivace."""
+    return settings.machine.backend in ("cuda", "rocm")
+
+
+def _int4(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    import torch
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup
+
+    if is_packed(settings):
+        return with_weight(layer, pack(layer.weight))
+    return quantize_layer(layer, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(_GROUP)))
+
+
+def _int4_skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
+    if layer.in_features % _GROUP == 0:
+        return None
+    return f"{layer.in_features} inputs are not a multiple of {_GROUP}"
+
+
+def _int4_gemm(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    from torchao.quantization import Float8DynamicActivationInt4WeightConfig
+
+    return quantize_layer(layer, Float8DynamicActivationInt4WeightConfig())
+
+
+def _int4_gemm_skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
+    import torch
+
+    if layer.weight.dtype != torch.bfloat16:
+        return "its matmul wants bf16 (add bf16)"
+    if layer.in_features % _GEMM_GROUP:
+        return f"{layer.in_features} inputs are not a multiple of {_GEMM_GROUP}"
+    return not_a_multiple(layer, 16)
+
+
+def _int4_gemm_unsupported(settings: SchemeSettings) -> str | None:
+    machine = settings.machine
+    if not machine.is_cuda or (machine.capability is not None and machine.capability < (9, 0)):
+        return (
+            "matmuls of fp8 inputs with int4 weights need a Hopper GPU or later (compute capability 9.0); int4 stores "
+            "weights in four bits and computes as before"
+        )
+    if not machine.has_package("mslk.gemm"):
+        return (
+            "its kernels are in PyTorch's mslk (1.0 or later, github.com/pytorch/MSLK), which is not installed; the "
+            "package of that name on PyPI may be an empty placeholder. int4 stores weights in four bits and computes "
+            "as before"
+        )
+    return None
+
+
+FOUR_BITS: dict[str, Scheme] = {
+    "nf4": Scheme(
+        PACKAGE,
+        "in 4 bits, quantiles of a normal distribution, a scale per 64 weights, itself in int8",
+        "as before",
+        _nf4,
+        skips=_nf4_skips,
+    ),
+    "int4": Scheme(
+        PACKAGE,
+        "in int4, a scale per 32 to 128 weights; two weights to a byte on GPUs, one elsewhere",
+        "as before",
+        _int4,
+        skips=_int4_skips,
+    ),
+    "int4_gemm": Scheme(
+        PACKAGE,
+        f"in int4, a scale per {_GEMM_GROUP} weights",
+        "in fp8, inputs scaled in each call",
+        _int4_gemm,
+        skips=_int4_gemm_skips,
+        unsupported=_int4_gemm_unsupported,
+    ),
+}
+# NVFP4 and MXFP8 are vivace's own layers around PyTorch's block-scaled matmuls, which Blackwell's tensor cores have. On
+# other GPUs a compiler crashes (nvfp4 on Ada and Hopper, Triton 3.6) or multiplies in bf16 in silence (mxfp8), so both
+# are refused. A CPU computes with the same rounded numbers, which is right and slow: the quality of a recipe can be
+# judged on any machine. On GPUs nothing of this was measured.
+_CAPABILITIES = ((10, 0), (10, 3), (12, 0))
+"""Not 12.1, DGX Spark's, for which Triton 3.6 multiplies mxfp8 in bf16 and cannot compile nvfp4."""
+_EIGHT_BITS = (*ONE_ROW, "*modulation*", "*_mod", "*adaLN*")
+"""Layers that `nvfp4` stores in MXFP8: with one row per image four bits save no time, and all channels depend on that
+row."""
+_COLUMNS, _ROWS = 32, 16
+"""Multiples of input and output channels that cuBLASLt requires."""
+
+
+def _nvfp4(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    from vivace.machinery.quantization.block_tensors import mxfp8_weight, nvfp4_weight
+
+    if matches_any(settings.layer_name, _EIGHT_BITS):
+        return with_weight(layer, mxfp8_weight(layer.weight))
+    return with_weight(layer, nvfp4_weight(layer.weight, settings.rank))
+
+
+def _mxfp8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    from vivace.machinery.quantization.block_tensors import mxfp8_weight
+
+    return with_weight(layer, mxfp8_weight(layer.weight, settings.rank))
+
+
+def _skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
+    import torch
+
+    if settings.machine.is_cuda and layer.weight.dtype != torch.bfloat16:
+        return "its matmul wants bf16 (add bf16)"
+    rows, columns = layer.weight.shape
+    if columns % _COLUMNS:
+        return f"{columns} inputs are not a multiple of {_COLUMNS}"
+    if rows % _ROWS:
+        return f"{rows} outputs are not a multiple of {_ROWS}"
+    return (
+        f"rank={settings.rank} is no less than half of {rows}x{columns}"
+        if _is_wide(layer, settings)
+        else None
+    )
+
+
+def _is_wide(layer: torch.nn.Module, settings: SchemeSettings) -> bool:
+    """Whether the low-rank branch would take more work than the layer does in 16 bits."""
+    return bool(2 * settings.rank >= min(layer.weight.shape))
+
+
+def _unsupported(settings: SchemeSettings) -> str | None:
+    machine = settings.machine
+    instead = "int8_dynamic multiplies in eight bits on other GPUs, and nf4 stores weights in four"
+    if machine.is_gpu and not machine.is_cuda:
+        return f"tensor cores that scale by blocks are NVIDIA Blackwell's, and this GPU is {machine.maker}'s; {instead}"
+    if machine.capability is not None and machine.capability not in _CAPABILITIES:
+        if machine.capability >= (8, 9):
+            instead = "fp8 multiplies in eight bits, and nf4 stores weights in four"
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in _CAPABILITIES)
+        return (
+            f"tensor cores that scale by blocks are Blackwell's (compute capability {capabilities}); {instead}; "
+            f"{machine.device_name} has {machine.capability[0]}.{machine.capability[1]}"
+        )
+    return None
+
+
+BLOCK_FORMATS: dict[str, Scheme] = {
+    "nvfp4": Scheme(
+        PACKAGE,
+        "in NVFP4: 4 bits (e2m1), a scale in e4m3 per 16 weights and one for all; in MXFP8 where inputs are one row an "
+        "image",
+        "in NVFP4 and MXFP8, inputs scaled in each call",
+        _nvfp4,
+        skips=_skips,
+        unsupported=_unsupported,
+        has_low_rank=True,
+        emulated_on=("cpu",),
+    ),
+    "mxfp8": Scheme(
+        PACKAGE,
+        "in MXFP8: fp8 (e4m3), a power of two per 32 weights",
+        "in MXFP8, inputs scaled in each call",
+        _mxfp8,
+        skips=_skips,
+        unsupported=_unsupported,
+        has_low_rank=True,
+        emulated_on=("cpu",),
+    ),
+}
+
 
 # int8
 

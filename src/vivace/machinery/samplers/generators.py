@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from vivace.errors import Unsupported
-from vivace.machinery.samplers.overridden import Method, override
+
+Method = Callable[..., Any]
+"""Takes the scheduler first."""
 
 
 def give_generators(pipe: Any) -> None:
@@ -66,3 +69,26 @@ def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any
     # Slightly wider, since the requested levels have been through logarithms.
     sampler = BrownianTreeNoiseSampler(like, 0.999 * levels.min().item(), 1.001 * levels.max().item(), seeds)
     return lambda sigma, following: sampler(sigma, following).to(sample.device, sample.dtype)
+
+
+# A function that is put on an instance refers to that instance. A copy (`copy.deepcopy`, as diffusers' maintainers
+# advise for threads) would carry the function and step the original. So the instance gets a class of its own, derived
+# from its class and called like it. Neither its class nor other instances change.
+def override(scheduler: Any, name: str, made_of: Callable[[Method], Method]) -> None:
+    """Replace a method of one scheduler.
+
+    Args:
+        made_of: returns the new method of the one before it; both take the scheduler first.
+    """
+    kind = type(scheduler)
+    before: Method = getattr(kind, name)
+    own = vars(scheduler).pop(name, None)
+    if own is not None:  # a caller's own, of this instance alone
+        before = _without_self(own)
+    method = functools.wraps(getattr(kind, name))(made_of(before))
+    called_alike = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    scheduler.__class__ = type(kind.__name__, (kind,), {**called_alike, name: method})
+
+
+def _without_self(function: Callable[..., Any]) -> Method:
+    return lambda _, *args, **kwargs: function(*args, **kwargs)

@@ -18,8 +18,7 @@ from vivace.machinery.families.pipeline_code import (
     number_of_denoiser_calls,
 )
 from vivace.machinery.step_caching.cache_state import IsHit
-from vivace.machinery.step_caching.cached_denoiser import latents_of
-from vivace.machinery.step_caching.hit_schedule import StepCounter, evenly_spaced, never
+from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, latents_of, never
 from vivace.machinery.technique import (
     CallContext,
     Component,

@@ -16,12 +16,18 @@ from vivace.machinery.technique.anatomy import (
     working_part,
 )
 from vivace.machinery.technique.effect import CallContext, Effect, Facts
-from vivace.machinery.technique.machine_facts import Backend, Machine
 from vivace.machinery.technique.script import Script
-from vivace.machinery.technique.stage import Stage
-from vivace.machinery.technique.target import Distillation, ModelFacts, Placement, Request, Target
+from vivace.machinery.technique.target import (
+    Backend,
+    Distillation,
+    Machine,
+    ModelFacts,
+    Placement,
+    Request,
+    Target,
+)
 from vivace.machinery.technique.technique import Arithmetic, MemoryAdvice, Technique, knob
-from vivace.machinery.technique.traits import Rule, Trait
+from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 __all__ = [
     "COMPONENTS",

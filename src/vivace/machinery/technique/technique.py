@@ -22,9 +22,8 @@ from vivace.foundation.spec.sizes import Size
 from vivace.machinery.technique.anatomy import Component
 from vivace.machinery.technique.effect import Effect, Facts
 from vivace.machinery.technique.script import Script
-from vivace.machinery.technique.stage import Stage
 from vivace.machinery.technique.target import Target
-from vivace.machinery.technique.traits import Rule, Trait
+from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 
 @dataclass(frozen=True)

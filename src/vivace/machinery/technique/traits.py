@@ -8,16 +8,52 @@ be compiled or cached already.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from vivace.machinery.technique.anatomy import COMPONENTS, Component
-from vivace.machinery.technique.stage import Stage
 
 if TYPE_CHECKING:
     from vivace.machinery.technique.target import Target
     from vivace.machinery.technique.technique import Technique
+
+
+class Stage(IntEnum):
+    """Components are replaced before they are converted, and converted before they are compiled. What only concerns
+    the call comes last."""
+
+    SWAP = 10
+    """A component is replaced: a tiny VAE."""
+    MERGE = 12
+    """Weights are added to: before blocks are removed, which renumbers the others, and before weights are rounded."""
+    PRUNE = 15
+    """Blocks are removed, before anything is done to those that stay."""
+    PRECISION = 20
+    """The dtype, before quantisation reads the weights."""
+    FUSE = 25
+    """Layers are merged; before quantisation, because quantised weights cannot be merged."""
+    QUANTIZE = 30
+    """Weights are replaced by quantised ones."""
+    ADAPT = 35
+    """Layers are added beside others; after quantisation, which may replace those."""
+    LAYOUT = 40
+    """Memory formats; after quantisation, which may create new weights."""
+    SHARD = 42
+    """The denoiser is replicated on other GPUs. Techniques of later stages are applied to every replica."""
+    SPLIT = 43
+    """A component's work is cut into smaller pieces: tiles, slices."""
+    CACHE = 45
+    """Hooks that skip work between steps; before compiling, so that the graph is traced with them."""
+    COMPILE = 50
+    CAPTURE = 55
+    """The (possibly compiled) forward is captured in a CUDA graph and replayed."""
+    KERNEL = 60
+    """Kernels are chosen by contexts around the (possibly compiled) forward."""
+    SCHEDULE = 70
+    """The call is changed: scheduler, steps, guidance, prompts."""
+    OFFLOAD = 90
+    """Where weights are stored; last, because every other technique needs the weights on their device."""
 
 
 class Trait(StrEnum):
@@ -121,8 +157,6 @@ _RULES: tuple[tuple[frozenset[Stage], Rule], ...] = (
 """What holds for all techniques of a stage, wherever the weights of a component are not plainly in it."""
 
 _TRAITS: WeakKeyDictionary[Any, set[Trait]] = WeakKeyDictionary()
-
-
 _HOOKS = {"group_offloading": Trait.IN_GROUPS, "layerwise_casting": Trait.CAST}
 """Names of diffusers' hooks."""
 
