@@ -36,7 +36,12 @@ GUARDED = {
     "foundation/processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
     "foundation/processes/peak_memory.py": {"resource"},
     "foundation/processes/resident.py": {
-        "os.fork", "os.waitpid", "os.register_at_fork", "os.setpgid", "signal.SIGKILL", "select.poll",
+        "os.fork",
+        "os.waitpid",
+        "os.register_at_fork",
+        "os.setpgid",
+        "signal.SIGKILL",
+        "select.poll",
     },
     "serve/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
