@@ -5,7 +5,7 @@
     FOLDER                         a folder of images
     http://HOST:PORT/v1?model=M    an OpenAI images endpoint; further values of the query are fields of each request
     comfyui:http://HOST:PORT?workflow=FILE
-                                   a ComfyUI server with a workflow in the API format (see `workflow`)
+                                   a ComfyUI server with a workflow in the API format (see `comfyui`)
     python:MODULE:FUNCTION         a function that takes prompt and seed, and returns an image
 
 Names of catalogue models, of repositories and `synthetic:NAME` hold no further colon, so the recipe begins behind the

@@ -136,7 +136,7 @@ class Number:
     Attributes:
         value: in seconds, bytes, or one a second if it has such a unit.
         half_ulp: half of its last digit: what rounding may have taken or added.
-        kind: see `units.unit_of`; None without a unit.
+        kind: see `unit_of`; None without a unit.
         text: the cell.
         interval: what the cell gives as its interval, in the unit of `value`: "1.06x [0.97, 1.16]", "1.07 s ±8.2 %",
             "107 ms ± 9"; None if it gives none.

@@ -101,7 +101,7 @@ class Ending:
 
     @property
     def ended_by(self) -> str | None:
-        """What ended the process, as `end.ended_by` names it; None if it exited by itself."""
+        """What ended the process, as `ended_by` names it; None if it exited by itself."""
         return ended_by(-self.signal if self.signal is not None else self.status or 0)
 
 

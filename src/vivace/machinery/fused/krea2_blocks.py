@@ -3,7 +3,7 @@
 A chain of all blocks takes the place of diffusers' list. Keys and values have a fourth of the queries' heads, and
 attention's output is multiplied by a sigmoid of a fourth projection of its input. All else stays diffusers': the fusion
 of the text's states, embedders, positions, the last layer. What the pipeline pads a text with is left out before the
-forward: see `vivace.machinery.fused.text_padding`.
+forward: see `DroppedPadding`.
 Source: diffusers, Krea2Transformer2DModel.
 """
 

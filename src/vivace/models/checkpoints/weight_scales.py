@@ -2,7 +2,7 @@
 
 Two conventions are read. ComfyUI's older files have `X.scale_weight` beside `X.weight` in fp8, `X.scale_input`, and a
 tensor `scaled_fp8`. Its newer files, Black Forest Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say
-in `X.comfy_quant` or in the metadata `_quantization_metadata` which format each layer has: fp8, nvfp4, mxfp8 (`codes`).
+in `X.comfy_quant` or in the metadata `_quantization_metadata` which format each layer has: fp8, nvfp4, mxfp8 (`Codes`).
 Scales of inputs are for products in few bits; vivace multiplies in 16 or 32 bits, which needs none.
 
 Everything else beside a weight is refused by name.
