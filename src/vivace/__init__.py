@@ -115,13 +115,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"vivace.{_MODULES[name]}"), name)
     if isinstance(value, type):
         return value
-    from vivace.foundation.spec.arguments import checked
+    from vivace.foundation.spec.arguments import check_arguments
 
     if name not in _SHOWN:
-        return checked(value)
+        return check_arguments(value)
     from vivace.cli.progress_display import with_progress
 
-    return with_progress(checked(value))
+    return with_progress(check_arguments(value))
 
 
 def __dir__() -> list[str]:

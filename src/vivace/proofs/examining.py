@@ -17,7 +17,7 @@ from vivace.proofs.image_findings import (
     RequestOf,
     broken,
     duplicates,
-    mixed,
+    find_switched,
     of_other_sizes,
     switched,
 )
@@ -102,7 +102,7 @@ def findings_of(
     listed = [*broken(pairs, request_of), *of_other_sizes(pairs, request_of), *duplicates(pairs, request_of)]
     listed += switched(pairs, request_of) or _instead(prepared, images, request_of, pairs[0])
     if not listed:
-        listed += mixed(pairs, request_of)
+        listed += find_switched(pairs, request_of)
     return [*listed, *drifting(pairs, request_of)]
 
 

@@ -112,7 +112,7 @@ def switched(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageF
     ]
 
 
-def mixed(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
+def find_switched(pairs: Sequence[PairFigures], request_of: RequestOf) -> list[ImageFinding]:
     """Return whether a few images of B are different, while the rest equal A's up to rounding."""
     compared = [pair for pair in pairs if pair.against]
     rest = [pair.against["psnr_db"] for pair in compared if pair.nearness is Nearness.ITSELF]

@@ -32,7 +32,7 @@ def shorter(search: Search, finalists: Sequence[Result]) -> list[Recipe]:
     return [] if search.measurer.refuse([less]) else [less]
 
 
-def promised(search: Search, results: Sequence[Result]) -> list[Result]:
+def propose_unmeasured(search: Search, results: Sequence[Result]) -> list[Result]:
     """Return the best results with what is expected to make them faster, as expected, where nothing has measured that.
 
     Trials are chosen for their information, and the last ones mostly fail; these recipes are chosen to be the answer.

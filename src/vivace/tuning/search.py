@@ -20,7 +20,7 @@ from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.budget import Budget
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import REACH, promised, shorter, unlike, with_common, with_shorter
+from vivace.tuning.companions import REACH, propose_unmeasured, shorter, unlike, with_common, with_shorter
 from vivace.tuning.finalists import MOST_USEFUL, best_of_each, portfolio, useful
 from vivace.tuning.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.objective import Objective
@@ -347,7 +347,7 @@ class Search:
         """Return what no final has measured: the candidates, and what is expected to be faster than these or the
         pick."""
         new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
-        return [*new, *promised(self, new if pick is None else [pick, *new])]
+        return [*new, *propose_unmeasured(self, new if pick is None else [pick, *new])]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
         """Choose finalists greedily by expected improvement over posterior samples.

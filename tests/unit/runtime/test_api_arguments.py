@@ -8,7 +8,7 @@ import pytest
 
 import vivace
 from vivace.errors import UsageError, VivaceError
-from vivace.foundation.spec.arguments import checked
+from vivace.foundation.spec.arguments import check_arguments
 
 REQUIRED: dict[str, tuple[Any, ...]] = {
     "apply": (object(),),
@@ -107,7 +107,7 @@ def test_a_number_is_gigabytes_as_on_the_command_line() -> None:
 
 
 def test_a_path_is_taken_in_the_place_of_a_text() -> None:
-    @checked
+    @check_arguments
     def named(model: "str", more: "str" = "") -> tuple[str, str]:
         return model, more
 

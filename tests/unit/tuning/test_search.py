@@ -28,7 +28,7 @@ from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.budget import Trials
 from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import promised, unlike, with_common
+from vivace.tuning.companions import propose_unmeasured, unlike, with_common
 from vivace.tuning.explained import why_lost
 from vivace.tuning.failure_model import failure_probabilities, probability_of_running
 from vivace.tuning.notes import _unmet, why_none
@@ -171,11 +171,13 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
         result(path, 0.6, rung=Rung.FINAL, slack=0.01),
     ]
     pick = search.history[-1]
-    assert [unmeasured.recipe.text for unmeasured in promised(search, [pick])] == [resolve(whole).text]
+    assert [unmeasured.recipe.text for unmeasured in propose_unmeasured(search, [pick])] == [
+        resolve(whole).text
+    ]
     search.budget = Trials(search.num_trials)
-    assert promised(search, [pick]) == [], "no trial is left for it"
+    assert propose_unmeasured(search, [pick]) == [], "no trial is left for it"
     search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
-    assert promised(search, [pick]) == []
+    assert propose_unmeasured(search, [pick]) == []
 
 
 def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
@@ -191,7 +193,7 @@ def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
     proven = result(first.text, 1.7, stages_s=(("steps", 0.12), ("vae", 0.05), ("text", 0.05)))
     search = made(["tiny_vae"])
     search.sampler, search.space, search.history = sampler, space, [*history, proven]
-    (better,) = promised(search, [proven])
+    (better,) = propose_unmeasured(search, [proven])
     assert better.recipe == resolve(f"{first.text}+tiny_vae"), (
         "a decoder that declares what it saves, never measured"
     )

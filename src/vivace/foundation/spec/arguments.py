@@ -59,7 +59,7 @@ def _parse(text: str, units: dict[str, float], what: str) -> float:
     return float(match[1]) * units[match[2].lower()]
 
 
-def checked(function: Function) -> Function:
+def check_arguments(function: Function) -> Function:
     """Return a function of the Python API that checks its arguments against its annotations.
 
     Plain types, lists and dictionaries, `Literal`s and vivace's own data are checked; other objects are the function's.
