@@ -26,6 +26,8 @@ FILES = (
     "fused-flux-dev-*.json",
     "fused-unets-*.json",
     "techniques-*.json",
+    "throughput-*.json",
+    "large-images-*.json",
 )
 
 
@@ -169,7 +171,9 @@ def _candidates(target: Target, results: Path) -> Iterator[Timed]:
             workload = record.trial.workload
             is_of = record.trial.model.name == f"{SYNTHETIC}{target.model}"
             size_of_model = CATALOGUE[target.model].height
-            if not is_of or (workload.num_inference_steps, workload.height) != (target.steps, size_of_model):
+            if not is_of or workload.batch != 1:
+                continue
+            if (workload.num_inference_steps, workload.height) != (target.steps, size_of_model):
                 continue
             (row,) = rows_of([record])
             if row.latency is None or not _counts(row.recipe, target):

@@ -50,7 +50,9 @@ def test_the_command_writes_every_case(
 def test_what_the_readme_says_holds_in_the_record() -> None:
     rows = json.loads(coverage.RESULTS.read_text())["rows"]
     assert {row["noise"] for row in rows} == set(NOISES)
-    assert round(max(row["false"] for row in rows), 2) <= 0.02, "a recipe against itself"
+    # Of 360 cells of a hundred comparisons each, some have three or four by chance where one in a hundred is called.
+    assert max(row["false"] for row in rows) <= 0.04, "a recipe against itself"
+    assert sum(row["false"] for row in rows) / len(rows) <= 0.01
     usual = [row for row in rows if row["rounds"] > 1 and row["process_sd"] <= 0.01]
     assert min(row["speedup"] for row in usual) >= 0.93
 

@@ -109,11 +109,10 @@ def is_of_one_gpu_and_every_step(text: str) -> bool:
 
 
 def test_a_record_of_fewer_steps_is_not_beaten_by_slower_ones_of_more() -> None:
-    """SDXL on an H200 was 1.77 s by compile, where a record of 30 of 50 steps has 1.10."""
+    """SDXL on an H200 was 1.77 s by compile, where records of 30 of 50 steps had 1.10, and of all have 1.08."""
     (row,) = (r for r in fastest_known(all_measurements(), ["sdxl"]) if r.best.card == "NVIDIA H200")
     assert "fused(fp8" in row.best.recipe
     assert row.best.latency.point < 1.2
-    assert row.cells[2].startswith("50, from ")
 
 
 PAGES = (

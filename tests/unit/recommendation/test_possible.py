@@ -162,8 +162,8 @@ def test_published_caches_need_proof() -> None:
 
 
 def test_a_faster_record_of_the_same_generation_is_followed() -> None:
-    """An H200 was advised compile, 1.77 s, where an H100 took 1.16 s with another recipe."""
-    answer = vivace.recommend("sdxl", gpu="H200", store=())
+    """An H200 was advised compile, where an H100 was faster with another recipe."""
+    answer = vivace.recommend("flux2-klein-9b", gpu="H100", store=())
     assert answer.basis is not None
     assert answer.chosen is not None
     assert answer.chosen.latency is not None
@@ -171,9 +171,9 @@ def test_a_faster_record_of_the_same_generation_is_followed() -> None:
     assert "fused(fp8" in answer.recipe
     assert (answer.basis.near, answer.chosen.predicted_from) == ("generation", answer.basis.gpu)
     assert answer.chosen.measured_s is not None
-    assert answer.chosen.latency.point <= answer.chosen.measured_s < 1.2
+    assert answer.chosen.measured_s <= answer.chosen.latency.point < 0.4
     assert "another GPU of the same generation" in " ".join(answer.doubts)
-    assert "measured on NVIDIA H100" in " ".join(str(answer).split())
+    assert "measured on NVIDIA H200" in " ".join(str(answer).split())
     blackwell = vivace.recommend("sdxl", gpu="RTX 5090", store=())
     assert blackwell.basis is not None
     assert blackwell.basis.near != "same"

@@ -38,7 +38,7 @@ _MODULES = {
     "ImageFigures": "figures",
     "ImageRecord": "record",
     "Memory": "record",
-    "Model": "model",
+    "Model": "trial",
     "NoiseFloor": "figures",
     "Outcome": "record",
     "QualityPass": "figures",
