@@ -163,7 +163,7 @@ def test_the_python_blocks_of_a_page_run_in_their_order(page: Path, folder: Path
     _run([sys.executable, "page.py"], folder, (0,))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "page",
