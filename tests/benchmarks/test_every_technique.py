@@ -90,7 +90,7 @@ def test_the_study_has_ten_configurations() -> None:
     assert all("text_encoder_2" not in text for text in configurations("sd15"))
 
 
-def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) -> None:
+def test_a_group_is_measured_in_the_rounds_of_its_baseline(measured: Path) -> None:
     records = read_records(measured / "record.json")
     first, second, third = RECIPES
     assert [key_of(record) for record in records] == [
@@ -101,9 +101,6 @@ def test_a_group_is_measured_between_two_rounds_of_its_baseline(measured: Path) 
     ], [record.reason for record in records]  # fmt: skip
     for beside, *news in (records[:2], records[3:]):
         assert len(beside.rounds) == 2
-        canaries = [canary.started_at for round_ in beside.rounds for canary in round_.canaries]
-        starts = sorted([*(round_.started_at for round_ in beside.rounds), *canaries])
-        assert all(starts[0] < round_.started_at < starts[-1] for new in news for round_ in new.rounds)
         assert all(len(new.rounds) == 2 for new in news)
     rows = rows_with_baselines(records)
     assert [row.is_baseline for row in rows] == [True, False, False, True, False]
