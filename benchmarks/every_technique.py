@@ -7,7 +7,7 @@
 
 The model has random weights and its native size. Single techniques are timed over eight steps, which
 docs/techniques-measured.md scales to the model's number of steps; the best recipes, and FLUX's ten configurations of a
-published study, are timed at full length. A row is two rounds of the recipe between two rounds of its baseline, each in
+published study, are timed at full length. A row is two rounds of the recipe beside two rounds of its baseline, each in
 a process of its own; up to three recipes share a baseline (A B C D D C B A). Each group is added to the record at once,
 and the same command resumes with what is missing, was timed too seldom, or was measured while the host's speed changed.
 What one GPU has measured is not measured again on another. On a host of several GPUs, start one such command a GPU with
