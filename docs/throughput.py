@@ -47,8 +47,8 @@ One image a call, squares, the models' own steps and guidance ([record](../../re
 
 {large}
 
-Four times the pixels take 5.2 to 5.5 times as long at 2048 px: attention grows with the square of the tokens.
-`vivace bench` refuses squares above 2048 px: neither model was trained on them.
+Four times the pixels take {least:.1f} to {most:.1f} times as long at 2048 px: attention grows with the square of the
+tokens. `vivace bench` refuses squares above 2048 px: these models were not trained on them.
 
 ## What limits it
 
@@ -67,7 +67,19 @@ def page(note: str, results: Path) -> str:
     order = list(FASTEST)
     cells.sort(key=lambda row: (order.index(row[0].split(",")[0]), row[1], int(row[2])))
     large = [row for path in sorted(results.glob("large-images-*.json")) for row in rows_of_each(path)]
+    times_s = {
+        (row.model, row.record.trial.workload.height): row.latency.median.point
+        for row in large
+        if row.latency
+    }
+    growth = [
+        seconds / times_s[model, 1024]
+        for (model, side), seconds in times_s.items()
+        if side == 2048 and (model, 1024) in times_s
+    ]
     return _TEXT.format(
+        least=min(growth, default=0.0),
+        most=max(growth, default=0.0),
         note=note,
         large="\n".join(markdown_lines(LARGE_HEADINGS, [_large_cells(row) for row in large])),
         table="\n".join(markdown_lines(HEADINGS, cells)),
