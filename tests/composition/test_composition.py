@@ -32,7 +32,7 @@ from vivace.techniques import TECHNIQUES
 from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
-NUM_LONG = 5
+NUM_LONG = 12
 
 
 @pytest.fixture(scope="module")
