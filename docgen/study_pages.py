@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
-from docs.models_measured import describe_environment
-from docs.study_profiles import lines as profiles_of
+from docgen.models_measured import describe_environment
+from docgen.study_profiles import lines as profiles_of
 from vivace.evidence.studies.claims import tally
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.judging import SpeedUp

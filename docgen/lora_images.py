@@ -1,6 +1,6 @@
 """Draw docs/images/lora-MODEL.png: the LoRAs of tinyworld/loras at several scales, in one session each.
 
-    python -m docs.lora_images
+    python -m docgen.lora_images
 
 A row is a scale, a column a prompt. It fails if scale 0 does not give the image without a LoRA, byte for byte.
 """
@@ -16,7 +16,7 @@ from PIL import Image
 
 import vivace
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LORAS = Path(__file__).parents[1] / "tinyworld" / "loras"
 SCALES = (0.0, 0.5, 1.0)
 PROMPTS = {

@@ -1,6 +1,6 @@
 """Generate the images of tiny-sd that the README shows, with the command line.
 
-python -m docs.example_images
+python -m docgen.example_images
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 PROMPTS = (
     "a red circle above a blue square",
     "a small yellow star left of a large purple diamond",

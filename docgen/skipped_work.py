@@ -18,8 +18,8 @@ from benchmarks.skipped_work import (
 )
 from benchmarks.technique_cases import baseline, full_length
 from benchmarks.technique_records import key_of, read_records, rows_with_baselines
-from docs.models_measured import conditions_of
-from docs.techniques_measured import cpu_notes
+from docgen.models_measured import conditions_of
+from docgen.techniques_measured import cpu_notes
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval, learn_spread, speedup
 from vivace.models.catalogue import CATALOGUE

@@ -17,9 +17,9 @@ from benchmarks.technique_cases import (
     record_file,
 )
 from benchmarks.technique_records import by_gpu, key_of, num_timed, read_records, rows_with_baselines
-from docs.models_measured import conditions_of
-from docs.technique_claims import claims
-from docs.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
+from docgen.models_measured import conditions_of
+from docgen.technique_claims import claims
+from docgen.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Verdict

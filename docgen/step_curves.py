@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.step_cases import Case, read_cases, rows_with_quality
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, record_file
-from docs import curve_plot
-from docs.models_measured import conditions_of
+from docgen import curve_plot
+from docgen.models_measured import conditions_of
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval, mean_interval
 from vivace.recipes.resolve import resolve

@@ -1,6 +1,6 @@
 """Draw the images of docs/source-images.md, with the command line that the page shows.
 
-python -m docs.from_source_images
+python -m docgen.from_source_images
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.block_formats import RECORD
-from docs import block_formats, memory_caps
-from docs.compiled_kernels import CompiledKernels
+from docgen import block_formats, memory_caps
+from docgen.compiled_kernels import CompiledKernels
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.standing import records_by_choice
@@ -49,7 +49,7 @@ def page(
 
     Args:
         compiled: the record of kernels compiled for each compute capability.
-        answers, runs: see `docs.memory_caps`.
+        answers, runs: see `docgen.memory_caps`.
         tables: records; None for those that ship with vivace.
     """
     kernels = CompiledKernels(compiled)

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.committed_tables import cards_of, table_of_models
 from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
-from docs import fastest
-from docs.fastest import Measurement
+from docgen import fastest
+from docgen.fastest import Measurement
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record

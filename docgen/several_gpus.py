@@ -18,7 +18,7 @@ from benchmarks.several_gpus import (
 )
 from benchmarks.step_profile import Profile
 from benchmarks.technique_records import read_records
-from docs.models_measured import conditions_of
+from docgen.models_measured import conditions_of
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Interval, speedup
 from vivace.recipes.resolve import resolve

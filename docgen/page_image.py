@@ -1,7 +1,7 @@
 """Draw docs/images/page.png: the top of the page of the README's record, in Chromium.
 
-python -m docs.page_image              needs chromium or google-chrome
-python -m docs.page_image PAGE.html    writes the page alone
+python -m docgen.page_image              needs chromium or google-chrome
+python -m docgen.page_image PAGE.html    writes the page alone
 
 The record holds rows, not rounds. What a page needs and a row does not hold (the images, the CPU time of each call) is
 below the image's edge; speed-ups and verdicts are computed again and compared with the record's.
@@ -28,7 +28,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report import rows_of
 from vivace.report.page import Section, render_page
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 RECORD = DOCS.parent / "results" / "demo-cpu.json"
 IMAGE = DOCS / "images" / "page.png"
 COMMAND = "vivace demo"

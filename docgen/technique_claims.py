@@ -10,7 +10,7 @@ from benchmarks.technique_cases import (
     FAMILIES,
     recipe_of,
 )
-from docs.technique_lines import Line
+from docgen.technique_lines import Line
 from vivace.report.summary import ratio
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs import fastest
-from docs.fastest import Measurement
+from docgen import fastest
+from docgen.fastest import Measurement
 from vivace.foundation.stats import Interval
 from vivace.report.summary import clock, plus_minus, ratio, seconds, size
 

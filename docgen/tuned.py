@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from docs.fastest import all_measurements, fastest_known
+from docgen.fastest import all_measurements, fastest_known
 from vivace.report.summary import clock, seconds, size
 from vivace.report.text_table import markdown_lines
 

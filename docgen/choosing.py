@@ -1,6 +1,6 @@
 """The page docs/choosing.md: which technique to use on which model, from the records of the other pages.
 
-python -m docs.choosing        make its images again; thresholds as `python -m benchmarks.step_curves` calibrated them
+python -m docgen.choosing        make its images again; thresholds as `python -m benchmarks.step_curves` calibrated them
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from benchmarks.skipped_work import read_operations
 from benchmarks.step_curves import STEPS
 from benchmarks.technique_cases import full_length
 from benchmarks.technique_records import by_gpu, key_of, read_records, rows_with_baselines
-from docs import fastest
-from docs.fastest import Measurement
-from docs.several_gpus import soonest
-from docs.skipped_work import skipping_of
-from docs.step_curves import Against, Family, Point, families
-from docs.technique_lines import Line, lines_of, waits_for_changed_cpu
+from docgen import fastest
+from docgen.fastest import Measurement
+from docgen.several_gpus import soonest
+from docgen.skipped_work import skipping_of
+from docgen.step_curves import Against, Family, Point, families
+from docgen.technique_lines import Line, lines_of, waits_for_changed_cpu
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Gate, Verdict
 from vivace.report.rows import Row
 from vivace.report.summary import ratio, size
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)
 PROMPTS = (
     "a red circle above a blue square",
