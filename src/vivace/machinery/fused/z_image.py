@@ -18,7 +18,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
-from vivace.machinery.fused.chained_blocks import take_over
+from vivace.machinery.fused.chain import take_over
 from vivace.machinery.fused.lora_beside import LorasBeside
 from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows, RowScaled
