@@ -96,7 +96,7 @@ def _layers(block: Any) -> BlockLayers:
     )
 
 
-class ModulatedChain(nn.Module):  # type: ignore[misc]
+class ModulatedChain(nn.Module):
     """All blocks.
 
     Args:

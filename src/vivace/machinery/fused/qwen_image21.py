@@ -129,7 +129,7 @@ _ANY_LENGTH = (
 # first step, which computes them block by block of the mask, attention in bf16. Later steps compute the image's tokens
 # alone, over keys and values of both; in e4m3 those that are kept are rounded again with the step's scale. Source:
 # diffusers, QwenImage21Transformer2DModel.
-class CausalChain(nn.Module):  # type: ignore[misc]
+class CausalChain(nn.Module):
     """All blocks.
 
     Args:

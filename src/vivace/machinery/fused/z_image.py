@@ -34,7 +34,7 @@ _VECTORS = 4
 """Vectors of a block: the weight of attention's norm, its gate, the weight of the MLP's norm, its gate."""
 
 
-class SandwichBlock(nn.Module):  # type: ignore[misc]
+class SandwichBlock(nn.Module):
     """The products of one block, and the norms of its queries and keys."""
 
     def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
@@ -58,7 +58,7 @@ def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[SandwichBloc
     return weights, weights.largest_value_row() if quantize else None
 
 
-class BlockChain(nn.Module):  # type: ignore[misc]
+class BlockChain(nn.Module):
     """Blocks that follow each other.
 
     Args:
@@ -214,7 +214,7 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         return attend(qkv, scales, tokens, of_values, onto, mask)
 
 
-class _FirstModulation(nn.Module):  # type: ignore[misc]
+class _FirstModulation(nn.Module):
     """The first block's modulation alone, with its LoRAs.
 
     Args:
