@@ -30,7 +30,7 @@ _PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
 """diffusers' plain attention, with projections apart or fused."""
 
 
-class FusedBlock(nn.Module):  # type: ignore[misc]
+class FusedBlock(nn.Module):
     """A transformer block: self-attention, attention to the text, and GEGLU.
 
     Args:
@@ -133,7 +133,7 @@ class FusedBlock(nn.Module):  # type: ignore[misc]
         )
 
 
-class FusedUNetTransformer(nn.Module):  # type: ignore[misc]
+class FusedUNetTransformer(nn.Module):
     """Replaces diffusers' `Transformer2DModel`. Its blocks give up their weights one by one.
 
     Args:

@@ -14,7 +14,7 @@ from vivace.machinery.fused.products import Product
 from vivace.machinery.kernels.reference import TokenLayout
 
 
-class FusedAttention(nn.Module):  # type: ignore[misc]
+class FusedAttention(nn.Module):
     """Replaces diffusers' `Attention` of an image's pixels to each other."""
 
     def __init__(self, attention: Any) -> None:

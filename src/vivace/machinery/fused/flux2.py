@@ -52,7 +52,7 @@ def _single(block: Any) -> BlockLayers:
 FLUX2 = FusedArchitecture("swiglu", _double, _single)
 
 
-class Flux2FirstBlock(nn.Module):  # type: ignore[misc]
+class Flux2FirstBlock(nn.Module):
     """Replaces the first double block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, norm: nn.Module) -> None:

@@ -28,7 +28,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.chained_blocks import take_over
+from vivace.machinery.fused.chain import take_over
 from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
@@ -129,7 +129,7 @@ _ANY_LENGTH = (
 # first step, which computes them block by block of the mask, attention in bf16. Later steps compute the image's tokens
 # alone, over keys and values of both; in e4m3 those that are kept are rounded again with the step's scale. Source:
 # diffusers, QwenImage21Transformer2DModel.
-class CausalChain(nn.Module):  # type: ignore[misc]
+class CausalChain(nn.Module):
     """All blocks.
 
     Args:

@@ -12,7 +12,7 @@ from tests.families import psnr
 from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
-from tests.unit.fused.test_flux_forward import target
+from tests.unit.fused.test_flux import target
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import modulations, operations

@@ -44,7 +44,7 @@ def _modulations(block: Any) -> list[Any]:
 QWEN_IMAGE = FusedArchitecture("gelu", double=_double, modulations=_modulations)
 
 
-class QwenImageFirstBlock(nn.Module):  # type: ignore[misc]
+class QwenImageFirstBlock(nn.Module):
     """Replaces the first block: its norm, by whose output step caches decide, and nothing else."""
 
     def __init__(self, modulations: Modulations, norm: nn.Module) -> None:

@@ -11,7 +11,7 @@ from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
 from tests.unit.fused.rounded import outliers, round_by_row
-from tests.unit.fused.test_flux_forward import target
+from tests.unit.fused.test_flux import target
 from vivace.errors import Unsupported
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference

@@ -87,7 +87,7 @@ def heads_of(transformer: Any) -> tuple[int, int]:
 def _flux(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.flux_forward import fuse_flux
+    from vivace.machinery.fused.flux import fuse_flux
 
     return _hoisted(*fuse_flux(transformer, pipe, quantize, bounded, places))
 
@@ -95,7 +95,7 @@ def _flux(
 def _flux2(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.flux2_forward import fuse_flux2
+    from vivace.machinery.fused.flux2 import fuse_flux2
 
     fused, forward = fuse_flux2(transformer, quantize, bounded, places)
     return FusedTransformer(fused, lambda: forward.num_calls)
@@ -104,7 +104,7 @@ def _flux2(
 def _sd3(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.sd3_forward import fuse_sd3
+    from vivace.machinery.fused.sd3 import fuse_sd3
 
     return _hoisted(*fuse_sd3(transformer, pipe, quantize, bounded, places))
 
@@ -112,7 +112,7 @@ def _sd3(
 def _qwen_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.qwen_image_forward import fuse_qwen_image
+    from vivace.machinery.fused.qwen_image import fuse_qwen_image
 
     return _hoisted(*fuse_qwen_image(transformer, pipe, quantize, bounded, places))
 
@@ -120,7 +120,7 @@ def _qwen_image(
 def _qwen_image21(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.qwen_image21_forward import fuse_qwen_image21
+    from vivace.machinery.fused.qwen_image21 import fuse_qwen_image21
 
     chain = fuse_qwen_image21(transformer, quantize, bounded, places)
     return FusedTransformer(True, lambda: chain.num_calls)
@@ -129,7 +129,7 @@ def _qwen_image21(
 def _krea2(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.krea2_blocks import fuse_krea2
+    from vivace.machinery.fused.krea2 import fuse_krea2
 
     chain, dropped = fuse_krea2(transformer, quantize, bounded, places)
     evidence: Callable[[], Evidence] = lambda: {"denoiser.padding_left_out": dropped.num_dropped}  # noqa: E731
@@ -139,7 +139,7 @@ def _krea2(
 def _z_image(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
-    from vivace.machinery.fused.z_image_blocks import fuse_z_image
+    from vivace.machinery.fused.z_image import fuse_z_image
 
     chains = fuse_z_image(transformer, quantize, bounded, places)
     return FusedTransformer(True, lambda: min(chain.num_calls for chain in chains))
@@ -156,13 +156,13 @@ def _hoisted(fused: Any, forward: Any, hoisting: Any) -> FusedTransformer:
 
 
 def _unsuited_sd3(transformer: Any) -> str | None:
-    from vivace.machinery.fused.sd3_forward import unsuited
+    from vivace.machinery.fused.sd3 import unsuited
 
     return unsuited(transformer)
 
 
 def _unsuited_qwen_image(transformer: Any) -> str | None:
-    from vivace.machinery.fused.qwen_image_forward import unsuited
+    from vivace.machinery.fused.qwen_image import unsuited
 
     return unsuited(transformer)
 

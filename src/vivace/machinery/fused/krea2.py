@@ -20,7 +20,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.casts import cast_all, cast_last
-from vivace.machinery.fused.chained_blocks import take_over
+from vivace.machinery.fused.chain import take_over
 from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows
 from vivace.machinery.fused.refusals import refuse_extras
@@ -96,7 +96,7 @@ def _layers(block: Any) -> BlockLayers:
     )
 
 
-class ModulatedChain(nn.Module):  # type: ignore[misc]
+class ModulatedChain(nn.Module):
     """All blocks.
 
     Args:

@@ -15,7 +15,7 @@ from tests.families import psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
 from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
-from tests.unit.fused.test_flux_forward import target
+from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations

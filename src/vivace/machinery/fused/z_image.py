@@ -18,7 +18,7 @@ from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import Norms, projections
 from vivace.machinery.fused.casts import cast_all, cast_all_named
-from vivace.machinery.fused.chained_blocks import take_over
+from vivace.machinery.fused.chain import take_over
 from vivace.machinery.fused.lora_beside import LorasBeside
 from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
 from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows, RowScaled
@@ -34,7 +34,7 @@ _VECTORS = 4
 """Vectors of a block: the weight of attention's norm, its gate, the weight of the MLP's norm, its gate."""
 
 
-class SandwichBlock(nn.Module):  # type: ignore[misc]
+class SandwichBlock(nn.Module):
     """The products of one block, and the norms of its queries and keys."""
 
     def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
@@ -58,7 +58,7 @@ def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[SandwichBloc
     return weights, weights.largest_value_row() if quantize else None
 
 
-class BlockChain(nn.Module):  # type: ignore[misc]
+class BlockChain(nn.Module):
     """Blocks that follow each other.
 
     Args:
@@ -214,7 +214,7 @@ class BlockChain(nn.Module):  # type: ignore[misc]
         return attend(qkv, scales, tokens, of_values, onto, mask)
 
 
-class _FirstModulation(nn.Module):  # type: ignore[misc]
+class _FirstModulation(nn.Module):
     """The first block's modulation alone, with its LoRAs.
 
     Args:
