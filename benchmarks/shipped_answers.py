@@ -25,7 +25,7 @@ from vivace.cli.plan import fit_of
 from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Hub
+from vivace.architectures.entry import Hub
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory import remembered, shipped_answers
 from vivace.runtime.memory.footprints import footprints

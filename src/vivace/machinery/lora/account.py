@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.architectures import family_of
 from vivace.errors import UnusableModel
-from vivace.machinery.families import family_of
 from vivace.machinery.lora.changes import LoraLayer, LoraLayers
 from vivace.machinery.lora.forms import Group
 from vivace.machinery.lora.layer_names import LayerNames

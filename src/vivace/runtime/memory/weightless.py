@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from vivace.architectures.components import Architecture, Component, Library
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.architecture import Architecture, Component, Library
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model

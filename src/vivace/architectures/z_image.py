@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.machinery.families.family import Arguments, Blocks, Doubled, Family, input_of, returned_by
+from vivace.architectures.family import Arguments, Blocks, Doubled, Family, input_of, returned_by
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:

@@ -1,16 +1,16 @@
 """Families of models: what vivace knows about an architecture, as data, one file each."""
 
-from vivace.machinery.families.cogview4 import COGVIEW4
-from vivace.machinery.families.family import Blocks, Doubled, Family
-from vivace.machinery.families.flux import FLUX
-from vivace.machinery.families.flux2 import FLUX2
-from vivace.machinery.families.krea2 import KREA2
-from vivace.machinery.families.qwen_image import QWEN_IMAGE
-from vivace.machinery.families.qwen_image21 import QWEN_IMAGE21
-from vivace.machinery.families.sana import SANA
-from vivace.machinery.families.sd3 import SD3
-from vivace.machinery.families.stable_diffusion import STABLE_DIFFUSION
-from vivace.machinery.families.z_image import Z_IMAGE
+from vivace.architectures.cogview4 import COGVIEW4
+from vivace.architectures.family import Blocks, Doubled, Family
+from vivace.architectures.flux import FLUX
+from vivace.architectures.flux2 import FLUX2
+from vivace.architectures.krea2 import KREA2
+from vivace.architectures.qwen_image import QWEN_IMAGE
+from vivace.architectures.qwen_image21 import QWEN_IMAGE21
+from vivace.architectures.sana import SANA
+from vivace.architectures.sd3 import SD3
+from vivace.architectures.stable_diffusion import STABLE_DIFFUSION
+from vivace.architectures.z_image import Z_IMAGE
 
 __all__ = ["FAMILIES", "Blocks", "Doubled", "Family", "family_of", "family_of_pipeline"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.machinery.families.family import Arguments, Blocks, Family, Handle, Handles, Note
+from vivace.architectures.family import Arguments, Blocks, Family, Handle, Handles, Note
 
 
 def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:

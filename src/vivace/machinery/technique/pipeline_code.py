@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from vivace.errors import Unsupported
-from vivace.machinery.technique import call_of, call_parameters
+from vivace.machinery.technique.anatomy import call_of, call_parameters
 
 _PROCESSORS = re.compile(r"attn_proc|set_processor|processor = ")
 _DENOISER_CALL = re.compile(r"self\.(?:unet|transformer)\(")

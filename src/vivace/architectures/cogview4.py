@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.machinery.families.family import Arguments, Blocks, Family, grid_of_latents, input_of, output_of
+from vivace.architectures.family import Arguments, Blocks, Family, grid_of_latents, input_of, output_of
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:

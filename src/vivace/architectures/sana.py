@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.machinery.families.family import (
+from vivace.architectures.family import (
     Arguments,
     Blocks,
     Doubled,

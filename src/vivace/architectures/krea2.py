@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.machinery.families.family import Arguments, Blocks, Family, input_of, output_of
+from vivace.architectures.family import Arguments, Blocks, Family, input_of, output_of
 
 
 def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:

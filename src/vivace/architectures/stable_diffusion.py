@@ -1,6 +1,6 @@
 """Stable Diffusion 1 and 2, SDXL: a UNet. Source: diffusers, UNet2DConditionModel and its pipelines."""
 
-from vivace.machinery.families.family import Doubled, Family
+from vivace.architectures.family import Doubled, Family
 
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
