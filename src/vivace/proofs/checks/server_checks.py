@@ -10,13 +10,13 @@ from typing import Any
 
 from vivace.measure.damage.details import resized
 from vivace.measure.image_metrics import match
-from vivace.proofs.drawing import DrawJob, DrawnImage
-from vivace.proofs.endpoint import NO_IMAGES, Endpoint
+from vivace.proofs.checks.image_findings import ImageFinding
+from vivace.proofs.checks.pair_figures import ROUNDING_DB, ReadImage, are_equal, is_near, match_of, psnr_of
 from vivace.proofs.http import NoAnswer
-from vivace.proofs.image_findings import ImageFinding
-from vivace.proofs.pair_figures import ROUNDING_DB, ReadImage, are_equal, is_near, match_of, psnr_of
-from vivace.proofs.probes import Probe
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.sides.drawing import DrawJob, DrawnImage
+from vivace.proofs.sides.endpoint import NO_IMAGES, Endpoint
+from vivace.proofs.sides.probes import Probe
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
 ReadDrawn = Callable[[DrawnImage], ReadImage]

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
-from vivace.proofs.endpoint import Endpoint
+from vivace.proofs.checks.pair_figures import ReadImage, are_equal, is_near
+from vivace.proofs.checks.server_checks import ReadDrawn, ServerCheck, Status, missing
 from vivace.proofs.http import NoAnswer
-from vivace.proofs.pair_figures import ReadImage, are_equal, is_near
-from vivace.proofs.server_checks import ReadDrawn, ServerCheck, Status, missing
+from vivace.proofs.sides.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
+from vivace.proofs.sides.endpoint import Endpoint
 
 _AT_ONCE = 8
 """More than most servers draw in a batch."""

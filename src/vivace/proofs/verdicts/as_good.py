@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
-from vivace.proofs.pair_figures import WITNESSES, ImageWitness, PairFigures
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.checks.pair_figures import WITNESSES, ImageWitness, PairFigures
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 
 
 class Standing(StrEnum):

@@ -19,9 +19,9 @@ from urllib.parse import urljoin
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.untrusted.files import parse_json
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.proofs.drawing import NOT_AN_IMAGE, DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.proofs.http import HttpAnswer, NoAnswer, NoConnection, has_same_host, send, send_patiently
-from vivace.proofs.sides import EndpointSide
+from vivace.proofs.sides.drawing import NOT_AN_IMAGE, DrawingFailed, DrawnImage, Settings, suffix_of
+from vivace.proofs.sides.sides import EndpointSide
 
 _NOT_THE_ANSWER = "the answer is not that of an images endpoint"
 NO_IMAGES = (_NOT_THE_ANSWER, NOT_AN_IMAGE, "asked for 1 image")

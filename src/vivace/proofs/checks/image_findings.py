@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vivace.proofs.pair_figures import Nearness, PairFigures, ReadImage, are_equal
+from vivace.proofs.checks.pair_figures import Nearness, PairFigures, ReadImage, are_equal
 from vivace.report.value_text import count
 
 _ALIKE = 2.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel

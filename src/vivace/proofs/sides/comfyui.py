@@ -13,9 +13,9 @@ from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import parse_json, read_object, user_path
 from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.proofs.http import HttpAnswer, NoAnswer, send_patiently
-from vivace.proofs.sides import ComfySide
+from vivace.proofs.sides.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
+from vivace.proofs.sides.sides import ComfySide
 
 _LOOK_EVERY_S = (0.05, 1.0)  # the first wait, and the longest
 Place = tuple[str, str]

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vivace.proofs.as_good import Standing, WitnessResult, witness_results
-from vivace.proofs.fast import SpeedAnswer
-from vivace.proofs.image_findings import ImageFinding
-from vivace.proofs.legible import Legibility
-from vivace.proofs.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
-from vivace.proofs.proof_text import speed_dict
-from vivace.proofs.same import OwnDistances, means, worst_pairs
-from vivace.proofs.server_checks import ServerCheck
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.checks.image_findings import ImageFinding
+from vivace.proofs.checks.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
+from vivace.proofs.checks.server_checks import ServerCheck
+from vivace.proofs.verdicts.as_good import Standing, WitnessResult, witness_results
+from vivace.proofs.verdicts.fast import SpeedAnswer
+from vivace.proofs.verdicts.legible import Legibility
+from vivace.proofs.verdicts.proof_text import speed_dict
+from vivace.proofs.verdicts.same import OwnDistances, means, worst_pairs
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
 Claim = Literal["same", "as-good", "legible", "honest", "fast"]
@@ -197,7 +197,7 @@ class Proof:
         return text
 
     def __str__(self) -> str:
-        from vivace.proofs.proof_text import lines
+        from vivace.proofs.verdicts.proof_text import lines
 
         return "\n".join(lines(self))
 
@@ -207,7 +207,7 @@ class Proof:
         Args:
             command: the command that repeats it; None to leave it out.
         """
-        from vivace.proofs.proof_page import page_of
+        from vivace.proofs.verdicts.proof_page import page_of
 
         return page_of(self, command)
 

@@ -10,9 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
-from vivace.proofs.endpoint import Endpoint, ServedImages
-from vivace.proofs.image_findings import (
+from vivace.proofs.checks.image_findings import (
     ImageFinding,
     RequestOf,
     broken,
@@ -21,7 +19,7 @@ from vivace.proofs.image_findings import (
     of_other_sizes,
     switched,
 )
-from vivace.proofs.pair_figures import (
+from vivace.proofs.checks.pair_figures import (
     ROUNDING_DB,
     PairFigures,
     ReadImage,
@@ -30,10 +28,7 @@ from vivace.proofs.pair_figures import (
     psnr_of,
     read_image,
 )
-from vivace.proofs.prepare_sides import ImageSource, Prepared
-from vivace.proofs.probes import hypotheses, main_jobs, probes, repeat_jobs
-from vivace.proofs.proof_store import Letter, ProofStore
-from vivace.proofs.server_checks import (
+from vivace.proofs.checks.server_checks import (
     ReadDrawn,
     ServerCheck,
     Status,
@@ -43,13 +38,18 @@ from vivace.proofs.server_checks import (
     probe_check,
     repeat_check,
 )
-from vivace.proofs.sides import EndpointSide
-from vivace.proofs.state_checks import (
+from vivace.proofs.checks.state_checks import (
     cancelled_check,
     lora_checks,
     negative_prompt_check,
     together_check,
 )
+from vivace.proofs.sides.drawing import DrawingFailed, DrawJob, DrawnImage, suffix_of
+from vivace.proofs.sides.endpoint import Endpoint, ServedImages
+from vivace.proofs.sides.prepare_sides import ImageSource, Prepared
+from vivace.proofs.sides.probes import hypotheses, main_jobs, probes, repeat_jobs
+from vivace.proofs.sides.proof_store import Letter, ProofStore
+from vivace.proofs.sides.sides import EndpointSide
 
 _NEARER_DB = 20.0
 """By how much B's image is nearer to what A draws with other values, if that is what B drew."""

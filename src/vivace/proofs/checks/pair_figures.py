@@ -26,8 +26,8 @@ from vivace.measure.image_metrics import (
     sharpness,
     thumbnail,
 )
-from vivace.proofs.drawing import DrawJob, Settings
-from vivace.proofs.proof_store import KeptImage
+from vivace.proofs.sides.drawing import DrawJob, Settings
+from vivace.proofs.sides.proof_store import KeptImage
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
 ROUNDING_DB = 48.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats import mean_interval
-from vivace.proofs.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.checks.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.fidelity import other_pictures
 from vivace.report.value_text import count
 

@@ -15,11 +15,13 @@ from markupsafe import Markup
 from vivace import __version__
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.measure.image_metrics import Pixels, luminance
-from vivace.proofs.as_good import Standing, WitnessResult
-from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
-from vivace.proofs.legible import Legibility, difference_in_words
-from vivace.proofs.pair_figures import Nearness, PairFigures, ReadImage
-from vivace.proofs.proof_text import (
+from vivace.proofs.checks.pair_figures import Nearness, PairFigures, ReadImage
+from vivace.proofs.checks.server_checks import Status
+from vivace.proofs.checks.side_loads import SideLoad
+from vivace.proofs.verdicts.as_good import Standing, WitnessResult
+from vivace.proofs.verdicts.fast import SpeedAnswer, ratio_in_words, seconds_in_words
+from vivace.proofs.verdicts.legible import Legibility, difference_in_words
+from vivace.proofs.verdicts.proof_text import (
     cells_of,
     described,
     distance_rows,
@@ -29,14 +31,12 @@ from vivace.proofs.proof_text import (
     name_of,
     read_in_words,
 )
-from vivace.proofs.server_checks import Status
-from vivace.proofs.side_loads import SideLoad
-from vivace.proofs.verdict import ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofVerdict
 from vivace.report.grid import AMPLIFIED, MAX_EMBEDDED_SIDE, EmbeddedImage, png_image, reduced, webp_image
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 
 if TYPE_CHECKING:
-    from vivace.proofs.proof import Proof
+    from vivace.proofs.verdicts.proof import Proof
 
 _LOOKS = {
     ProofVerdict.PROVEN: "good",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
 from vivace.foundation.untrusted.reading import reason
-from vivace.proofs.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png
+from vivace.proofs.sides.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png
 
 if TYPE_CHECKING:
     from vivace.runtime.request import CheckedRequest

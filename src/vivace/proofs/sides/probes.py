@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivace.proofs.drawing import SETTINGS, DrawJob, Settings
-from vivace.proofs.prepare_sides import Prepared
-from vivace.proofs.sides import ComfySide, EndpointSide, FunctionSide
+from vivace.proofs.sides.drawing import SETTINGS, DrawJob, Settings
+from vivace.proofs.sides.prepare_sides import Prepared
+from vivace.proofs.sides.sides import ComfySide, EndpointSide, FunctionSide
 from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
@@ -88,7 +88,7 @@ def probes(prepared: Prepared) -> list[Probe]:
         return []
     names = set(SETTINGS)
     if isinstance(side, FunctionSide):
-        from vivace.proofs.function import Function
+        from vivace.proofs.sides.function import Function
 
         names &= set(Function(side).settings)
     first = main_jobs(prepared)[0]

@@ -19,10 +19,10 @@ from vivace.benchmark.load_testing.load_rows import LoadRow, RequestSettings, re
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, with_model
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
-from vivace.proofs.prepare_sides import ImageSource, Prepared
-from vivace.proofs.probes import main_jobs
-from vivace.proofs.proof_store import Letter, ProofStore
-from vivace.proofs.sides import EndpointSide
+from vivace.proofs.sides.prepare_sides import ImageSource, Prepared
+from vivace.proofs.sides.probes import main_jobs
+from vivace.proofs.sides.proof_store import Letter, ProofStore
+from vivace.proofs.sides.sides import EndpointSide
 
 LEAST_REQUESTS = 8
 """Least number of requests: one for each client."""

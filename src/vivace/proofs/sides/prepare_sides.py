@@ -15,9 +15,9 @@ from vivace.foundation.spec.sizes import Size
 from vivace.foundation.untrusted.files import user_path
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
-from vivace.proofs.drawing import Drawer, Settings
-from vivace.proofs.folder import Folder, FolderImages, read_folder
-from vivace.proofs.sides import (
+from vivace.proofs.sides.drawing import Drawer, Settings
+from vivace.proofs.sides.folder import Folder, FolderImages, read_folder
+from vivace.proofs.sides.sides import (
     ComfySide,
     EndpointSide,
     FolderSide,
@@ -29,7 +29,7 @@ from vivace.proofs.sides import (
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
-    from vivace.proofs.endpoint import Endpoint
+    from vivace.proofs.sides.endpoint import Endpoint
 
 DEFAULT_NUM_PROMPTS = 13
 Pair = tuple[str, int]
@@ -185,11 +185,11 @@ class Prepared:
         if isinstance(side, EndpointSide):
             return self.endpoint(source)
         if isinstance(side, FunctionSide):
-            from vivace.proofs.function import Function
+            from vivace.proofs.sides.function import Function
 
             return Function(side)
         if isinstance(side, ComfySide):
-            from vivace.proofs.comfyui import ComfyUI
+            from vivace.proofs.sides.comfyui import ComfyUI
 
             return ComfyUI(side, self.request.timeout_s, self.key(source))
         assert source.images is not None
@@ -197,7 +197,7 @@ class Prepared:
 
     def endpoint(self, source: ImageSource) -> Endpoint:
         """Return the images endpoint of a side that is one."""
-        from vivace.proofs.endpoint import Endpoint
+        from vivace.proofs.sides.endpoint import Endpoint
 
         assert isinstance(source.side, EndpointSide)
         return Endpoint(source.side, self.request.timeout_s, self.key(source))
@@ -222,7 +222,7 @@ class Prepared:
         is_read: Callable[[], None] = lambda: None,
         on_note: OnNote = lambda text: None,
     ) -> Drawer:
-        from vivace.proofs.recipe_drawer import RecipeOnModel
+        from vivace.proofs.sides.recipe_drawer import RecipeOnModel
         from vivace.runtime.request import checked_request
 
         source = self.a if self.a.side is side else self.b
@@ -290,7 +290,7 @@ def _code_of(side: Side) -> str:
 def _source(text: str, key: str | None) -> ImageSource:
     side = parse_side(text)
     if isinstance(side, EndpointSide):
-        from vivace.proofs.endpoint import with_model
+        from vivace.proofs.sides.endpoint import with_model
 
         return ImageSource(with_model(side, key=key))
     if isinstance(side, FolderSide):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from vivace.errors import StoreError
 from vivace.foundation.untrusted.destinations import replace, write_new
 from vivace.foundation.untrusted.files import parse_json, read_bytes
-from vivace.proofs.drawing import DrawingFailed, DrawJob, DrawnImage
+from vivace.proofs.sides.drawing import DrawingFailed, DrawJob, DrawnImage
 
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"

@@ -12,8 +12,8 @@ from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.reading import reason
-from vivace.proofs.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png, suffix_of
-from vivace.proofs.sides import FunctionSide
+from vivace.proofs.sides.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png, suffix_of
+from vivace.proofs.sides.sides import FunctionSide
 
 
 class Function:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
-from vivace.proofs.pair_figures import PairFigures
-from vivace.proofs.prepare_sides import Prepared
-from vivace.proofs.side_loads import SideLoad
-from vivace.proofs.sides import ComfySide, FolderSide
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.checks.pair_figures import PairFigures
+from vivace.proofs.checks.side_loads import SideLoad
+from vivace.proofs.sides.prepare_sides import Prepared
+from vivace.proofs.sides.sides import ComfySide, FolderSide
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
 MARGIN = math.log(1.05)

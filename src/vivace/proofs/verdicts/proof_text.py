@@ -11,14 +11,14 @@ from vivace.benchmark.load_testing.load_report import as_dict, errors_text, figu
 from vivace.benchmark.load_testing.load_rows import LoadRow
 from vivace.foundation.stats import EquivalenceTest
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
-from vivace.proofs.legible import ImageText, Legibility, WordsPair, difference_in_words
-from vivace.proofs.same import means, worst_pairs
-from vivace.proofs.side_loads import SideLoad
+from vivace.proofs.checks.side_loads import SideLoad
+from vivace.proofs.verdicts.fast import SpeedAnswer, ratio_in_words, seconds_in_words
+from vivace.proofs.verdicts.legible import ImageText, Legibility, WordsPair, difference_in_words
+from vivace.proofs.verdicts.same import means, worst_pairs
 from vivace.report.value_text import count
 
 if TYPE_CHECKING:
-    from vivace.proofs.proof import Proof
+    from vivace.proofs.verdicts.proof import Proof
 
 WIDTH = 100
 _MOST = 12

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
-from vivace.proofs.pair_figures import PairFigures, ReadImage
-from vivace.proofs.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
 MARGIN = 0.05

@@ -11,9 +11,9 @@ from vivace.errors import UnknownModel, Unsupported
 from vivace.foundation.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, WITNESS_LIMIT
 from vivace.measure.witness_limits import calibrated_limit, calibrated_limits, limit_note
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer, find_witness
-from vivace.proofs.legible import TextReader, find_reader, num_asking
-from vivace.proofs.pair_figures import PairFigures, add_scores
-from vivace.proofs.prepare_sides import Prepared
+from vivace.proofs.checks.pair_figures import PairFigures, add_scores
+from vivace.proofs.sides.prepare_sides import Prepared
+from vivace.proofs.verdicts.legible import TextReader, find_reader, num_asking
 
 
 @dataclass(frozen=True)
