@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vivace.serve.deadlines import drawn_in_time
-from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.pool import Observe
-from vivace.serve.ray_drawer import DrawerEvent, Order
-from vivace.serve.replica import Phase
+from vivace.serve.queue.deadlines import drawn_in_time
+from vivace.serve.queue.job_queue import JobQueue, accept, check_room
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
+from vivace.serve.queue.pool import Observe
+from vivace.serve.queue.ray_drawer import DrawerEvent, Order
+from vivace.serve.queue.replica import Phase
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.serve.waiting import WaitingLine, accept, check_room
 
 LOG = logging.getLogger("vivace.serve")
 _MOST_ATTEMPTS = 3
@@ -82,7 +82,7 @@ class RayPool:
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self.line = WaitingLine(settings.max_queue, settings.max_wait_s, 1, settings.num_owners)
+        self.line = JobQueue(settings.max_queue, settings.max_wait_s, 1, settings.num_owners)
         self.state: ModelState | None = None
         self.problem: str | None = None
         self._drawers, self._observe, self._ahead, self._lost = drawers, observe, ahead, lost

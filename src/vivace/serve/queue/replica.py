@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.jobs import ImageJob, JobError, Ledger, State
-from vivace.serve.messages import Cancel, Load
-from vivace.serve.process import WorkerProcess
-from vivace.serve.sent import SentJobs
+from vivace.serve.queue.in_flight import InFlight
+from vivace.serve.queue.job_queue import JobQueue
+from vivace.serve.queue.jobs import ImageJob, JobError, Ledger, State
+from vivace.serve.queue.messages import Cancel, Load
+from vivace.serve.queue.process import WorkerProcess
+from vivace.serve.queue.startup import PastStarts, Startup
 from vivace.serve.settings import Batching, EditState, ModelState, StepTimes
-from vivace.serve.starting import PastStarts, Starting
-from vivace.serve.waiting import WaitingLine
 
 LOG = logging.getLogger("vivace.serve")
 _Result = TypeVar("_Result")
@@ -80,7 +80,7 @@ class Replica:
 
     number: int
     load: Load
-    line: WaitingLine
+    line: JobQueue
     ledger: Ledger
     make_process: Callable[[], WorkerProcess]
     on_drawn: Callable[[ImageJob, dict[str, Any]], None]
@@ -88,7 +88,7 @@ class Replica:
     idle_s: float | None = None
     phase: Phase = Phase.STARTING
     doing: str = "starting"
-    starting: Starting | None = None
+    starting: Startup | None = None
     state: ModelState | None = None
     problem: str = ""
     lora: str | None = None
@@ -98,7 +98,7 @@ class Replica:
     failed_starts: int = 0
     energy_j: float | None = None
     _process: WorkerProcess | None = None
-    _sent: list[SentJobs] = field(default_factory=list)
+    _sent: list[InFlight] = field(default_factory=list)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     """The kinds of jobs that this worker has drawn."""
 
@@ -142,7 +142,7 @@ class Replica:
         self._known.clear()
         self._process = self.make_process()
         await self._process.start()
-        self.starting = starting = Starting(self.past, self._process.started_at)
+        self.starting = starting = Startup(self.past, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
             self._process.send(replace(self.load, is_restart=self.state is not None))
@@ -150,7 +150,7 @@ class Replica:
         finally:
             self.starting = None
 
-    async def _loaded(self, starting: Starting) -> bool:
+    async def _loaded(self, starting: Startup) -> bool:
         """Follow the worker until it has loaded the model; return False if it never will."""
         assert self._process is not None
         while (event := await self._next_event(starting)) is not None:
@@ -175,7 +175,7 @@ class Replica:
                 return True
         return False
 
-    async def _next_event(self, starting: Starting) -> dict[str, Any] | None:
+    async def _next_event(self, starting: Startup) -> dict[str, Any] | None:
         """Return the next event of a worker that starts; None once it has ended. One that hangs is killed."""
         assert self._process is not None
         try:
@@ -238,7 +238,7 @@ class Replica:
         is_usual = not first.is_compiling and (first.kind in self._known or self._is_warmed(first))
         return max(_LEAST_SILENCE_S, _SILENCE * usual_s) / 2 if is_usual else _FIRST_SILENCE_S / 2
 
-    def _is_warmed(self, sent: SentJobs) -> bool:
+    def _is_warmed(self, sent: InFlight) -> bool:
         """Return whether the worker has drawn such images before it said that it is ready."""
         first = sent.jobs[0]
         is_plain = len(sent.jobs) == 1 and first.lora is None and "negative_prompt" not in first.call
@@ -286,7 +286,7 @@ class Replica:
         jobs = [job for job in jobs if not job.has_ended]
         if not jobs:
             return
-        sent = SentJobs(jobs)
+        sent = InFlight(jobs)
         try:
             message = sent.message(Path(self.load.folder))
         except OSError as error:
@@ -346,7 +346,7 @@ class Replica:
             self.phase = Phase.READY
             await self.line.look_again()
 
-    def _leave(self, sent: SentJobs) -> None:
+    def _leave(self, sent: InFlight) -> None:
         sent.clear(Path(self.load.folder))
         for job in sent.jobs:
             self.line.leave(job)

@@ -13,9 +13,9 @@ from typing import Any
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
-from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
-from vivace.serve.pool import ReplicaPool
-from vivace.serve.process import COMMAND, WorkerProcess
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
+from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ModelState, ServeSettings
 
 _LOOK_S = 0.05

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from vivace.serve.jobs import ImageJob, State
-from vivace.serve.pool import ReplicaPool
+from vivace.serve.queue.jobs import ImageJob, State
+from vivace.serve.queue.pool import ReplicaPool
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from vivace.benchmark.places.ray_nodes import check_answers
 from vivace.errors import Unsupported, UsageError
-from vivace.serve.pool import Observe
-from vivace.serve.process import COMMAND
-from vivace.serve.ray_drawer import Order, RayReplica
-from vivace.serve.ray_pool import RayPool, Stream
+from vivace.serve.queue.pool import Observe
+from vivace.serve.queue.process import COMMAND
+from vivace.serve.queue.ray_drawer import Order, RayReplica
+from vivace.serve.queue.ray_pool import RayPool, Stream
 from vivace.serve.settings import ModelState, ServeSettings
 
 NAME = "vivace"
@@ -156,7 +156,7 @@ def connect(address: str) -> None:
         return
     raise Unsupported(
         f"--ray {address}: Ray Serve runs there already; end it with `serve shutdown`, or deploy "
-        "vivace.serve.ray_application.application() beside what it serves"
+        "vivace.serve.queue.ray_application.application() beside what it serves"
     )
 
 

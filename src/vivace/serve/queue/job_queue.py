@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivace.serve.jobs import ImageJob, Ledger
+from vivace.serve.queue.jobs import ImageJob, Ledger
 
 EXCHANGE_S = 0.2
 """Approximate seconds of an exchange of LoRAs, so that requests of one LoRA follow each other."""
@@ -34,7 +34,7 @@ class QueueFull(Exception):
 
 
 @dataclass
-class WaitingLine:
+class JobQueue:
     """Jobs that wait for a worker.
 
     Attributes:
@@ -200,7 +200,7 @@ def _name(job: ImageJob) -> str | None:
     return None if job.lora is None else job.lora.name
 
 
-def check_room(number: int, owner: str, line: WaitingLine, ledger: Ledger) -> None:
+def check_room(number: int, owner: str, line: JobQueue, ledger: Ledger) -> None:
     """Count so many jobs of an owner as rejected if they must not wait.
 
     Raises:
@@ -213,7 +213,7 @@ def check_room(number: int, owner: str, line: WaitingLine, ledger: Ledger) -> No
         raise
 
 
-async def accept(jobs: list[ImageJob], line: WaitingLine, ledger: Ledger) -> None:
+async def accept(jobs: list[ImageJob], line: JobQueue, ledger: Ledger) -> None:
     """Let jobs wait, all or none.
 
     Raises:

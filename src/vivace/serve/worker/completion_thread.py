@@ -14,7 +14,7 @@ _MOST = 1
 """Calls that wait here beside the one that is being ended: their images take memory."""
 
 
-class CallEnding:
+class CompletionThread:
     """The thread.
 
     Args:

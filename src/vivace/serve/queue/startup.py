@@ -115,7 +115,7 @@ def key_of(settings: ServeSettings) -> str:
     return " | ".join(parts)
 
 
-class Starting:
+class Startup:
     """A start in progress: its phase, and the time in it.
 
     Args:

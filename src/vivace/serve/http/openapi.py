@@ -7,8 +7,8 @@ from typing import Any, Literal
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from vivace.serve.requests import EditRequest, GenerationRequest, LoraRequest
-from vivace.serve.responses import MIME
+from vivace.serve.http.requests import EditRequest, GenerationRequest, LoraRequest
+from vivace.serve.http.responses import MIME
 
 
 class ErrorDetail(BaseModel):

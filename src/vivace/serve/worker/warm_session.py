@@ -16,16 +16,16 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.safety import has_one_colour, hidden_images
-from vivace.serve.call_times import CallTimes, phases_of
-from vivace.serve.editing import Editing
-from vivace.serve.ending import Finish
-from vivace.serve.energy_meter import EnergyMeter, RunningEnergy
-from vivace.serve.lora_folder import LoraFolder, fitting_loras
-from vivace.serve.memory_room import check_fits, memory_of
-from vivace.serve.messages import Draw, Load, image_file
-from vivace.serve.partials import Projection, fit_projection
-from vivace.serve.pixels import Pixels, returns_tensors
-from vivace.serve.speeds import time_batches, time_size
+from vivace.serve.queue.messages import Draw, Load, image_file
+from vivace.serve.worker.call_times import CallTimes, phases_of
+from vivace.serve.worker.completion_thread import Finish
+from vivace.serve.worker.editing import Editing
+from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
+from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
+from vivace.serve.worker.memory_room import check_fits, memory_of
+from vivace.serve.worker.partials import Projection, fit_projection
+from vivace.serve.worker.pixels import Pixels, returns_tensors
+from vivace.serve.worker.speeds import time_batches, time_size
 
 if TYPE_CHECKING:
     import numpy as np

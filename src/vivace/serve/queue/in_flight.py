@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.serve.image_folder import remove_images
-from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.messages import Draw, SentPicture, image_file
+from vivace.serve.queue.image_folder import remove_images
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
+from vivace.serve.queue.messages import Draw, SentPicture, image_file
 
 LOG = logging.getLogger("vivace.serve")
 _AHEAD_S = 0.25
@@ -18,7 +18,7 @@ _AHEAD_S = 0.25
 
 
 @dataclass(eq=False)
-class SentJobs:
+class InFlight:
     """Jobs of one message.
 
     Attributes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.jobs import Drawn
+from vivace.serve.queue.jobs import Drawn
 
 MIME = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 _OPTIONS: dict[str, dict[str, int]] = {

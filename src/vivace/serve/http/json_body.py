@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
-from vivace.serve.jobs import JobError
-from vivace.serve.requests import RequestError
-from vivace.serve.strict_json import parsed_json
+from vivace.serve.http.requests import RequestError
+from vivace.serve.http.strict_json import parsed_json
+from vivace.serve.queue.jobs import JobError
 
 if TYPE_CHECKING:
     from starlette.requests import Request

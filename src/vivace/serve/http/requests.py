@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
-from vivace.serve.jobs import ImageJob, JobPicture, RequestedLora
+from vivace.serve.http.strict_json import parsed_json
+from vivace.serve.queue.jobs import ImageJob, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
-from vivace.serve.strict_json import parsed_json
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MAX_SEED = 2**32 - 1

@@ -17,13 +17,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from vivace.serve.bodies import read_object
-from vivace.serve.described import EDITS, FILE_ANSWERS, GENERATIONS
-from vivace.serve.edits import fitted, keep_unmasked, read_form
-from vivace.serve.jobs import Drawn, ImageJob, JobError
-from vivace.serve.pool import ReplicaPool
-from vivace.serve.request_checks import FILES
-from vivace.serve.requests import (
+from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
+from vivace.serve.http.json_body import read_object
+from vivace.serve.http.openapi import EDITS, FILE_ANSWERS, GENERATIONS
+from vivace.serve.http.request_checks import FILES
+from vivace.serve.http.requests import (
     EditRequest,
     GenerationRequest,
     ImageBody,
@@ -31,7 +29,7 @@ from vivace.serve.requests import (
     RequestSource,
     jobs_of,
 )
-from vivace.serve.responses import (
+from vivace.serve.http.responses import (
     KEEP_ALIVE,
     KEPT_BYTES,
     KEPT_S,
@@ -47,6 +45,8 @@ from vivace.serve.responses import (
     with_image,
     with_list,
 )
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError
+from vivace.serve.queue.pool import ReplicaPool
 from vivace.serve.settings import ModelState, ServeSettings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from vivace.serve.jobs import Drawn, ImageJob, JobError, State
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, State
 
 
 async def drawn_in_time(job: ImageJob, cancel: Callable[[ImageJob, JobError, State], None]) -> Drawn:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vivace.errors import VivaceError, WorkloadError
 from vivace.models.sources import example_images
-from vivace.serve.call_times import CallTimes
+from vivace.serve.worker.call_times import CallTimes
 
 if TYPE_CHECKING:
     from PIL.Image import Image

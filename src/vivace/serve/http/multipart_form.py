@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from vivace.serve.bodies import check_encoding
-from vivace.serve.jobs import JobError
-from vivace.serve.requests import RequestError
+from vivace.serve.http.json_body import check_encoding
+from vivace.serve.http.requests import RequestError
+from vivace.serve.queue.jobs import JobError
 
 if TYPE_CHECKING:
     from starlette.datastructures import FormData

@@ -14,18 +14,18 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from vivace.serve.described import KEYED, MODEL, OPEN, Alive, Health, ModelList, ServedModel, describe
-from vivace.serve.edits import IMAGE_NAMES
-from vivace.serve.image_routes import add_images
-from vivace.serve.jobs import JobError
-from vivace.serve.metrics import Metrics
-from vivace.serve.pool import ReplicaPool
-from vivace.serve.replica import Phase, Replica
-from vivace.serve.request_checks import Checks
-from vivace.serve.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
-from vivace.serve.responses import KeptImages, error_body
+from vivace.serve.http.edit_form import IMAGE_NAMES
+from vivace.serve.http.image_routes import add_images
+from vivace.serve.http.metrics import Metrics
+from vivace.serve.http.openapi import KEYED, MODEL, OPEN, Alive, Health, ModelList, ServedModel, describe
+from vivace.serve.http.request_checks import Checks
+from vivace.serve.http.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
+from vivace.serve.http.responses import KeptImages, error_body
+from vivace.serve.queue.job_queue import QueueFull
+from vivace.serve.queue.jobs import JobError
+from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.replica import Phase, Replica
 from vivace.serve.settings import ServeSettings
-from vivace.serve.waiting import QueueFull
 
 _LOOK_S = 0.2
 """Seconds between checks whether a worker can still draw."""
@@ -168,7 +168,7 @@ def _add_health(app: FastAPI) -> None:
     @app.get("/dashboard.json", **KEYED)
     async def dashboard() -> Response:
         """A dashboard for Grafana, of the metrics."""
-        text = resources.files("vivace.serve").joinpath("templates", "dashboard.json").read_text("utf-8")
+        text = resources.files("vivace.serve.http").joinpath("templates", "dashboard.json").read_text("utf-8")
         return Response(text, media_type="application/json")
 
 
@@ -210,7 +210,7 @@ def _add_models(app: FastAPI) -> None:
     @app.get("/", response_class=HTMLResponse, **KEYED)
     async def page() -> HTMLResponse:
         """A page to draw with."""
-        text = resources.files("vivace.serve").joinpath("templates", "page.html").read_text("utf-8")
+        text = resources.files("vivace.serve.http").joinpath("templates", "page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
 

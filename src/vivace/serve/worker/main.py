@@ -1,6 +1,6 @@
 """A resident worker: keeps one session and draws one image after the other.
 
-    python -m vivace.serve.worker [--open-gpu]
+    python -m vivace.serve.worker.main [--open-gpu]
 
 Reads `messages` on standard input and writes events on standard output. The main thread owns the session; another one
 reads the input, so that a cancel arrives while an image is drawn; a third one ends calls, so that the next one does not
@@ -29,12 +29,12 @@ from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.protocol import send_event
 from vivace.foundation.processes.resident import die_with_parent, open_events
 from vivace.models.quiet import quiet
-from vivace.serve.ending import CallEnding, Finish
-from vivace.serve.messages import Cancel, Draw, Load, Message, parsed
-from vivace.serve.process import WITH_GPU
+from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
+from vivace.serve.queue.process import WITH_GPU
+from vivace.serve.worker.completion_thread import CompletionThread, Finish
 
 if TYPE_CHECKING:
-    from vivace.serve.warm_session import Drawing
+    from vivace.serve.worker.warm_session import Drawing
 
 _MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 _SENDING = threading.Lock()
@@ -111,7 +111,7 @@ def main() -> None:
     events = open_events()
     _import_libraries(events)
     inbox = Inbox(iter(sys.stdin.readline, ""))
-    ending = CallEnding(functools.partial(_send, events), _event_of)
+    ending = CompletionThread(functools.partial(_send, events), _event_of)
     while (message := inbox.next()) is not None:
         if isinstance(message, Load):
             if not _load(message, inbox, events):
@@ -124,7 +124,7 @@ def _import_libraries(events: TextIO) -> None:
     """Import the libraries that every model needs, before the server names one."""
     _report(events, "importing libraries")
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
-    import vivace.serve.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
+    import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
     with quiet():
         import diffusers.pipelines.pipeline_utils  # noqa: F401
@@ -138,7 +138,7 @@ def _report(events: TextIO, phase: str) -> None:
 
 
 def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
-    from vivace.serve.warm_session import Drawing
+    from vivace.serve.worker.warm_session import Drawing
 
     try:
         inbox.drawing = Drawing.load(message, lambda phase: _report(events, phase))
@@ -163,7 +163,7 @@ def _report_compiling(inbox: Inbox, events: TextIO) -> None:
         _send(events, {"event": "compiling", "id": inbox.current})
 
 
-def _draw(message: Draw, inbox: Inbox, events: TextIO, ending: CallEnding) -> None:
+def _draw(message: Draw, inbox: Inbox, events: TextIO, ending: CompletionThread) -> None:
     began = time.perf_counter()
     try:
         finish = _call(message, inbox, events)

@@ -11,9 +11,9 @@ from typing import Any
 from vivace.foundation.processes.launcher import ended_by, kill_group
 from vivace.foundation.processes.protocol import parse_event
 from vivace.foundation.processes.start import start_async
-from vivace.serve.messages import Message, written
+from vivace.serve.queue.messages import Message, written
 
-COMMAND = (sys.executable, "-m", "vivace.serve.worker")
+COMMAND = (sys.executable, "-m", "vivace.serve.worker.main")
 WITH_GPU = "--open-gpu"
 """Makes a worker create its context on the GPU while it imports."""
 _GRACE_S = 5.0

@@ -17,9 +17,9 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.image_files import mask_in, picture_in
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.jobs import Drawn, ImageJob, JobPicture
-from vivace.serve.multipart_form import read_parts
-from vivace.serve.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
+from vivace.serve.http.multipart_form import read_parts
+from vivace.serve.http.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobPicture
 from vivace.serve.settings import ModelState, ServeSettings
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from vivace.serve.deadlines import drawn_in_time
-from vivace.serve.image_folder import ImageFolder
-from vivace.serve.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.messages import Load
-from vivace.serve.process import COMMAND, WITH_GPU, WorkerProcess
-from vivace.serve.replica import Phase, Replica
+from vivace.serve.queue.deadlines import drawn_in_time
+from vivace.serve.queue.image_folder import ImageFolder
+from vivace.serve.queue.job_queue import JobQueue, accept, check_room
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
+from vivace.serve.queue.messages import Load
+from vivace.serve.queue.process import COMMAND, WITH_GPU, WorkerProcess
+from vivace.serve.queue.replica import Phase, Replica
+from vivace.serve.queue.startup import PastStarts
 from vivace.serve.settings import ModelState, ServeSettings
-from vivace.serve.starting import PastStarts
-from vivace.serve.waiting import WaitingLine, accept, check_room
 
 Observe = Callable[[ImageJob, dict[str, Any]], None]
 
@@ -36,7 +36,7 @@ class ReplicaPool:
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self.line = WaitingLine(
+        self.line = JobQueue(
             settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)), settings.num_owners
         )
         self._folder = ImageFolder()

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vivace.serve.hosts import foreign_header, is_of_page
-from vivace.serve.keys import Keys
-from vivace.serve.responses import error_body
+from vivace.serve.http.hosts import foreign_header, is_of_page
+from vivace.serve.http.keys import Keys
+from vivace.serve.http.responses import error_body
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
