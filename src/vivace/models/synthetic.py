@@ -19,8 +19,7 @@ from typing import Any
 from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import Architecture, Component
 from vivace.errors import UnknownModel, nearest
-from vivace.models.hashed_processor import with_processor
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill
 

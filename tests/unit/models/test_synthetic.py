@@ -14,7 +14,7 @@ from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import Component
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import build, build_component, on_meta
 
 PROMPT = "a red circle above a blue square"

@@ -20,8 +20,7 @@ from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
-from vivace.models.hashed_processor import with_processor
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.headers import read_header
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
