@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import parse_json, user_path
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 
