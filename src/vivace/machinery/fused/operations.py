@@ -338,7 +338,7 @@ def sigmoid_gated(attended: Rows, gate: torch.Tensor, scale: torch.Tensor | None
     made = room(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
     divisor = None if attended.scale is not None else scale
     if takes_kernels(x):
-        from vivace.machinery.kernels.sigmoid_gate import sigmoid_gate
+        from vivace.machinery.kernels.gates import sigmoid_gate
 
         sigmoid_gate(x, gate, made, divisor)
     elif not x.is_meta:
@@ -362,7 +362,7 @@ def row_scaled(
 def swiglu(
     up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
 ) -> RowScaled:
-    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
+    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.gates`.
 
     Args:
         up: (rows, 2 channels): g, then h.
@@ -374,7 +374,7 @@ def swiglu(
     beside = 0 if attended is None else attended.values.shape[1]
     made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
-        from vivace.machinery.kernels import swiglu as kernels
+        from vivace.machinery.kernels import gates as kernels
 
         of_attention = () if attended is None else (attended.values, attended.scale)
         kernels.swiglu(up, made.values, made.scales, *of_attention)
