@@ -94,6 +94,23 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class PublishedFit:
+    """What a step cache needs of a model, as it is published.
+
+    Attributes:
+        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
+        model: that it was measured on.
+        source: where it is published.
+        config: of the denoisers that it is for.
+    """
+
+    values: Callable[[], tuple[float, ...]]
+    model: str
+    source: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Doubled:
     """Guidance as one call of a doubled batch.
 
@@ -131,6 +148,7 @@ class Family:
         padding_unread_by: the pipelines that read states of prompts' own tokens alone, although they have the text
             encoder compute those of padding behind them, too.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        cache_fits: published fits of step caches, by technique.
     """
 
     name: str
@@ -151,6 +169,7 @@ class Family:
     last_text_state: Mapping[str, int] = field(default_factory=dict)
     padding_unread_by: tuple[str, ...] = ()
     side_in_tokens: int = 1
+    cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
 
 
 def output_of(path: str) -> Watch:

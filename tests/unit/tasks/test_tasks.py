@@ -134,7 +134,7 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
 
 
 def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.machinery.step_caching.magcache_ratios import Ratios
+    from vivace.machinery.step_caching.model_fits import Ratios
     from vivace.techniques import magcache
 
     lookups: list[tuple[int, int]] = []
@@ -144,7 +144,7 @@ def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) ->
             lookups.append((step, num_steps))
             return 1.0
 
-    monkeypatch.setattr(magcache, "find_ratios", lambda *_: Watched((1.0, 1.0), "m"))
+    monkeypatch.setattr(magcache, "find_fit", lambda *_: Watched((1.0, 1.0), "m"))
     draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
     assert lookups == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
 
