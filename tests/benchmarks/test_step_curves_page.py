@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
-from docs import step_curves
-from docs.generate import NOTE
-from docs.step_curves import Against, families, ssim_of_steps
+from docgen import step_curves
+from docgen.generate import NOTE
+from docgen.step_curves import Against, families, ssim_of_steps
 from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import ImageFigures
 from vivace.foundation.spec.record import ImageRecord, Outcome

@@ -1,10 +1,14 @@
-"""Schema of a family: where the blocks of its denoiser are, how its tokens are laid out, how it is guided."""
+"""Schema of a family of models: what a file of this package says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from vivace.architectures.components import Architecture
+from vivace.architectures.entry import Entry
+from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
     import torch
@@ -122,54 +126,210 @@ class Doubled:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """A pipeline of diffusers that draws with a family's weights as they are published.
+
+    Attributes:
+        name: its class in diffusers.
+        steps, guidance: defaults of its call; None where it has no such argument, or one whose default is no number.
+        tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
+        embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
+            the pipeline computes again.
+        last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
+            last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
+        reads_padding: whether it reads states of a language model behind prompts' own tokens. False: it has the text
+            encoder compute those of padding, too, and cuts them off.
+        own_defaults: from the configuration of a folder, steps and guidance of models that it tells from others of
+            their class, e.g. a distilled one.
+        side: the size in pixels for which its models are trained; 0 where their configuration says it.
+        max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
+        packages: packages beside diffusers that its parts import when they are read from files.
+        one_a_call: whether a call takes one prompt alone.
+        rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
+        control_image: the argument for the image that a ControlNet follows.
+        run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
+            this height and width in pixels.
+    """
+
+    name: str
+    steps: int | None = None
+    guidance: float | None = None
+    tasks: Mapping[Task, str] = field(default_factory=dict)
+    embeddings: tuple[str | None, ...] = ()
+    last_text_state: int | None = None
+    reads_padding: bool = True
+    own_defaults: tuple[OwnDefaults, ...] = ()
+    side: int = 0
+    max_text_length: int | None = None
+    packages: tuple[str, ...] = ()
+    one_a_call: bool = False
+    rounds_steps_down: bool = False
+    control_image: str = "image"
+    run_without_values: Callable[[Any, int, int], None] | None = None
+
+    @property
+    def edits(self) -> bool:
+        """Whether its weights are trained to edit an image."""
+        return "edit" in self.tasks
+
+
+@dataclass(frozen=True)
+class OwnDefaults:
+    """Steps and guidance of models that a value in their configuration tells from others of their class.
+
+    Attributes:
+        file: in the model's folder, e.g. "transformer/config.json".
+        key, value: what it says there.
+        steps, guidance: of these models.
+        max_text_length: tokens to which their call pads a prompt; None: as others.
+    """
+
+    file: str
+    key: str
+    value: object
+    steps: int
+    guidance: float
+    max_text_length: int | None = None
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model of the catalogue.
+
+    Attributes:
+        entry: how its publishers run it, and where its weights are.
+        architecture: its networks; None for the small ones that ship with vivace, which have files.
+        title: what tables of others call it; "" if their operations are not counted.
+        labels: a regular expression of such names. No other model's may fit, whatever the order.
+        step_flop: FLOP of one denoiser step for one image, guidance included, at its own size; of models that edit,
+            with the source's tokens. From results/model-flops.json, counted on shapes (benchmarks/model_flops.py).
+    """
+
+    entry: Entry
+    architecture: Architecture | None = None
+    title: str = ""
+    labels: str = ""
+    step_flop: int = 0
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Tensors by which a file is known as one of a family, or as one that vivace does not read.
+
+    Attributes:
+        what: what such a file is; follows "FILE is ".
+        has: names of tensors, without their denoiser's prefix. A `*` at either end stands for anything.
+        sizes: lengths of dimensions: the tensor, the dimension, the length.
+        entry: catalogue name of the model with the same configuration; None for a file that is refused.
+        component: the only component that is read from the file; None for a whole pipeline.
+        advice: what to do with a file that is refused; "" for what is said of any.
+        note: what was assumed.
+    """
+
+    what: str
+    has: tuple[str, ...]
+    sizes: tuple[tuple[str, int, int], ...] = ()
+    entry: str | None = None
+    component: str | None = None
+    advice: str = ""
+    note: str = ""
+
+
+Rules = list[tuple[str, float]]
+"""Pairs of a pattern of parameter names and a gain or, for norms, the mean of the weight."""
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """How a network is filled with random weights that keep its activations in the range of a trained one.
+
+    Attributes:
+        gains: of its layers, where they are not 1.
+        norms: mean weights of its norms, where they are not 1.
+        finish: changes weights once all are filled.
+    """
+
+    gains: Callable[[Any], Rules]
+    norms: Callable[[Any], Rules] = lambda _: []
+    finish: Callable[[Any], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ControlNets:
+    """The ControlNets of a family.
+
+    Attributes:
+        name: their class in diffusers.
+        copy: its method that makes one of a denoiser.
+        arguments: further arguments of that method, from the denoiser.
+    """
+
+    name: str
+    copy: str
+    arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True)
 class Family:
-    """The facts about an architecture.
+    """Everything that vivace knows of the models with one denoiser.
 
     Attributes:
         name: as its publishers write it.
         denoiser: the denoiser's class in diffusers.
-        pipelines: the text-to-image pipelines that have it.
-        embeddings: for each pipeline, names of the call's arguments for the values that `encode_prompt` returns; None
-            for a value that the pipeline computes again.
+        pipelines: those that draw with it, each with what is known of it.
+        models: those of the catalogue.
+        random_weights: for its denoiser and what else no other family has, by class.
+        narrow: for tests, the denoiser's arguments with at most a tenth of its channels.
+        few_blocks: for tests, those with as few blocks as its kind allows.
+        is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
         second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
-        is_transformer: whether the denoiser is one; otherwise it is a UNet.
-        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        cells: latent cells on a side of a token, by the denoiser.
+        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
             later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
-        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
-        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         pads_captions: whether the denoiser makes each text as long as a multiple of 32 tokens, by its `_pad_with_ids`.
-        cells: latent cells on a side of a token, by the denoiser.
-        last_text_state: for each pipeline that reads of a language model nothing but the states behind some layers, the
-            last of them: 27 is that behind 27 layers, -1 that behind all.
-        padding_unread_by: the pipelines that read states of prompts' own tokens alone, although they have the text
-            encoder compute those of padding behind them, too.
-        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
+        controlnets: None where vivace knows of none.
+        signatures: of its single files. A file is of the family whose signature names most of its tensors.
+        original_names: the names of the layers in the authors' code, and the layers of diffusers that each is. `#` is
+            a block's number.
+        lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
+        templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
         cache_fits: published fits of step caches, by technique.
+        fused: its fused form, "module:function" below `vivace.machinery.fused`; "" if there is none.
     """
 
     name: str
     denoiser: str
-    pipelines: tuple[str, ...]
-    embeddings: dict[str, tuple[str | None, ...]]
+    pipelines: tuple[Pipeline, ...]
+    models: tuple[PublishedModel, ...] = ()
+    random_weights: Mapping[str, RandomWeights] = field(default_factory=dict)
+    narrow: Mapping[str, Any] = field(default_factory=dict)
+    few_blocks: Mapping[str, Any] = field(default_factory=dict)
+    is_transformer: bool = True
     blocks: Blocks | None = None
     doubled: Doubled | None = None
     second_call_above: float = 1.0
-    is_transformer: bool = True
-    not_by_diffusers: str = ""
+    cells: Callable[[Any], int] = lambda _: 2
+    side_in_tokens: int = 1
     rows_in_lists: bool = False
     text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
-    not_captured: Callable[[Any], str] = lambda _: ""
     pads_captions: bool = False
-    cells: Callable[[Any], int] = lambda _: 2
-    last_text_state: Mapping[str, int] = field(default_factory=dict)
-    padding_unread_by: tuple[str, ...] = ()
-    side_in_tokens: int = 1
+    not_by_diffusers: str = ""
+    not_captured: Callable[[Any], str] = lambda _: ""
+    controlnets: ControlNets | None = None
+    signatures: tuple[Signature, ...] = ()
+    original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lora_layers: tuple[str, ...] = ()
+    templates: Mapping[str, str] = field(default_factory=dict)
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
+    fused: str = ""
 
 
 def output_of(path: str) -> Watch:

@@ -32,7 +32,7 @@ def models(export: tuple[str, Path] | None, as_json: bool) -> int:
     if export is not None:
         return _export(*export, as_json)
 
-    from vivace.models.catalogue import CATALOGUE
+    from vivace.architectures import CATALOGUE
     from vivace.models.find import SYNTHETIC, synthetic_names
 
     sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}

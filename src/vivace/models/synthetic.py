@@ -16,9 +16,9 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import Architecture, Component
 from vivace.errors import UnknownModel, nearest
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill

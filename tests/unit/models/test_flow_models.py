@@ -6,8 +6,8 @@ import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import WorkloadError
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import on_meta
 from vivace.recipes.resolve import resolve

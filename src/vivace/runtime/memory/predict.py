@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivace.architectures import family_of
+from vivace.architectures import CATALOGUE, family_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
@@ -32,7 +32,6 @@ from vivace.machinery.technique import (
     component_of,
 )
 from vivace.measure.memory import plain_tensors
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_images
