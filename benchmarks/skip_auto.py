@@ -112,8 +112,6 @@ def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
         list(PROMPT_SETS[located.prompt_set][:NUM_DEFAULT])
         if located.entry is not None
         else ["a red circle above a blue square"]
-        if located.entry is not None
-        else ["a red circle above a blue square"]
     )
     pairs = [(prompts[k % len(prompts)], _FIRST_SEED + k) for k in range(num_images)]
     with (
