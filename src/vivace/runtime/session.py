@@ -278,6 +278,13 @@ class Session:
             raise Unsupported(f"{self.recipe.text}: {reason}")
         if (reason := refused_steps(self.pipe, call)) is not None:
             raise WorkloadError(f"{self.recipe.text}: {reason}")
+        sigmas: Any = self._defaults.get("sigmas")
+        steps = call.get("num_inference_steps")
+        if sigmas is not None and call.get("sigmas") is sigmas and steps != len(sigmas):
+            # The pipeline would draw with as many steps as there are sigmas, whatever is asked.
+            raise WorkloadError(
+                f"{self.recipe.text}: it has sigmas of its own, for {len(sigmas)} steps, not {steps}"
+            )
         vae = getattr(self.pipe, "vae", None)
         dtype = weights_dtype(vae)
         effects = [effect for _, effect in self._applied]
