@@ -211,6 +211,11 @@ class PublishedModel:
     labels: str = ""
     step_flop: int = 0
 
+    @property
+    def pixels(self) -> int:
+        """Of its own size."""
+        return self.entry.height * self.entry.width
+
 
 @dataclass(frozen=True)
 class Signature:
