@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vivace.architectures import family_of
+
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
 
@@ -91,7 +93,10 @@ _MODULES = {
 
 def form_of(denoiser: Any) -> FusedForm | None:
     """Return how a denoiser is fused; None if it is no transformer, or has no fused form."""
-    name = _MODULES.get(type(denoiser).__name__)
+    family = family_of(denoiser)
+    if family is None or not family.is_transformer:
+        return None
+    name = family.fused or _MODULES.get(family.denoiser)
     if name is None:
         return None
     form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{name}").FORM
