@@ -155,7 +155,6 @@ KREA2 = Family(
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
     },
-    second_call_above=0.0,
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
