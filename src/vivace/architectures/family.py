@@ -114,7 +114,6 @@ class Pipeline:
 
     Attributes:
         name: its class in diffusers.
-        steps, guidance: defaults of its call; None where it has no such argument, or one whose default is no number.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
         embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
             the pipeline computes again.
@@ -124,30 +123,30 @@ class Pipeline:
             encoder compute those of padding, too, and cuts them off.
         own_defaults: from the configuration of a folder, steps and guidance of models that it tells from others of
             their class, e.g. a distilled one.
-        side: the size in pixels for which its models are trained; 0 where their configuration says it.
         max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
         packages: packages beside diffusers that its parts import when they are read from files.
         one_a_call: whether a call takes one prompt alone.
+        most_images: that it edits as one: as many as its models were trained for.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
         control_image: the argument for the image that a ControlNet follows.
+        reads_timesteps: whether its call reads values of timesteps, which are then to be on the CPU.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
     """
 
     name: str
-    steps: int | None = None
-    guidance: float | None = None
     tasks: Mapping[Task, str] = field(default_factory=dict)
     embeddings: tuple[str | None, ...] = ()
     last_text_state: int | None = None
     reads_padding: bool = True
     own_defaults: tuple[OwnDefaults, ...] = ()
-    side: int = 0
     max_text_length: int | None = None
     packages: tuple[str, ...] = ()
     one_a_call: bool = False
+    most_images: int = 1
     rounds_steps_down: bool = False
     control_image: str = "image"
+    reads_timesteps: bool = True
     run_without_values: Callable[[Any, int, int], None] | None = None
 
     @property
@@ -284,7 +283,8 @@ class Family:
         lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
         templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
         cache_fits: published tables of step caches, by technique.
-        fused: its fused form, "module:function" below `vivace.machinery.fused`; "" if there is none.
+        fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
+        divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
 
     name: str
@@ -313,6 +313,7 @@ class Family:
     templates: Mapping[str, str] = field(default_factory=dict)
     cache_fits: Mapping[str, Any] = field(default_factory=dict)
     fused: str = ""
+    divides_tokens: bool = False
 
 
 def output_of(path: str) -> Watch:
@@ -396,3 +397,12 @@ def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
     if not 0 < count == len(own) or not torch.equal(ids[:count], torch.nn.functional.pad(cells, (1, 0))):
         raise ValueError(f"the ids of the {len(ids)} image tokens are not those of an image, row by row")
     return rows, columns
+
+
+def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the tensors of a call to the meta device, before a forward."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]

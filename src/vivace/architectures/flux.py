@@ -229,8 +229,6 @@ FLUX = Family(
     pipelines=(
         Pipeline(
             "FluxPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={
                 "image": "FluxImg2ImgPipeline",
                 "inpaint": "FluxInpaintPipeline",
@@ -244,8 +242,6 @@ FLUX = Family(
         ),
         Pipeline(
             "FluxKontextPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={"edit": "FluxKontextPipeline"},
             embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
@@ -270,4 +266,6 @@ FLUX = Family(
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
     controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    fused="flux",
+    divides_tokens=True,
 )

@@ -168,8 +168,6 @@ SANA = Family(
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            steps=20,
-            guidance=4.5,
             embeddings=(
                 "prompt_embeds",
                 "prompt_attention_mask",
@@ -179,8 +177,7 @@ SANA = Family(
         ),
         Pipeline(
             "SanaSprintPipeline",
-            steps=2,
-            guidance=4.5,
+            reads_timesteps=False,  # it computes with their tensors
             embeddings=("prompt_embeds", "prompt_attention_mask"),
         ),
     ),
