@@ -98,6 +98,23 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class PublishedFit:
+    """What a step cache needs of a model, as it is published.
+
+    Attributes:
+        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
+        model: that it was measured on.
+        source: where it is published.
+        config: of the denoisers that it is for.
+    """
+
+    values: Callable[[], tuple[float, ...]]
+    model: str
+    source: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Doubled:
     """Guidance as one call of a doubled batch.
 
@@ -282,7 +299,7 @@ class Family:
             a block's number.
         lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
         templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
-        cache_fits: published tables of step caches, by technique.
+        cache_fits: published fits of step caches, by technique.
         fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
         divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
@@ -311,7 +328,7 @@ class Family:
     original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lora_layers: tuple[str, ...] = ()
     templates: Mapping[str, str] = field(default_factory=dict)
-    cache_fits: Mapping[str, Any] = field(default_factory=dict)
+    cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False
 

@@ -37,6 +37,7 @@ from vivace.architectures.family import (
     Family,
     OwnDefaults,
     Pipeline,
+    PublishedFit,
     PublishedModel,
     RandomWeights,
     Rules,
@@ -223,6 +224,25 @@ _MODELS = (
     ),
 )
 
+_DEV_CONFIG = {
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "guidance_embeds": True,
+}
+
+
+def _ratios() -> tuple[float, ...]:
+    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
+
+    return tuple(float(ratio) for ratio in FLUX_MAG_RATIOS)
+
+
+def _polynomial() -> tuple[float, ...]:
+    return 4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01
+
+
 FLUX = Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
@@ -265,6 +285,12 @@ FLUX = Family(
         grid=grid_of_ids,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
+    cache_fits={
+        "magcache": PublishedFit(_ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG),
+        "teacache": PublishedFit(
+            _polynomial, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
+        ),
+    },
     controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
     fused="flux",
     divides_tokens=True,

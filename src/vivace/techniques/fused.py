@@ -192,7 +192,7 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
-        from vivace.machinery.fused.casts import cast_all
+        from vivace.machinery.fused.calls import cast_all
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.vae import fuse_vae
 
@@ -209,7 +209,7 @@ class Fused(Technique):
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.casts import SampleCasts
+        from vivace.machinery.fused.calls import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.text_projections import TextHoisting
         from vivace.machinery.fused.unet import fuse_unet
@@ -240,7 +240,7 @@ class Fused(Technique):
     def _fuse_transformer(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.casts import cast_output
+        from vivace.machinery.fused.calls import cast_output
 
         transformer = target.module("denoiser")
         form = form_of(transformer)
@@ -265,15 +265,15 @@ class Fused(Technique):
                 "denoiser.fused_blocks": num_blocks,
                 "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
             },
-            evidence=fused.evidence,
+            evidence=lambda: {name: count() for name, count in fused.counts.items()},
             refuted=refuted,
         )
 
 
 def _with_passes(evidence: _Evidence | None) -> _Evidence:
-    from vivace.machinery.fused import separate_passes
+    from vivace.machinery.fused import cublas_lt
 
-    return lambda: {**(evidence() if evidence else {}), **separate_passes.evidence()}
+    return lambda: {**(evidence() if evidence else {}), **cublas_lt.evidence()}
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -316,7 +316,10 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     kind = type(denoiser).__name__
     form = form_of(denoiser)
     if form is None and not _is_unet(denoiser):
-        return f"the fused kernels are made for transformers of {_families(' and ')}, and for UNets, and this is a {kind}"
+        families = _families(" and ")
+        return (
+            f"the fused kernels are made for transformers of {families}, and for UNets, and this is a {kind}"
+        )
     if hasattr(denoiser, _ATTRIBUTE):
         return None
     for name, layer in denoiser.named_modules():

@@ -1,9 +1,11 @@
-"""Hooks that cast what a fused component is given, and what it returns: it computes in bf16, whatever its pipeline
-has."""
+"""What fused components make of a call: hooks that cast what it gives them, since they compute in bf16, and refusals of
+what they do not compute."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from vivace.errors import Unsupported
 
 
 def cast(value: Any) -> Any:
@@ -64,3 +66,32 @@ class SampleCasts:
             return (output[0].to(self._dtype), *output[1:])
         output.sample = output.sample.to(self._dtype)
         return output
+
+
+def refuse_controlnet(*samples: Any) -> None:
+    """Refuse what a ControlNet adds to blocks.
+
+    Args:
+        samples: the arguments of a forward that hold it; None where there is none.
+
+    Raises:
+        Unsupported: there is any.
+    """
+    if any(each is not None for each in samples):
+        raise Unsupported(
+            "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
+        )
+
+
+def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
+    """Refuse what the fused blocks do not compute.
+
+    Raises:
+        Unsupported: there is any.
+    """
+    extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
+    if extras:
+        raise Unsupported(
+            f"fused: the fused blocks take no attention_kwargs ({', '.join(extras)}); leave fused out, or call "
+            "without adapters"
+        )
