@@ -337,6 +337,15 @@ class Family:
     fused: str = ""
 
 
+def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the tensors among a call's arguments to the meta device: a forward pre-hook."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]
+
+
 def output_of(path: str) -> Watch:
     """Watch what a module returns."""
 
