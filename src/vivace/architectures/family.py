@@ -146,7 +146,6 @@ class Pipeline:
         most_images: that it edits as one: as many as its models were trained for.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
         control_image: the argument for the image that a ControlNet follows.
-        reads_timesteps: whether its call reads values of timesteps, which are then to be on the CPU.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
     """
@@ -163,7 +162,6 @@ class Pipeline:
     most_images: int = 1
     rounds_steps_down: bool = False
     control_image: str = "image"
-    reads_timesteps: bool = True
     run_without_values: Callable[[Any, int, int], None] | None = None
 
     @property
@@ -209,6 +207,11 @@ class PublishedModel:
     title: str = ""
     labels: str = ""
     step_flop: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """Of its own size."""
+        return self.entry.height * self.entry.width
 
 
 @dataclass(frozen=True)
@@ -333,6 +336,15 @@ class Family:
     divides_tokens: bool = False
 
 
+def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the tensors among a call's arguments to the meta device: a forward pre-hook."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]
+
+
 def output_of(path: str) -> Watch:
     """Watch what a module returns."""
 
@@ -414,12 +426,3 @@ def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
     if not 0 < count == len(own) or not torch.equal(ids[:count], torch.nn.functional.pad(cells, (1, 0))):
         raise ValueError(f"the ids of the {len(ids)} image tokens are not those of an image, row by row")
     return rows, columns
-
-
-def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Move the tensors of a call to the meta device, before a forward."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    return moved[0], moved[1]

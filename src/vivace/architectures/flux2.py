@@ -180,7 +180,7 @@ _MODELS = (
 
 
 def _run_without_values(pipe: Any, height: int, width: int) -> None:
-    """Let the pipeline know the size of the latents, which it reads from their positions."""
+    """Tell the size of the latents, which the pipeline reads from their positions."""
     side = 2 * int(pipe.vae_scale_factor)
 
     def unpack(tokens: Any, _: Any) -> Any:

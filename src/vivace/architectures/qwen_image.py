@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.architectures.components import (
     FLOW,
@@ -36,6 +36,9 @@ from vivace.architectures.family import (
     output_of,
 )
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:
@@ -231,7 +234,7 @@ def _edit_embeddings(
 def _seeing(encoder: Any) -> Iterator[None]:
     """Let a language model put images in the place of their tokens without counting these."""
 
-    def mask(ids: Any, **_: Any) -> Any:
+    def mask(ids: torch.Tensor, **_: Any) -> Any:
         is_image = (ids == encoder.config.image_token_id).unsqueeze(-1)
         return is_image, is_image
 
@@ -245,8 +248,12 @@ def _seeing(encoder: Any) -> Iterator[None]:
         del model.get_placeholder_mask
 
 
-def _run_without_values(embeddings: Callable[..., Any], pipe: Any, _: int, __: int) -> None:
-    pipe._get_qwen_prompt_embeds = functools.partial(embeddings, pipe)
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
+
+
+def _edit_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
 
 
 QWEN_IMAGE = Family(
@@ -255,23 +262,23 @@ QWEN_IMAGE = Family(
     pipelines=(
         Pipeline(
             "QwenImagePipeline",
-            run_without_values=functools.partial(_run_without_values, _embeddings),
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
+            run_without_values=_run_without_values,
         ),
         Pipeline(
             "QwenImageEditPipeline",
-            run_without_values=functools.partial(_run_without_values, _edit_embeddings),
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
         ),
         Pipeline(
             "QwenImageEditPlusPipeline",
-            run_without_values=functools.partial(_run_without_values, _edit_embeddings),
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
             one_a_call=True,
             most_images=3,

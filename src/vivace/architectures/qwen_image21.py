@@ -179,7 +179,7 @@ def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, kwargs | {"img_mask": mask}
 
 
-def _run_without_values(pipe: Any, _: int, __: int) -> None:
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
     pipe.transformer.register_forward_pre_hook(_with_image_last, with_kwargs=True)
 

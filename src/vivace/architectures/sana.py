@@ -162,6 +162,12 @@ _MODELS = (
     ),
 )
 
+
+def _sprint_without_values(pipe: Any, height: int, width: int) -> None:
+    """Leave the timesteps on the meta device: this pipeline reads none, and computes with their tensors."""
+    del pipe.scheduler.set_timesteps
+
+
 SANA = Family(
     name="Sana",
     denoiser="SanaTransformer2DModel",
@@ -177,8 +183,8 @@ SANA = Family(
         ),
         Pipeline(
             "SanaSprintPipeline",
-            reads_timesteps=False,  # it computes with their tensors
             embeddings=("prompt_embeds", "prompt_attention_mask"),
+            run_without_values=_sprint_without_values,
         ),
     ),
     models=_MODELS,

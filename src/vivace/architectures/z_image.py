@@ -126,7 +126,7 @@ def _embeddings(
     return [hidden[row][:length].clone() for row, length in enumerate(lengths)]
 
 
-def _run_without_values(pipe: Any, _: int, __: int) -> None:
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._encode_prompt = functools.partial(_embeddings, pipe)
 
 

@@ -165,7 +165,7 @@ def _needs(
     seconds = None
     if work is not None:
         share = min(1.0, height * width / work.pixels)
-        seconds = work.step * share * steps / (here.num_cores * _CORE_FLOPS)
+        seconds = work.step_flop * share * steps / (here.num_cores * _CORE_FLOPS)
     return _Needs(entry.origin.download_bytes, memory, seconds)
 
 
