@@ -23,6 +23,7 @@ from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
 from vivace.architectures.krea2 import KREA2
+from vivace.architectures.longcat_image import LONGCAT_IMAGE
 from vivace.architectures.qwen_image import QWEN_IMAGE
 from vivace.architectures.qwen_image21 import QWEN_IMAGE21
 from vivace.architectures.sana import SANA
@@ -56,6 +57,7 @@ FAMILIES: tuple[Family, ...] = (
     FLUX2,
     COGVIEW4,
     KREA2,
+    LONGCAT_IMAGE,
 )
 
 
