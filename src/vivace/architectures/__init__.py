@@ -43,6 +43,7 @@ __all__ = [
     "family_of",
     "family_of_model",
     "family_of_pipeline",
+    "pipeline_doing",
     "pipeline_named",
 ]
 
@@ -75,6 +76,12 @@ def family_of_pipeline(class_name: str) -> Family | None:
 def pipeline_named(class_name: str) -> Pipeline | None:
     """Return what is known of a pipeline by its class; None if no family has it."""
     return next((each for family in FAMILIES for each in family.pipelines if each.name == class_name), None)
+
+
+def pipeline_doing(class_name: str) -> Pipeline | None:
+    """Return the published pipeline that is of a class, or one of whose other tasks is; None if no family has it."""
+    every = [each for family in FAMILIES for each in family.pipelines]
+    return next((each for each in every if class_name in (each.name, *each.tasks.values())), None)
 
 
 def family_of_model(name: str) -> Family | None:

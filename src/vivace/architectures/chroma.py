@@ -75,8 +75,6 @@ CHROMA = Family(
     pipelines=(
         Pipeline(
             "ChromaPipeline",
-            steps=35,
-            guidance=5.0,
             tasks={"image": "ChromaImg2ImgPipeline", "inpaint": "ChromaInpaintPipeline"},
             max_text_length=512,
         ),

@@ -235,8 +235,6 @@ FLUX = Family(
     pipelines=(
         Pipeline(
             "FluxPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={
                 "image": "FluxImg2ImgPipeline",
                 "inpaint": "FluxInpaintPipeline",
@@ -250,8 +248,6 @@ FLUX = Family(
         ),
         Pipeline(
             "FluxKontextPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={"edit": "FluxKontextPipeline"},
             embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
@@ -282,4 +278,6 @@ FLUX = Family(
         ),
     },
     controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    fused="flux",
+    divides_tokens=True,
 )

@@ -201,21 +201,29 @@ _MODELS = (
     ),
 )
 
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    """Tell the size of the latents, which the pipeline reads from their positions."""
+    side = 2 * int(pipe.vae_scale_factor)
+
+    def unpack(tokens: Any, _: Any) -> Any:
+        return tokens.transpose(1, 2).unflatten(2, (height // side, width // side)).contiguous()
+
+    pipe._unpack_latents_with_ids = unpack
+
+
 FLUX2 = Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
     pipelines=(
         Pipeline(
             "Flux2Pipeline",
-            steps=50,
-            guidance=4.0,
             embeddings=("prompt_embeds", None),
             last_text_state=30,
+            run_without_values=_run_without_values,
         ),
         Pipeline(
             "Flux2KleinPipeline",
-            steps=50,
-            guidance=4.0,
             embeddings=("prompt_embeds", None),
             last_text_state=27,
         ),
@@ -234,4 +242,5 @@ FLUX2 = Family(
         grid=grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
+    fused="flux2",
 )

@@ -74,11 +74,8 @@ LONGCAT_IMAGE = Family(
     pipelines=(
         Pipeline(
             "LongCatImagePipeline",
-            steps=50,
-            guidance=4.5,
             embeddings=("prompt_embeds", None),
             last_text_state=-1,
-            max_text_length=512,
         ),
     ),
     models=(

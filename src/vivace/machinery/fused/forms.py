@@ -1,4 +1,4 @@
-"""The transformers that have a fused form, by the name of their class in diffusers."""
+"""How the transformers are fused whose family has a fused form."""
 
 from __future__ import annotations
 
@@ -82,26 +82,12 @@ class FusedForm:
         return sum(len(getattr(transformer, name)) for name in self.chains)
 
 
-_MODULES = {
-    "FluxTransformer2DModel": "flux",
-    "Flux2Transformer2DModel": "flux2",
-    "QwenImageTransformer2DModel": "qwen_image",
-    "QwenImage21Transformer2DModel": "qwen_image21",
-    "SD3Transformer2DModel": "sd3",
-    "Krea2Transformer2DModel": "krea2",
-    "ZImageTransformer2DModel": "z_image",
-}
-
-
 def form_of(denoiser: Any) -> FusedForm | None:
     """Return how a denoiser is fused; None if it is no transformer, or has no fused form."""
     family = family_of(denoiser)
-    if family is None or not family.is_transformer:
+    if family is None or not family.fused or not family.is_transformer:
         return None
-    name = family.fused or _MODULES.get(family.denoiser)
-    if name is None:
-        return None
-    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{name}").FORM
+    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{family.fused}").FORM
     return form
 
 

@@ -6,7 +6,6 @@ time within three times A's median latency, for both sides, so that their goodpu
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from statistics import median
 from typing import Any, Literal
 
 from vivace.benchmark.load_testing.aiperf import read_aiperf
+from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
 from vivace.benchmark.load_testing.load_rows import LoadRow, RequestSettings, read_rows, write_rows
-from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, with_model
+from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
 from vivace.proofs.sides.prepare_sides import ImageSource, Prepared
@@ -102,7 +102,7 @@ def _measured(
 ) -> list[LoadRow]:
     side = source.side
     assert isinstance(side, EndpointSide)
-    target = asyncio.run(with_model(_target(prepared, side, prepared.key(source))))
+    target = _target(prepared, side, prepared.key(source)).find_model()
     settings = RequestSettings(
         model=target.model,
         fields=target.fields,
@@ -135,13 +135,11 @@ def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> LoadTarg
         if each.width is not None and each.height is not None
     ]
     return LoadTarget(
-        url=side.url,
+        endpoint=ImagesEndpoint(side.url, prepared.request.timeout_s, key),
         model=side.fields.get("model"),
         fields=fields,
         prompts=prepared.prompts,
         variants=tuple(Variant(size) for size in sizes) or (Variant(),),
-        timeout_s=prepared.request.timeout_s,
-        key=key,
     )
 
 
