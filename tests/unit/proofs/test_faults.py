@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.images_server import serving
+from vivace.benchmark.load_testing import images_endpoint
 from vivace.cli import app
 from vivace.errors import Unsupported
-from vivace.proofs import http
 
 REFERENCE = "python:tests.drawn_shapes:draw"
 PROMPTS = [
@@ -120,7 +120,7 @@ def test_a_switched_seed_is_named(tmp_path: Path) -> None:
 
 
 def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(images_endpoint, "FIRST_WAIT_S", 0.01)
     proof = against_server(tmp_path, "busy", "--claim", "same")
     assert proof["exit_code"] == 0
     assert any("HTTP 429" in note for note in proof["notes"])

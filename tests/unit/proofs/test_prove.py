@@ -13,7 +13,7 @@ from tests.drawn_shapes import draw
 from tests.images_server import serving
 from vivace.cli import app
 from vivace.errors import UsageError
-from vivace.proofs.sides import endpoint
+from vivace.proofs.sides.endpoint_side import EndpointSide
 
 SHAPES = "python:tests.drawn_shapes:draw"
 PROMPTS = [
@@ -91,15 +91,15 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_begun_anew(tmp_path: P
     with serving() as server:
         a, b = SHAPES, server.url
         more = ("--prompts", str(file), "--seeds", "1", "--height", "96", "--width", "96", "--claim", "same")
-        whole = endpoint.Endpoint.draw
+        whole = EndpointSide.draw
 
-        def draw_three(self: endpoint.Endpoint, *arguments: object) -> object:
+        def draw_three(self: EndpointSide, *arguments: object) -> object:
             if len(server.requests) >= 3:
                 raise KeyboardInterrupt
             return whole(self, *arguments)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(endpoint.Endpoint, "draw", draw_three)
+            patch.setattr(EndpointSide, "draw", draw_three)
             result = prove(tmp_path, a, b, *more)
         assert result.return_value == 130
         assert "the images are kept" in result.stderr

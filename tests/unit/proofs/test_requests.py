@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.images_server import serving
+from vivace.benchmark.load_testing import images_endpoint
 from vivace.cli import app
-from vivace.proofs import http
 
 PROMPTS = [f"a {word} circle" for word in ("red", "blue", "orange", "green", "yellow", "purple")]
 SETTINGS = ("--height", "96", "--width", "96", "--steps", "8", "--guidance-scale", "4", "--scorer", "none")
@@ -92,7 +92,7 @@ def test_half_the_guidance_is_named(tmp_path: Path) -> None:
 def test_what_a_server_refuses_is_not_held_against_it(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr(images_endpoint, "FIRST_WAIT_S", 0.1)
     proof = against_server(tmp_path, fault)
     assert failed(proof) == {}
     assert proof["exit_code"] == 0

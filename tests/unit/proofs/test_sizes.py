@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.drawn_shapes import draw
 from tests.images_server import ODD_ANSWERS, serving
+from vivace.benchmark.load_testing import images_endpoint
 from vivace.cli import app
 from vivace.errors import UsageError, WorkloadError
-from vivace.proofs import http
 
 SHAPES = "python:tests.drawn_shapes:draw"
 PROMPTS = [
@@ -169,7 +169,7 @@ def test_grey_images_of_8_and_16_bits_are_compared_and_transparency_is_noted(tmp
 def test_odd_answers_are_a_line_each_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "_FIRST_WAIT_S", 0.005)  # eight tries of the busy server take 12 s otherwise
+    monkeypatch.setattr(images_endpoint, "FIRST_WAIT_S", 0.005)  # eight tries of the busy server take 12 s otherwise
     prompts = [text for odd in ODD_ANSWERS for text in (f"a {odd} thing", f"a good red and {odd} shape")]
     with serving("odd answers") as server:
         more = ("--height", "96", "--width", "96", "--format", "json", "--claim", "same")
