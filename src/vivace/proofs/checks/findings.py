@@ -27,6 +27,8 @@ _NEARER_DB = 20.0
 """By how much B's image is nearer to A's of another request, if that is what B drew."""
 _ALIKE = 2.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 
+_OTHERS = ("another seed", "another prompt")
+
 
 @dataclass(frozen=True)
 class ImageFinding:
@@ -84,12 +86,12 @@ def find_instead(
             f"instead: {count(len(hits), 'image')} of B {verb} A's of {kind}",
             pair.label,
             pair.request,
-            is_cause=len(hits) >= sum(each.differs for each in pairs),
+            is_cause=kind not in _OTHERS or len(hits) >= sum(each.differs for each in pairs),
         )
 
 
 def _kind(pair: PairFigures, other: PairFigures) -> str:
-    return "another seed" if pair.prompt == other.prompt else "another prompt"
+    return _OTHERS[pair.prompt != other.prompt]
 
 
 def _is_as_near(image: ReadImage, other: ReadImage, least_db: float) -> bool:
