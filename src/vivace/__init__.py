@@ -81,7 +81,7 @@ __all__ = [
 _MODULES = {
     "Paired": "benchmark.pairs",
     "Profiled": "benchmark.profiles",
-    "Proof": "proofs.proof",
+    "Proof": "proofs.verdicts.proof",
     "Recipe": "recipes.recipe",
     "Recommendation": "evidence.recommendation.recommendation",
     "Record": "foundation.spec.record",

@@ -128,10 +128,10 @@ def check_requests(plan: ProofPlan, images: StoredImages) -> Iterator[ServerChec
         drawn = images.image("b", probe.base), images.image("b", probe.job)
         both = images.image("a", probe.base), images.image("a", probe.job)
         is_drawn = probe.is_of_reference and all(image.is_there for image in both)
-        known = _Known(both if is_drawn else None, is_same_model, repeated.status is not Status.FAILED)
+        known = _ProbeContext(both if is_drawn else None, is_same_model, repeated.status is not Status.FAILED)
 
         def observe(
-            probe: Probe = probe, drawn: tuple[ReadImage, ReadImage] = drawn, known: _Known = known
+            probe: Probe = probe, drawn: tuple[ReadImage, ReadImage] = drawn, known: _ProbeContext = known
         ) -> str:
             if probe.name == "size":
                 return _observe_size(probe, *drawn, known.reference)
@@ -141,7 +141,7 @@ def check_requests(plan: ProofPlan, images: StoredImages) -> Iterator[ServerChec
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ProbeContext:
     """What else is known: A's images, whether B's first is A's, whether B draws the same image twice."""
 
     reference: Reference
@@ -171,7 +171,7 @@ def _observe_change(
     probe: Probe,
     first: ReadImage,
     changed: ReadImage,
-    known: _Known,
+    known: _ProbeContext,
     draw_again: Callable[[], ReadImage | None],
 ) -> str:
     """See whether another value changes the image as it should."""

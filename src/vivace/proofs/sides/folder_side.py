@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import CATALOGUE
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.terminal_text import natural_order
-from vivace.models.catalogue import CATALOGUE
 from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Settings, Side, suffix_of
 from vivace.report.value_text import count
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import user_path
 from vivace.foundation.untrusted.reading import reason
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.proofs.sides.side import (
     SETTINGS,
