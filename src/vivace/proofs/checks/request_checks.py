@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vivace.benchmark.load_testing.images_endpoint import NoAnswer
-from vivace.measure.damage.details import resized
-from vivace.measure.image_metrics import match
+from vivace.measure.image_metrics import match, resized
 from vivace.proofs.checks.pair_figures import (
     ROUNDING_DB,
     ReadImage,

@@ -89,10 +89,11 @@ class FunctionSide(Side):
             ) from error
         if not callable(target):
             raise UsageError(f"{self.text} is not a function")
-        return target
+        function: Callable[..., Any] = target
+        return function
 
     @cached_property
-    def probed(self) -> tuple[str, ...]:  # type: ignore[override]
+    def probed(self) -> tuple[str, ...]:
         """The settings that it takes.
 
         Raises:
