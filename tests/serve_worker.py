@@ -186,5 +186,5 @@ def _loaded(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 
 if __name__ == "__main__":
-    worker._load, worker._import_libraries = _load, lambda events: None
+    worker._load, worker._import_libraries, worker._import_model = _load, lambda: None, lambda name: None
     worker.main()

@@ -83,5 +83,5 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 if __name__ == "__main__":
     worker._load = _load
-    worker._import_libraries = lambda events: None
+    worker._import_libraries, worker._import_model = lambda: None, lambda name: None
     worker.main()

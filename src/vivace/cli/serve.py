@@ -261,15 +261,14 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
 
 
 async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
-    from vivace.serve.queue.pool import EarlyProcesses, ReplicaPool
+    """Serve with workers of this machine, whose template imports libraries while this process does; see `_serve`."""
+    from vivace.serve.queue.process import Workers
 
-    early = EarlyProcesses(settings)
-    await early.start()
-    try:
-        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
-    finally:
-        await early.stop()
+    workers = Workers(settings)
+    await workers.template()
+    from vivace.serve.queue.pool import ReplicaPool
+
+    return await _serve(settings, listening, functools.partial(ReplicaPool, workers=workers))
 
 
 async def _serve(

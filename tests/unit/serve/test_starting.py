@@ -5,22 +5,44 @@ import ctypes
 import dataclasses
 import json
 import logging
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.queue.pool import EarlyProcesses
-from vivace.serve.queue.process import WorkerProcess
+from vivace.serve.queue.process import Workers
+from vivace.serve.queue.replica import Replica
 from vivace.serve.queue.startup import FIRST_PHASE, PastStarts, Startup, key_of
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
+
+BAD_FORK = """
+import json, os, sys
+from types import SimpleNamespace
+from vivace.serve.worker import main as worker
+
+worker._import_libraries, worker._import_model = lambda: None, lambda name: None
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(_is_in_bad_fork=lambda: True))
+
+
+def execv(file, arguments):
+    os.write(1, json.dumps({"event": "new", "arguments": arguments[1:]}).encode() + b"\\n")
+    os._exit(0)
+
+
+os.execv = execv
+worker.main()
+"""
 
 
 def past(folder: Path, key: str = "a") -> PastStarts:
@@ -112,32 +134,61 @@ def test_readyz_and_the_log_say_how_a_start_goes(
     assert "worker 1: ready after" in caplog.text
 
 
-def test_a_worker_that_was_started_early_is_the_one_that_draws() -> None:
-    async def take() -> None:
-        early = EarlyProcesses(SETTINGS, lambda gpu: WorkerProcess(COMMAND))
-        await early.start()
-        (waiting,) = early._waiting.values()
-        pid = waiting.pid
-        process = early.take(None)
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="elsewhere each worker imports libraries itself"
+)
+def test_one_template_forks_all_workers_and_they_outlive_it(tmp_path: Path) -> None:
+    settings = dataclasses.replace(ServeSettings("fake", "baseline", device="cpu"), gpus=("0", "1"))
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        replicas = server.pool.replicas
+
+        def parents() -> set[int]:
+            until = time.monotonic() + 20
+            while not all(replica.is_able for replica in replicas):
+                assert time.monotonic() < until, [replica.doing for replica in replicas]
+                time.sleep(0.02)
+            return {psutil.Process(pid_of(replica)).ppid() for replica in replicas}
+
+        def pid_of(replica: Replica) -> int:
+            assert replica._process is not None
+            assert replica._process.pid is not None
+            return replica._process.pid
+
+        def kill_first() -> None:
+            restarts = replicas[0].num_restarts
+            os.kill(pid_of(replicas[0]), signal.SIGKILL)
+            while replicas[0].num_restarts == restarts:
+                time.sleep(0.02)
+
+        (template,) = parents()
+        kill_first()
+        assert "SIGKILL" in replicas[0].doing
+        assert parents() == {template}
+        os.kill(template, signal.SIGKILL)
+        psutil.Process(template).wait()
+        assert server.draw(seed=7).images[0].getpixel((0, 0)) == (7, 0, 0)
+        assert [replica.num_restarts for replica in replicas] == [1, 0], "they go on without it"
+        kill_first()
+        assert not parents() & {template}
+        pids = [pid_of(replica) for replica in replicas]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_template_with_a_gpu_in_use_lets_each_worker_import_libraries_itself() -> None:
+    """What CUDA did before a fork, the child cannot repeat: it is a process of its own instead."""
+    command = (sys.executable, "-c", BAD_FORK)
+
+    async def start() -> dict[str, Any] | None:
+        workers = Workers(SETTINGS, command)
+        process = workers.make(None)
         await process.start()
-        assert process.pid == pid
-        assert early.take(None).pid is None, "a new one, after that one's end"
-        await early.stop()
-        assert process.pid == pid, "what was taken is its pool's"
+        event = await process.event()
         await process.stop(at_once=True)
+        await workers.stop()
+        return event
 
-    asyncio.run(take())
-
-
-def test_early_workers_that_nobody_takes_are_ended() -> None:
-    async def leave() -> WorkerProcess:
-        early = EarlyProcesses(SETTINGS, lambda gpu: WorkerProcess(COMMAND))
-        await early.start()
-        (waiting,) = early._waiting.values()
-        await early.stop()
-        return waiting
-
-    assert asyncio.run(leave()).pid is None
+    if sys.platform.startswith("linux"):
+        assert asyncio.run(start()) == {"event": "new", "arguments": ["-m", "vivace.serve.worker.main"]}
 
 
 class Driver:

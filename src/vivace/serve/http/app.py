@@ -33,7 +33,7 @@ _LOOK_S = 0.2
 
 def create_app(
     settings: ServeSettings,
-    make_pool: Callable[..., Any] = ReplicaPool,
+    make_pool: Callable[..., Any],
     on_problem: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.

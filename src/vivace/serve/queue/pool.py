@@ -12,7 +12,7 @@ from vivace.serve.queue.image_folder import ImageFolder
 from vivace.serve.queue.job_queue import JobQueue, accept, check_room
 from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.queue.messages import Load
-from vivace.serve.queue.process import COMMAND, WITH_GPU, WorkerProcess
+from vivace.serve.queue.process import Workers
 from vivace.serve.queue.replica import Phase, Replica
 from vivace.serve.queue.startup import PastStarts
 from vivace.serve.settings import ModelState, ServeSettings
@@ -25,20 +25,21 @@ class ReplicaPool:
 
     Args:
         observe: called with each finished job and the event of its worker.
-        make_process: makes the process of a replica on a GPU, or on none.
+        workers: makes the process of a replica, and ends with the pool.
     """
 
     def __init__(
         self,
         settings: ServeSettings,
-        observe: Observe = lambda job, event: None,
-        make_process: Callable[[str | None], WorkerProcess] | None = None,
+        observe: Observe,
+        workers: Workers,
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
         self.line = JobQueue(
             settings.max_queue, settings.max_wait_s, max(1, len(settings.gpus)), settings.num_owners
         )
+        self._workers = workers
         self._folder = ImageFolder()
         load = Load(
             settings.model,
@@ -51,7 +52,6 @@ class ReplicaPool:
             settings.task,
             settings.batches,
         )
-        make = make_process or process_maker(settings)
         past = PastStarts.of(settings)
         self.replicas = [
             Replica(
@@ -59,7 +59,7 @@ class ReplicaPool:
                 load,
                 self.line,
                 self.ledger,
-                lambda gpu=gpu: make(gpu),  # type: ignore[misc]
+                lambda gpu=gpu: workers.make(gpu),  # type: ignore[misc]
                 observe,
                 past,
                 settings.idle_unload_s,
@@ -79,6 +79,7 @@ class ReplicaPool:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self._workers.stop()
         self._folder.cleanup()
 
     @property
@@ -137,41 +138,3 @@ def _keep(task: asyncio.Task[None]) -> None:
     """Keep a task from being collected before it ends."""
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
-
-
-def process_maker(settings: ServeSettings) -> Callable[[str | None], WorkerProcess]:
-    """Return a maker of worker processes on a GPU, by its UUID or index, or on the default device."""
-    command = COMMAND if settings.device == "cpu" else (*COMMAND, WITH_GPU)
-
-    def make(gpu: str | None) -> WorkerProcess:
-        return WorkerProcess(command, {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-
-    return make
-
-
-class EarlyProcesses:
-    """Workers that start before their pool, so that they import libraries at the same time as this process.
-
-    Args:
-        make: makes the process of a worker.
-    """
-
-    def __init__(
-        self, settings: ServeSettings, make: Callable[[str | None], WorkerProcess] | None = None
-    ) -> None:
-        self._make = make or process_maker(settings)
-        self._waiting = {gpu: self._make(gpu) for gpu in settings.gpus or (None,)}
-
-    async def start(self) -> None:
-        for process in self._waiting.values():
-            await process.start()
-
-    def take(self, gpu: str | None) -> WorkerProcess:
-        """Return the early process of a GPU the first time, and a new one after that."""
-        return self._waiting.pop(gpu, None) or self._make(gpu)
-
-    async def stop(self) -> None:
-        """End the processes that were not taken."""
-        for process in self._waiting.values():
-            await process.stop(at_once=True)
-        self._waiting.clear()

@@ -15,7 +15,7 @@ from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
 from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
 from vivace.serve.queue.pool import ReplicaPool
-from vivace.serve.queue.process import COMMAND, WorkerProcess
+from vivace.serve.queue.process import COMMAND, Workers
 from vivace.serve.settings import ModelState, ServeSettings
 
 _LOOK_S = 0.05
@@ -103,7 +103,7 @@ class RayReplica:
     def __init__(self, settings: ServeSettings, name: str, worker: tuple[str, ...] = COMMAND) -> None:
         alone = dataclasses.replace(settings, gpus=(), idle_unload_s=None, max_queue=10**6, max_wait_s=1e9)
         self._ended: dict[str, dict[str, Any]] = {}
-        self._pool = ReplicaPool(alone, self._observe, lambda gpu: WorkerProcess(worker))
+        self._pool = ReplicaPool(alone, self._observe, Workers(alone, worker))
         self._name = name
         self._started = False
 
