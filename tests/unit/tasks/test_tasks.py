@@ -33,8 +33,7 @@ from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import judge_figures
-from vivace.runtime.export.plain_script import write_script
-from vivace.runtime.export.source_images import source_files
+from vivace.runtime.export.plain_script import source_files, write_script
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
@@ -134,7 +133,7 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
 
 
 def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.machinery.step_caching.magcache_ratios import Ratios
+    from vivace.machinery.step_caching.model_fits import Ratios
     from vivace.techniques import magcache
 
     lookups: list[tuple[int, int]] = []
@@ -144,7 +143,7 @@ def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) ->
             lookups.append((step, num_steps))
             return 1.0
 
-    monkeypatch.setattr(magcache, "find_ratios", lambda *_: Watched((1.0, 1.0), "m"))
+    monkeypatch.setattr(magcache, "find_fit", lambda *_: Watched((1.0, 1.0), "m"))
     draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
     assert lookups == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
 

@@ -134,7 +134,7 @@ class Drawing:
 
     def state(self) -> dict[str, Any]:
         """Return the facts that the server needs, as plain data."""
-        from vivace.machinery.families import family_of
+        from vivace.architectures import family_of
         from vivace.machinery.technique import component_of
         from vivace.runtime.calls import accepted_by
 
