@@ -20,7 +20,6 @@ import uvicorn
 from PIL import Image
 
 from vivace.serve.http.app import create_app
-from vivace.serve.http.connections import Connection
 from vivace.serve.queue.pool import ReplicaPool
 from vivace.serve.queue.process import COMMAND, Workers
 from vivace.serve.settings import ServeSettings
@@ -146,7 +145,7 @@ def served_by(settings: ServeSettings, make_pool: Callable[..., Any]) -> Iterato
     config = uvicorn.Config(
         app,
         port=0,
-        http=Connection,
+        http="h11",
         ws="none",
         log_level="error",
         timeout_keep_alive=2,

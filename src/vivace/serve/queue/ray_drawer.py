@@ -31,7 +31,7 @@ class Order:
 
     prompt: str
     seed: int
-    size: tuple[int, int]
+    size: Size
     steps: int
     call: dict[str, Any]
     lora: RequestedLora | None
@@ -43,36 +43,13 @@ class Order:
 
     @classmethod
     def of(cls, job: ImageJob) -> Order:
-        size = job.size.width, job.size.height
-        left_s = job.deadline - time.monotonic()
-        return cls(
-            job.prompt,
-            job.seed,
-            size,
-            job.steps,
-            job.call,
-            job.lora,
-            job.task,
-            job.pictures,
-            job.partials,
-            job.predicted_s,
-            left_s,
-        )
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "left_s"]
+        fields: dict[str, Any] = {name: getattr(job, name) for name in names}
+        return cls(left_s=job.deadline - time.monotonic(), **fields)
 
     def job(self) -> ImageJob:
-        return ImageJob(
-            prompt=self.prompt,
-            seed=self.seed,
-            size=Size(*self.size),
-            steps=self.steps,
-            call=self.call,
-            predicted_s=self.predicted_s,
-            deadline=time.monotonic() + self.left_s,
-            lora=self.lora,
-            task=self.task,
-            pictures=self.pictures,
-            partials=self.partials,
-        )
+        fields: dict[str, Any] = dict(vars(self))
+        return ImageJob(deadline=time.monotonic() + fields.pop("left_s"), **fields)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.protocol import send_event
 from vivace.foundation.processes.resident import die_with_parent, end_with_pipe, open_events
+from vivace.foundation.untrusted.reading import is_out_of_memory
 from vivace.models.quiet import quiet
 from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.queue.process import TEMPLATE, WITH_GPU
@@ -40,7 +41,6 @@ from vivace.serve.worker.completion_thread import CompletionThread, Finish
 if TYPE_CHECKING:
     from vivace.serve.worker.warm_session import Drawing
 
-_MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
 _LONGEST_ORDER = 65_536
 _SENDING = threading.Lock()
 
@@ -232,7 +232,7 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
         send_event(events, {"event": "unusable", "message": str(error)})
         return False
     except Exception as error:
-        if type(error).__name__ not in _MEMORY_ERRORS:
+        if not is_out_of_memory(error):
             raise
         problem = f"{message.model} with {message.recipe} does not fit the free memory; `vivace plan` says what would"
         send_event(events, {"event": "unusable", "message": problem})
@@ -289,15 +289,11 @@ def _event_of(error: Exception) -> dict[str, Any]:
     if isinstance(error, VivaceError):
         return {"event": "refused", "message": str(error)}
     traceback.print_exception(error)
-    is_memory = type(error).__name__ in _MEMORY_ERRORS
-    return {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
-
-
-def _message(error: Exception, is_memory: bool) -> str:
-    if is_memory:
-        return "the GPU has not enough memory for an image of this size; ask for a smaller one"
+    if is_out_of_memory(error):
+        message = "the memory is not enough for an image of this size; ask for a smaller one"
+        return {"event": "refused", "message": message}
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300] if text else ''}"
+    return {"event": "failed", "message": f"{type(error).__name__}: {text[0][:300] if text else ''}"}
 
 
 if __name__ == "__main__":
