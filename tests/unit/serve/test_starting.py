@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import dataclasses
-import json
 import logging
 import os
 import signal
@@ -21,7 +20,7 @@ from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.queue.process import Workers
 from vivace.serve.queue.replica import Replica
-from vivace.serve.queue.startup import FIRST_PHASE, PastStarts, Startup, key_of
+from vivace.serve.queue.startup import FIRST_PHASE, Startup, key_of, past_starts
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
@@ -45,55 +44,50 @@ worker.main()
 """
 
 
-def past(folder: Path, key: str = "a") -> PastStarts:
-    return PastStarts(key, folder / "starts.json")
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    return tmp_path / "serve-starts.json"
 
 
-def test_the_first_start_says_that_nothing_is_known(tmp_path: Path) -> None:
-    start = Startup(past(tmp_path), time.monotonic())
-    assert start.expected_s is None
-    assert start.expectation.startswith("it is the first start of this model, recipe, device and sizes")
-    assert start.health()["expected_seconds"] is None
-
-
-def test_what_is_expected_is_the_median_of_the_last_three(tmp_path: Path) -> None:
-    for seconds in (90.0, 7.0, 9.0, 8.0):
-        past(tmp_path).add(seconds, {"import": seconds})
-    past(tmp_path, "another").add(40.0, {})
-    assert [start.seconds for start in past(tmp_path).read()] == [7.0, 9.0, 8.0]
-    start = Startup(past(tmp_path), time.monotonic() - 2)
-    assert start.expectation == "about 8.0 s, as the last 3 starts took"
-    assert start.health()["expected_seconds"] == 8.0
-    assert start.health()["seconds"] == pytest.approx(2.0, abs=0.5)
-
-
-def test_phases_add_up_and_are_kept_for_the_next_start(tmp_path: Path) -> None:
+def start_of_five_seconds(key: str = "a") -> Startup:
     began = time.monotonic() - 5
-    start = Startup(past(tmp_path), began)
+    start = Startup(key, began)
     start.enter("importing", began + 1)
     start.enter("loading", began + 3)
-    words = start.finish()
-    assert words.startswith(f"ready after 5.0 s: {FIRST_PHASE} 1.0, importing 2.0, loading 2.0")
-    (kept,) = past(tmp_path).read()
+    return start
+
+
+def test_a_start_says_what_the_last_one_of_the_same_took(cache: Path) -> None:
+    first = start_of_five_seconds()
+    assert first.expectation.startswith("it is the first start of this model, recipe, device and sizes")
+    assert first.health()["expected_seconds"] is None
+    assert first.finish().startswith(f"ready after 5.0 s: {FIRST_PHASE} 1.0, importing 2.0, loading 2.0")
+    start_of_five_seconds("another").finish()
+    kept = past_starts()["a"]
     assert sum(kept.phases.values()) == pytest.approx(kept.seconds, abs=0.05)
-    assert kept.phases["importing"] == pytest.approx(2.0)
+    second = Startup("a", time.monotonic() - 2)
+    assert second.expectation == "about 5.0 s, as the last start took"
+    assert second.health()["expected_seconds"] == 5.0
+    assert second.health()["seconds"] == pytest.approx(2.0, abs=0.5)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '[{"key": "a", "seconds": "x", "phases": {}}]', "{}"])
+@pytest.mark.parametrize("content", ["{", "[1]", '{"a": {"seconds": "x", "phases": {}}}'])
 def test_a_file_that_is_none_of_starts_is_said_and_written_anew(
-    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+    cache: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "starts.json").write_text(content)
-    past(tmp_path).add(7.0, {})
-    assert [start.seconds for start in past(tmp_path).read()] == [7.0]
-    assert "is not a list of starts" in caplog.text
+    cache.write_text(content)
+    start_of_five_seconds().finish()
+    assert list(past_starts()) == ["a"]
+    assert "is no list of starts" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_harms_no_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    PastStarts("a", tmp_path / "file" / "starts.json").add(7.0, {})
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
+    assert start_of_five_seconds().finish()
     assert "how long this start took cannot be kept" in caplog.text
 
 
@@ -111,24 +105,21 @@ def test_other_sizes_recipes_and_models_are_other_starts() -> None:
     assert len(keys) == 1 + len(others)
 
 
-def test_readyz_and_the_log_say_how_a_start_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+def test_readyz_and_the_log_say_how_a_start_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vivace.serve")
     settings = ServeSettings("fake", "baseline")
-    for number in range(2):
+    for _ in range(2):
         with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
             (replica,) = server.pool.replicas
             answer = server.send("/readyz").json["workers"][0]
             assert "start" not in answer, "it is over"
-            replica.starting = Startup(replica.past, time.monotonic() - 1)
+            replica.starting = Startup(replica.key, time.monotonic() - 1)
             start = server.send("/readyz").json["workers"][0]["start"]
             replica.starting = None
         assert start["seconds"] >= 1.0
         assert start["expected_seconds"] is not None, "the server has started once"
         assert list(start["phases"]) == [FIRST_PHASE]
-        assert len(json.loads((tmp_path / "serve-starts.json").read_text())) == number + 1
+        assert len(past_starts()) == 1
     assert "worker 1 starts: it is the first start" in caplog.text
     assert "as the last start took" in caplog.text
     assert "worker 1: ready after" in caplog.text

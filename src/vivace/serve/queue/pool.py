@@ -14,7 +14,7 @@ from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
 from vivace.serve.queue.messages import Load
 from vivace.serve.queue.process import Workers
 from vivace.serve.queue.replica import Phase, Replica
-from vivace.serve.queue.startup import PastStarts
+from vivace.serve.queue.startup import key_of
 from vivace.serve.settings import ModelState, ServeSettings
 
 Observe = Callable[[ImageJob, dict[str, Any]], None]
@@ -110,7 +110,7 @@ class ReplicaPool(JobPool):
             settings.task,
             settings.batches,
         )
-        past = PastStarts.of(settings)
+        key = key_of(settings)
         self.replicas = [
             Replica(
                 number,
@@ -119,7 +119,7 @@ class ReplicaPool(JobPool):
                 self.ledger,
                 lambda gpu=gpu: workers.make(gpu),  # type: ignore[misc]
                 observe,
-                past,
+                key,
                 settings.idle_unload_s,
             )
             for number, gpu in enumerate(settings.gpus or (None,), 1)

@@ -23,7 +23,7 @@ from vivace.serve.queue.job_queue import JobQueue
 from vivace.serve.queue.jobs import ImageJob, JobError, Ledger, State
 from vivace.serve.queue.messages import Cancel, Load
 from vivace.serve.queue.process import WorkerProcess
-from vivace.serve.queue.startup import PastStarts, Startup
+from vivace.serve.queue.startup import Startup
 from vivace.serve.settings import STATE, ModelState
 
 LOG = logging.getLogger("vivace.serve")
@@ -55,7 +55,7 @@ class Replica:
     """One worker and its jobs.
 
     Attributes:
-        past: starts of the same before.
+        key: what is started, see `startup.key_of`.
         phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
         state: of the model, once it is loaded.
         energy_j: joules of the GPU while it drew; None without a counter.
@@ -70,7 +70,7 @@ class Replica:
     ledger: Ledger
     make_process: Callable[[], WorkerProcess]
     on_drawn: Callable[[ImageJob, dict[str, Any]], None]
-    past: PastStarts
+    key: str
     idle_s: float | None = None
     phase: Phase = Phase.STARTING
     doing: str = "starting"
@@ -128,7 +128,8 @@ class Replica:
         self._known.clear()
         self._process = self.make_process()
         await self._process.start()
-        self.starting = starting = Startup(self.past, self._process.started_at)
+        key = self.key if self.state is None else f"{self.key} | again"  # libraries are there already
+        self.starting = starting = Startup(key, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
             self._process.send(replace(self.load, is_restart=self.state is not None))
