@@ -280,10 +280,11 @@ class Session:
             raise WorkloadError(f"{self.recipe.text}: {reason}")
         sigmas: Any = self._defaults.get("sigmas")
         steps = call.get("num_inference_steps")
-        if sigmas is not None and call.get("sigmas") is sigmas and steps != len(sigmas):
+        number = steps if sigmas is None else len(sigmas)
+        if "sigmas" not in kwargs and steps != number:
             # The pipeline would draw with as many steps as there are sigmas, whatever is asked.
             raise WorkloadError(
-                f"{self.recipe.text}: it has sigmas of its own, for {len(sigmas)} steps, not {steps}"
+                f"{self.recipe.text}: it has sigmas of its own, for {number} steps, not {steps}"
             )
         vae = getattr(self.pipe, "vae", None)
         dtype = weights_dtype(vae)
