@@ -257,7 +257,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
     variants = tuple(
         Variant(size, lora)
         for lora in settings.loras or (None,)
-        for size in map(str, settings.sizes) or (None,)
+        for size in [str(size) for size in settings.sizes] or (None,)
     )
     others = read_rows(settings.against) if settings.against is not None else []
     earlier = read_rows(settings.output) if settings.output is not None else []
@@ -285,7 +285,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         )
     )
     target = _with_prompts(target, settings.prompts, settings.prompt_set)
-    settings = RequestSettings(
+    requests = RequestSettings(
         model=target.model,
         fields=further,
         variants=tuple((variant.size, variant.lora) for variant in variants),
@@ -299,7 +299,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
             target,
             plan,
             settings.label or target.url,
-            settings,
+            requests,
             [] if settings.rerun else earlier,
             kept.add,
             _LoadProgress(),

@@ -61,7 +61,7 @@ class TeacacheCommand(CalibrationSettings):
 
 @calibrate.add_command
 @command(TeacacheCommand)
-def teacache(settings: CalibrationSettings) -> int:
+def teacache(settings: TeacacheCommand) -> int:
     """Fit the polynomial that teacache uses, for a FLUX model.
 
     The polynomial rescales the input's change from step to step. It is fitted on images that the baseline generates

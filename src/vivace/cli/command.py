@@ -197,7 +197,7 @@ def _alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _range(kind: type[Any], rules: Sequence[Any]) -> click.ParamType:
+def _range(kind: type[Any], rules: Sequence[Any]) -> click.IntRange | FiniteFloat:
     bounds = {
         name: getattr(rule, name) for rule in rules for name in ("ge", "gt", "le") if hasattr(rule, name)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,7 +89,7 @@ def prove(settings: ProveCommand) -> int:
         return INTERRUPTED
 
 
-def _passes(claims: tuple[Any, ...]) -> list[tuple[Letter, bool]]:
+def _passes(claims: Sequence[str]) -> list[tuple[Letter, bool]]:
     """Return the order in which the sides are drawn: A, B, and A once more for its latency."""
     passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
     return [*passes, ("a", True)] if "fast" in claims else passes

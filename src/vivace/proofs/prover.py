@@ -40,6 +40,8 @@ def _limits(limits: str | Mapping[str, float] | None) -> Mapping[str, float] | N
         return None
     if isinstance(limits, str):
         limits = dict(_limit(part.strip()) for part in limits.split(","))
+    if not isinstance(limits, Mapping):
+        raise ValueError("must be a dictionary")
     for name, limit in limits.items():
         if name not in METRICS:
             raise ValueError(f"{name!r} is not NAME=VALUE; NAME is one of {', '.join(METRICS)}")

@@ -175,8 +175,8 @@ class SearchSettings(Settings):
             self.max_memory_bytes,
             self.max_first_call_s,
             judge.limits,
-            self.keep,
-            self.without,
+            tuple(self.keep),
+            tuple(self.without),
             same_picture_only=judge.same_picture_only,
         )
 

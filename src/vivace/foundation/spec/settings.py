@@ -10,12 +10,11 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -33,7 +32,6 @@ from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import lines_of
 
 P = ParamSpec("P")
-S = TypeVar("S", bound=BaseModel)
 R = TypeVar("R")
 A = TypeVar("A")
 B = TypeVar("B")
@@ -81,23 +79,13 @@ class Settings(Spec):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    @classmethod
-    def of(cls, *args: Any, **values: Any) -> Self:
-        """Return the settings of a user's values.
-
-        Raises:
-            UsageError: a name or value that they cannot have.
-        """
-        with InputErrors():
-            return cls(*args, **values)
-
     def part(self, kind: type[R], **changes: Any) -> S:
         """Return the fields that another class has, too, as an object of it.
 
         Raises:
-            UsageError: see `of`.
+            UsageError: a value that it cannot have.
         """
-        names = kind.model_fields if issubclass(kind, BaseModel) else [each.name for each in fields(kind)]
+        names = inspect.signature(kind).parameters
         shared = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         with InputErrors():
             return kind(**shared | changes)
@@ -108,14 +96,14 @@ def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
-class _Takes(Protocol[P, S]):
+class _Takes(Protocol[P]):
     @overload
-    def __call__(self, function: Callable[[A, S], R]) -> Callable[Concatenate[A, P], R]: ...
+    def __call__(self, function: Callable[[A, Any], R]) -> Callable[Concatenate[A, P], R]: ...
     @overload
-    def __call__(self, function: Callable[[A, B, S], R]) -> Callable[Concatenate[A, B, P], R]: ...
+    def __call__(self, function: Callable[[A, B, Any], R]) -> Callable[Concatenate[A, B, P], R]: ...
 
 
-def takes(settings: Callable[P, S]) -> _Takes[P, S]:
+def takes(settings: Callable[P, Settings]) -> _Takes[P]:
     """Return a decorator of a function whose last parameter is settings: their fields become its keywords.
 
     Raises:
@@ -145,7 +133,7 @@ def takes(settings: Callable[P, S]) -> _Takes[P, S]:
         vars(with_keywords).update(__signature__=signature, settings=settings)
         return with_keywords
 
-    return cast("_Takes[P, S]", add)
+    return cast("_Takes[P]", add)
 
 
 def _plain_type(settings: Any, name: str) -> str:
