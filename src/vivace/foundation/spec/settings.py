@@ -79,7 +79,7 @@ class Settings(Spec):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    def part(self, kind: type[R], **changes: Any) -> S:
+    def part(self, kind: type[R], **changes: Any) -> R:
         """Return the fields that another class has, too, as an object of it.
 
         Raises:
