@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -228,14 +227,9 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         vivace bench --endpoint http://127.0.0.1:8000/v1 --size 512x512 --size 2048x2048 --minutes 20 -o load.json
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
+    from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
     from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
-    from vivace.benchmark.load_testing.load_target import (
-        LoadTarget,
-        Variant,
-        parse_fields,
-        server_url,
-        with_model,
-    )
+    from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url
     from vivace.benchmark.load_testing.stages import measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 
@@ -270,20 +264,10 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         )
         kept.add(row)
         return _show([row], others, settings.format_, settings.page)
-    target = asyncio.run(
-        with_model(
-            LoadTarget(
-                server_url(settings.url),
-                settings.model,
-                further,
-                (),
-                variants,
-                frozenset(settings.without),
-                settings.timeout,
-                settings.key,
-            )
-        )
-    )
+    endpoint = ImagesEndpoint(server_url(settings.url), settings.timeout, settings.key)
+    target = LoadTarget(
+        endpoint, settings.model, further, (), variants, frozenset(settings.without)
+    ).find_model()
     target = _with_prompts(target, settings.prompts, settings.prompt_set)
     requests = RequestSettings(
         model=target.model,
@@ -298,7 +282,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         rows = measure(
             target,
             plan,
-            settings.label or target.url,
+            settings.label or endpoint.url,
             requests,
             [] if settings.rerun else earlier,
             kept.add,

@@ -233,7 +233,7 @@ def _check_first(name: str, settings: Settings) -> None:
     device = values.get("device")
     if device is None or name == "tune" or any(values.get(each) for each in _ELSEWHERE):
         return
-    from vivace.models.catalogue import CATALOGUE
+    from vivace.architectures import CATALOGUE
     from vivace.tuning.readiness import check_runs_here
 
     sides = [str(values[side]).partition(":")[0] for side in ("a", "b") if side in values]

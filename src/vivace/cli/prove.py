@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,10 +19,10 @@ from vivace.proofs.prover import ProveSettings
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
-    from vivace.proofs.prepare_sides import Prepared
-    from vivace.proofs.proof import Proof
-    from vivace.proofs.proof_store import Letter, ProofStore
-    from vivace.proofs.scoring import Judges
+    from vivace.proofs.sides.plan import ProofPlan
+    from vivace.proofs.sides.proof_store import Letter, ProofStore
+    from vivace.proofs.verdicts.proof import Proof
+    from vivace.proofs.verdicts.scoring import Judges
 
 _SAY_EVERY_S = 5.0
 
@@ -57,70 +57,63 @@ def prove(settings: ProveCommand) -> int:
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
-    from vivace.proofs.prepare_sides import prepare
-    from vivace.proofs.prover import FOLDER, find_judges
-    from vivace.proofs.proving import Options, open_store
-    from vivace.proofs.side_loads import check_loads, measure_loads
+    from vivace.proofs.checks.side_loads import check_loads, measure_loads
+    from vivace.proofs.prover import FOLDER, find_judges, passes
+    from vivace.proofs.sides.plan import prepare
+    from vivace.proofs.sides.proof_store import ProofStore
+    from vivace.proofs.verdicts.conclude import Options
     from vivace.report.value_text import date
 
     if settings.output is not None:
         check_writable(settings.output)
         if is_standard_output(settings.output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    prepared = prepare(settings.a, settings.b, settings)
-    judges = find_judges(prepared, settings.claims, settings.scorer, settings.witness)
-    check_loads(prepared, settings)
-    kept = open_store(prepared, settings.store / FOLDER, settings.reuse)
+    plan = prepare(settings.a, settings.b, settings)
+    judges = find_judges(plan, settings.claims, settings.scorer, settings.witness)
+    check_loads(plan, settings)
+    kept = ProofStore(settings.store / FOLDER, plan.identity, settings.reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
-        for letter, again in _passes(settings.claims):
-            status = _draw(prepared, letter, kept, again=again)
+        for letter, again in passes(settings.claims):
+            status = _draw(plan, letter, kept, again=again)
             if status == INTERRUPTED:  # in another process
                 raise KeyboardInterrupt
             if status != 0:
                 return status
-        loads = measure_loads(prepared, kept, settings, lambda text: click.echo(text, err=True))
+        loads = measure_loads(plan, kept, settings, lambda text: click.echo(text, err=True))
         judging = Options(tuple(settings.claims), settings.fail_under, tuple(loads))
-        return _conclude(prepared, kept, judges, judging, settings.output, settings.format_)
+        return _conclude(plan, kept, judges, judging, settings.output, settings.format_)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
         click.echo(f"  {command_line()}", err=True)
         return INTERRUPTED
 
 
-def _passes(claims: Sequence[str]) -> list[tuple[Letter, bool]]:
-    """Return the order in which the sides are drawn: A, B, and A once more for its latency."""
-    passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
-    return [*passes, ("a", True)] if "fast" in claims else passes
-
-
-def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) -> int:
+def _draw(plan: ProofPlan, letter: Letter, kept: ProofStore, *, again: bool) -> int:
     """Draw a side; return the exit code. A foreign model is read in a watched process."""
-    from vivace.proofs.proving import draw_side
+    from vivace.proofs.prover import draw_side
 
-    source = prepared.a if letter == "a" else prepared.b
+    side = plan.side(letter)
 
     def draw(is_read: Callable[[], None]) -> int:
         draw_side(
-            prepared,
+            plan,
             letter,
             kept,
-            ProofProgress(source.side.text),
+            ProofProgress(side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
             again=again,
         )
         return 0
 
-    status = _guarded(prepared, source.located, draw)
+    status = _guarded(plan, side.located, draw)
     kept.reload()
     return status
 
 
-def _guarded(
-    prepared: Prepared, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]
-) -> int:
+def _guarded(plan: ProofPlan, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]) -> int:
     """Run the drawing of a side in a watched process, if one of both models is foreign.
 
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
@@ -128,7 +121,7 @@ def _guarded(
     from vivace.cli.guarded import guarded, guarded_reading
     from vivace.models.reading_limits import ReadingLimits, is_trusted
 
-    models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
+    models = [side.located for side in (plan.a, plan.b) if side.located is not None]
     if located is None or all(is_trusted(model) for model in models):
         return guarded(None, draw)
     return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
@@ -149,13 +142,13 @@ class ProofProgress:
 
 
 def _conclude(
-    prepared: Prepared, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
+    plan: ProofPlan, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
 ) -> int:
     from vivace.cli.guarded import guarded_scorers
-    from vivace.proofs.proving import conclude
+    from vivace.proofs.verdicts.conclude import conclude
 
     def judge(is_read: Callable[[], None]) -> int:
-        proof = conclude(prepared, kept, judges, judging, is_read)
+        proof = conclude(plan, kept, judges, judging, is_read)
         _write(proof, output, format_)
         kept.end()
         return proof.exit_code

@@ -29,13 +29,15 @@ from vivace.foundation.spec.sizes import Size, in_order
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.task_names import Device
-    from vivace.serve.keys import Keys
+    from vivace.serve.http.keys import Keys
     from vivace.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
-"""Connections that are accepted at once, before any is closed to make room."""
+_CONNECTIONS = 2_000
+"""At once; those beyond get 503."""
+_FILES = 8_192
 
 
 class ServeCommand(Settings):
@@ -155,7 +157,7 @@ def serve(settings: ServeCommand) -> int:
         vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
-    from vivace.serve.keys import Keys
+    from vivace.serve.http.keys import Keys
 
     keys = None if settings.key_file is None else Keys.read(settings.key_file)
     _check_key(keys, settings.host)
@@ -225,11 +227,18 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
     import logging
     import signal
 
+    from vivace.serve.http.hosts import is_loopback
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
+    if not is_loopback(host.lower()):
+        click.echo(
+            "other machines reach this server: put it behind a proxy, for TLS and against connections that stay idle",
+            err=True,
+        )
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn sends it again after all images have ended
     if make_pool is None:
         problem = asyncio.run(_serve_here(settings, listening))
@@ -241,15 +250,14 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
 
 
 async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
-    from vivace.serve.pool import EarlyProcesses, ReplicaPool
+    """Serve with workers of this machine, whose template imports libraries while this process does; see `_serve`."""
+    from vivace.serve.queue.process import Workers
 
-    early = EarlyProcesses(settings)
-    await early.start()
-    try:
-        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
-    finally:
-        await early.stop()
+    workers = Workers(settings)
+    await workers.template()
+    from vivace.serve.queue.pool import ReplicaPool
+
+    return await _serve(settings, listening, functools.partial(ReplicaPool, workers=workers))
 
 
 async def _serve(
@@ -260,15 +268,17 @@ async def _serve(
 
     import uvicorn
 
-    from vivace.serve.app import create_app
-    from vivace.serve.connections import Connection
+    from vivace.foundation.processes.open_files import allow_open_files
+    from vivace.serve.http.app import create_app
 
+    allow_open_files(_FILES)
     app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http="h11",
             ws="none",
+            limit_concurrency=_CONNECTIONS,
             backlog=_BACKLOG,
             log_level="warning",
             timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
@@ -329,14 +339,14 @@ def _url(option: str, text: str, *, has_path: bool = True) -> str:
 
 
 def _check_key(keys: Keys | None, host: str) -> None:
-    from vivace.serve.hosts import is_loopback
+    from vivace.serve.http.hosts import is_loopback
 
     if keys is None and not is_loopback(host.lower()):
         raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
 
 
 def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
-    from vivace.serve.hosts import name_of
+    from vivace.serve.http.hosts import name_of
 
     if names and keys is not None:
         raise UsageError("--allow-host is for a server without a key; with one, any name is answered")
