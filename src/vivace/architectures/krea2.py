@@ -165,4 +165,5 @@ KREA2 = Family(
         outside="the fusion of the text's states",
     ),
     fused="krea2",
+    projects_apart=True,
 )

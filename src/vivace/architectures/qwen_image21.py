@@ -217,4 +217,5 @@ QWEN_IMAGE21 = Family(
     cells=lambda _: 1,
     side_in_tokens=2,
     fused="qwen_image21",
+    projects_apart=True,
 )
