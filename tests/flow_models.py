@@ -33,6 +33,7 @@ MODELS = (
     "cogview4-6b",
     "krea-2-turbo",
     "longcat-image",
+    "chroma1-hd",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit an image, of the same transformers or FLUX.1's."""

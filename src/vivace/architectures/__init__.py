@@ -16,6 +16,7 @@ What no family describes is asked of diffusers' own interfaces, and what they do
 other code names a class of diffusers, but the fused forms in `vivace.machinery.fused`.
 """
 
+from vivace.architectures.chroma import CHROMA
 from vivace.architectures.cogview4 import COGVIEW4
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Embedded, Entry
@@ -58,6 +59,7 @@ FAMILIES: tuple[Family, ...] = (
     COGVIEW4,
     KREA2,
     LONGCAT_IMAGE,
+    CHROMA,
 )
 
 

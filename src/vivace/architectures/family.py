@@ -60,6 +60,7 @@ class Blocks:
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
             computed in the first step alone, so that no later step can reuse their results.
+        are_counted: whether the transformer reads how many blocks its chains have.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -73,6 +74,7 @@ class Blocks:
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    are_counted: bool = False
     added_between: tuple[str, ...] = ()
     outside: str = ""
 
@@ -286,7 +288,6 @@ class Family:
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
-        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
         cells: latent cells on a side of a token, by the denoiser.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
@@ -318,7 +319,6 @@ class Family:
     is_transformer: bool = True
     blocks: Blocks | None = None
     doubled: Doubled | None = None
-    second_call_above: float = 1.0
     cells: Callable[[Any], int] = lambda _: 2
     side_in_tokens: int = 1
     rows_in_lists: bool = False

@@ -165,7 +165,6 @@ KREA2 = Family(
         "text_intermediate_size": 128,
     },
     few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
-    second_call_above=0.0,
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

@@ -76,7 +76,6 @@ LONGCAT_IMAGE = Family(
             "LongCatImagePipeline",
             embeddings=("prompt_embeds", None),
             last_text_state=-1,
-            max_text_length=512,
         ),
     ),
     models=(

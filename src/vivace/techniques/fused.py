@@ -165,6 +165,8 @@ class Fused(Technique):
         if self.attention == "fp8":
             if _is_unet(denoiser):
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and a UNet's are others"
+            if (form := form_of(denoiser)) is not None and form.always_masked:
+                return "attention=fp8 is for attention without a mask, which this transformer's has; leave it out"
             _, head = heads_of(denoiser)
             if head != _FP8_HEAD:
                 return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and these have {head}"

@@ -51,6 +51,7 @@ class FusedForm:
         chains: its lists of blocks, in order.
         fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
+        always_masked: attention has a mask in each call, so that it is computed in bf16.
         exact: buffers that keep their dtype, while all else becomes bf16 but what diffusers keeps in fp32.
     """
 
@@ -58,6 +59,7 @@ class FusedForm:
     fuse: Fuse
     unsuited: Callable[[Any], str | None] = lambda _: None
     exact: tuple[str, ...] = ()
+    always_masked: bool = False
 
     def to_bf16(self, transformer: Any) -> None:
         import torch
