@@ -245,6 +245,13 @@ FLUX2 = Family(
         "Flux2Transformer2DModel": RandomWeights(_gains),
         "AutoencoderKLFlux2": RandomWeights(vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "axes_dims_rope": [8, 8, 8, 8],
+        "num_attention_heads": 2,
+        "joint_attention_dim": 192,
+    },
+    few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="its single blocks return text and image as one tensor, its double blocks as two",
     blocks=Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),

@@ -329,6 +329,13 @@ QWEN_IMAGE = Family(
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("img_in"),

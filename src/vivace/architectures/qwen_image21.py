@@ -215,6 +215,13 @@ QWEN_IMAGE21 = Family(
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -231,4 +238,5 @@ QWEN_IMAGE21 = Family(
     cells=lambda _: 1,
     side_in_tokens=2,
     fused="qwen_image21",
+    projects_apart=True,
 )
