@@ -14,11 +14,11 @@ from typing import Any
 
 from vivace.foundation.processes.protocol import send_event
 from vivace.runtime.finite_images import FiniteCheck
-from vivace.serve import worker
-from vivace.serve.editing import Editing
-from vivace.serve.lora_folder import LoraFolder
-from vivace.serve.messages import Load
-from vivace.serve.warm_session import Drawing
+from vivace.serve.queue.messages import Load
+from vivace.serve.worker import main as worker
+from vivace.serve.worker.editing import Editing
+from vivace.serve.worker.lora_folder import LoraFolder
+from vivace.serve.worker.warm_session import Drawing
 
 COMMAND = (sys.executable, "-m", "tests.sleeping_worker")
 SIZE = 1024
@@ -65,16 +65,16 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
         "device": "cpu",
         "steps": _STEPS,
         "guidance": None,
-        "size": [SIZE, SIZE],
+        "size": f"{SIZE}x{SIZE}",
         "multiple": 8,
         "takes": [],
         "guided_above": None,
-        "speeds": [[SIZE, SIZE, CALL_S / _STEPS, 0.0]],
+        "speeds": {f"{SIZE}x{SIZE}": {"step_s": CALL_S / _STEPS, "rest_s": 0.0}},
         "has_partials": False,
         "notes": [],
         "draws_text": True,
         "edits": Editing("fake").state(),
-        "batching": [],
+        "batching": {},
         "unfit_loras": {},
     }
     send_event(events, {"event": "loaded", "state": state})
@@ -83,5 +83,5 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 if __name__ == "__main__":
     worker._load = _load
-    worker._import_libraries = lambda events: None
+    worker._import_libraries, worker._import_model = lambda: None, lambda name: None
     worker.main()

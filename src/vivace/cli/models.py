@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import AsJson, command
+from vivace.foundation.spec.settings import Option, Settings
 
 if TYPE_CHECKING:
-    from vivace.models.entry import Entry
+    from vivace.architectures.entry import Entry
 
 
-@click.command()
-@click.option(
-    "--export",
-    "export",
-    type=(str, click.Path(path_type=Path)),
-    metavar="NAME DIR",
-    help="Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
-)
-@options.as_json
-def models(export: tuple[str, Path] | None, as_json: bool) -> int:
+class ModelsCommand(Settings):
+    export: Annotated[
+        tuple[str, Path] | None,
+        Option(
+            "Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
+            metavar="NAME DIR",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@command(ModelsCommand)
+def models(settings: ModelsCommand) -> int:
     """List the models that vivace knows by name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model
     """
-    if export is not None:
-        return _export(*export, as_json)
+    if settings.export is not None:
+        return _export(*settings.export, settings.as_json)
 
-    from vivace.models.catalogue import CATALOGUE
+    from vivace.architectures import CATALOGUE
     from vivace.models.find import SYNTHETIC, synthetic_names
 
     sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}
-    if as_json:
+    if settings.as_json:
         names = synthetic_names()
         rows = [
             entry.model_dump(mode="json")
@@ -83,7 +87,7 @@ def _few_steps(entry: Entry) -> list[str]:
 
 def _num_bytes(entry: Entry) -> int | None:
     """Return the size of an embedded model's files or of the download; None if it is unknown."""
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
     from vivace.models.find import find_model
     from vivace.models.model_files import num_bytes
 
@@ -94,7 +98,7 @@ def _num_bytes(entry: Entry) -> int | None:
 
 def _where(entry: Entry, num_bytes: int | None) -> str:
     """Return where the weights come from, and their size."""
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
     from vivace.report.summary import size
 
     how_large = "" if num_bytes is None else f"{size(num_bytes)} "

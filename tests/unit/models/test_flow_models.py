@@ -6,9 +6,9 @@ import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import WorkloadError
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import on_meta
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import _call_block
@@ -88,6 +88,15 @@ def test_krea_2_raw_is_guided_at_any_scale() -> None:
     assert 0.05 < picture.std() < 0.5
     assert np.abs(draw(session("krea-2-raw", guidance_scale=0.5)) - plain).max() > 0.001
     assert np.abs(picture - plain).max() > 0.01
+
+
+def test_klein_s_base_is_guided_by_a_second_call_and_klein_is_not() -> None:
+    for model, calls in (("flux2-klein-base-4b", 2), ("flux2-klein-4b", 1)):
+        opened = session(model)
+        seen: list[int] = []
+        opened.pipe.transformer.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        assert np.isfinite(draw(opened, output_type="latent")).all()
+        assert len(seen) == calls * STEPS, model
 
 
 def test_the_text_is_computed_in_the_first_step_alone() -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
-from vivace.serve.image_folder import ImageFolder, remove_abandoned, remove_images
+from vivace.serve.queue.image_folder import ImageFolder, remove_abandoned, remove_images
 from vivace.serve.settings import ServeSettings
 
 KEEPS_ONE = """
 import sys, time
 from pathlib import Path
-from vivace.serve.image_folder import ImageFolder
+from vivace.serve.queue.image_folder import ImageFolder
 folder = ImageFolder(Path(sys.argv[1]))
 (folder.path / "img-1-image").write_bytes(b"x" * 100)
 print(folder.path, flush=True)
@@ -51,6 +51,18 @@ def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(tmp_path: Pa
     remove_abandoned(tmp_path)
     assert list(tmp_path.iterdir()) == [mine.path], "it is locked by this process"
     mine.cleanup()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_server_without_locks_is_nobodys_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without_posix:
+        without_posix.setenv("VIVACE_NO_FORK", "1")
+        used = ImageFolder(tmp_path)
+    remove_abandoned(tmp_path)
+    assert used.path.is_dir()
+    used.cleanup()
     assert not list(tmp_path.iterdir())
 
 

@@ -58,7 +58,8 @@ class FusedArchitecture:
         activation: of the MLPs: "gelu", in its tanh form, or "swiglu", SiLU of the first half times the second.
         double, single: the layers of a block of diffusers'; None: there are no single ones.
         modulations: the Linear layers of a block's own modulations: of a double block the image's, then the text's.
-            None: all double blocks have the same, and all single ones, which they do not compute.
+            None: blocks compute none.
+        shares_modulations: all double blocks have the same, and all single ones.
         second: the layers of a double block's second attention, over the image alone; None: it has none. Its
             modulations are where those of a single block would be.
         order: which of the vectors that `modulations` make is at each place of a double block's (`OF_DOUBLE`), None:
@@ -69,12 +70,9 @@ class FusedArchitecture:
     double: Callable[[Any], BlockLayers]
     single: Callable[[Any], BlockLayers] | None = None
     modulations: Callable[[Any], list[Any]] | None = None
+    shares_modulations: bool = False
     second: Callable[[Any], BlockLayers | None] = _no_second_attention
     order: Callable[[Any], Sequence[int | None]] | None = None
-
-    @property
-    def shares_modulations(self) -> bool:
-        return self.modulations is None
 
     def blocks(self, transformer: Any) -> tuple[Any, Any]:
         """Return the lists of double and of single blocks."""
@@ -98,7 +96,7 @@ class FusedArchitecture:
         return num_doubles * OF_DOUBLE + index * OF_SINGLE
 
 
-class Norms(nn.Module):  # type: ignore[misc]
+class Norms(nn.Module):
     """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
 
     A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
@@ -125,7 +123,7 @@ class Norms(nn.Module):  # type: ignore[misc]
         return AttentionScales(self.scales, of_values)
 
 
-class BlockWeights(nn.Module):  # type: ignore[misc]
+class BlockWeights(nn.Module):
     """The products and norms of one block, or of a second attention: see `BlockLayers`."""
 
     def __init__(self, layers: BlockLayers, activation: Activation, quantize: bool, bounded: bool) -> None:
@@ -155,7 +153,7 @@ class BlockWeights(nn.Module):  # type: ignore[misc]
         return torch.stack(products) if self.down is not None else torch.stack(products).amax(dim=(0, 1))
 
 
-class FusedBlocks(nn.Module):  # type: ignore[misc]
+class FusedBlocks(nn.Module):
     """All blocks of a transformer, whose weights are taken over and removed from it.
 
     Args:

@@ -25,8 +25,8 @@ from vivace.machinery.kernels.convolution_tiles import Tiles, choose
 from vivace.machinery.kernels.reference import PaddedImages, side_and_scale
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _store(  # type: ignore[no-untyped-def]
+@triton.jit
+def _store(
     sums,
     column,
     row,
@@ -38,10 +38,10 @@ def _store(  # type: ignore[no-untyped-def]
     channels,
     split,
     num_pixels,
-    WIDTH: tl.constexpr,  # noqa: N803
-    PARTIAL: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     channel = column + tl.arange(0, WIDTH)
     exists = channel < channels
@@ -59,8 +59,8 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 # Sizes are not compiled in, so that another shape is not another kernel.
-@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])  # type: ignore[untyped-decorator, unused-ignore]
-def _convolve(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])
+def _convolve(
     x,
     weight,
     more_weight,
@@ -75,16 +75,16 @@ def _convolve(  # type: ignore[no-untyped-def]
     num_columns,
     num_blocks,
     steps,
-    SIDE: tl.constexpr,  # noqa: N803
-    SCALE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    MAIN: tl.constexpr,  # noqa: N803
-    EXTRA: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    PARTIAL: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
+    SIDE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tile // num_columns * ROWS
@@ -128,8 +128,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
-def _add_parts(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _add_parts(
     parts,
     scales,
     bias,
@@ -138,10 +138,10 @@ def _add_parts(  # type: ignore[no-untyped-def]
     rows,
     channels,
     splits,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -223,3 +223,39 @@ def convolve(
         _add_parts[(triton.cdiv(rows, 8), triton.cdiv(channels, 256))](
             made, *operands, out, rows, channels, splits, ROWS=8, BLOCK=256, **has, num_warps=4
         )
+
+
+_ELEMENTS_OF_A_SUM = 4096
+
+
+# The number of rows is not compiled in, so that another size of an image is not another kernel.
+@triton.jit(do_not_specialize=["rows"])
+def _add(
+    x,
+    y,
+    bias,
+    out,
+    rows,
+    channels,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    inside = (row < rows)[:, None] & exists[None, :]
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor, out: torch.Tensor) -> None:
+    """Write x + y + bias to `out`, in one pass: all (rows, channels) and contiguous, but bias, (channels,)."""
+    rows, channels = x.shape
+    block = min(triton.next_power_of_2(channels), 512)
+    together = max(_ELEMENTS_OF_A_SUM // block, 1)
+    _add[(triton.cdiv(rows, together), triton.cdiv(channels, block))](
+        x, y, bias, out, rows, channels, ROWS=together, BLOCK=block, num_warps=4
+    )

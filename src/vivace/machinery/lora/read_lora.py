@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import family_of
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain
 from vivace.foundation.untrusted.reading import reading
-from vivace.machinery.lora.account import Account, LoraFile, listed
 from vivace.machinery.lora.by_diffusers import converted
-from vivace.machinery.lora.changes import LoraLayer, WeightChange, rows_of, sizes_of
-from vivace.machinery.lora.forms import UNUSABLE, BadForm, Group, form_of, has_no_effect, split_key
+from vivace.machinery.lora.changes import (
+    UNUSABLE,
+    BadForm,
+    Group,
+    LoraLayer,
+    LoraLayers,
+    WeightChange,
+    form_of,
+    has_no_effect,
+    rows_of,
+    sizes_of,
+    split_key,
+)
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
 from vivace.machinery.technique import Component, attribute_of, component_of
@@ -35,21 +47,190 @@ _MOST_OF_MODEL = 4
 _SMALL = 50_000_000
 
 
-@dataclass
-class _OpenLora:
-    """A file while it is read."""
+_NUM_NAMED = 3
+_PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or convert it as one of them"
+_HEADER = ("modelspec.architecture", "ss_base_model_version", "base_model")
+_BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}
+"""Models by the width of a UNet's text, which its second attentions read."""
+_BY_NAME = (
+    ("joint_blocks", "Stable Diffusion 3"),
+    ("img_mod_1", "Qwen-Image"),
+    ("stream_modulation", "FLUX.2"),
+    ("img_mod_lin", "FLUX.1"),
+    ("modulation_lin", "FLUX.1"),
+    ("to_qkv_mlp_proj", "FLUX.2"),
+    ("double_blocks", "FLUX"),
+    ("single_blocks", "FLUX"),
+    ("single_transformer_blocks", "FLUX"),
+    ("feed_forward", "Z-Image"),
+    ("caption_projection", "Sana"),
+    ("output_blocks", "a UNet"),
+    ("up_blocks", "a UNet"),
+)
 
+
+@dataclass(frozen=True)
+class LoraFile:
+    """The change that a file makes to a pipeline.
+
+    Attributes:
+        layers: what can be used.
+        problems: why the part of a component cannot; those components' `layers` are not whole.
+        num_tensors: in the file.
+        num_without_effect: of them, those that are not used since they add zero.
+        unused: which tensors are for nothing that the pipeline has; "" if there are none.
+        notes: `unused` and what was assumed, for the user.
+        alpha: "" if the file or the json beside it has alphas, else what is assumed.
+    """
+
+    layers: LoraLayers
+    problems: Mapping[Component, str]
+    num_tensors: int
+    num_without_effect: int
+    unused: str
+    notes: tuple[str, ...]
+    alpha: str
+
+    def problem(self, components: Iterable[Component]) -> str | None:
+        """Return why the parts of these components cannot be used as a whole; None if they can."""
+        return next((self.problems[c] for c in components if c in self.problems), None)
+
+
+@dataclass
+class Account:
+    """The destinations of a file's tensors, recorded as it is read.
+
+    Attributes:
+        pipe: the pipeline.
+        names: of its layers.
+        settings: of the json beside the file, if there is one.
+        name: what messages call the file.
+        metadata: of its header.
+        num_tensors: in it.
+        layers: what is used.
+        written_as: the file's name of each of them.
+        foreign: groups for layers that a component lacks.
+        foreign_zeros: those of them that add zero.
+        unusable: names of tensors by the kind of change, where that is not a sum.
+        malformed: what is wrong with groups in themselves.
+        ill: what is wrong with others for this pipeline.
+        misfits: groups whose layers have other sizes.
+        absent: names of tensors by the part that the pipeline lacks.
+        without_effect: names of tensors that are not used since they add zero.
+        has_alpha: the number of layers with one and without.
+        num_zero_alphas: the number of layers whose alpha is 0.
+    """
+
+    pipe: Any
     names: LayerNames
     settings: PeftSettings | None
-    account: Account
+    name: str
+    metadata: Mapping[str, Any]
+    num_tensors: int
+    layers: dict[Component, dict[str, LoraLayer]] = field(default_factory=lambda: defaultdict(dict))
+    written_as: dict[tuple[Component, str], str] = field(default_factory=dict)
+    foreign: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
+    foreign_zeros: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
+    unusable: dict[Component, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
+    malformed: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
+    ill: dict[Component, list[str]] = field(default_factory=lambda: defaultdict(list))
+    misfits: list[Group] = field(default_factory=list)
+    absent: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    without_effect: list[str] = field(default_factory=list)
+    has_alpha: Counter[bool] = field(default_factory=Counter)
+    num_zero_alphas: int = 0
 
-    @property
-    def pipe(self) -> Any:
-        return self.account.pipe
+    def closed(self) -> LoraFile:
+        """Return the finished file.
 
-    @property
-    def name(self) -> str:
-        return self.account.name
+        Raises:
+            UnusableModel: nothing in it is for this pipeline.
+        """
+        problems: dict[Component, str] = {}
+        if not any((*self.layers.values(), self.unusable, self.foreign, self.malformed, self.ill)):
+            self.foreign |= self.foreign_zeros  # there is nothing else in it
+        foreign = [group for groups in self.foreign.values() for group in groups]
+        others = foreign or self.misfits
+        prefix = self.names.unknown_prefix([group.layer for group in foreign])
+        hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others and not prefix else ""
+        for component in dict.fromkeys((*self.unusable, *self.foreign, *self.malformed, *self.ill)):
+            problems[component] = self._problem(component, hint, prefix)
+        unused = [key for keys in self.absent.values() for key in keys]
+        unused_note = ""
+        if unused:
+            reasons = "; ".join(self.absent)
+            unused_note = (
+                f"{len(unused)} of {self.num_tensors} tensors are not used: {listed(unused)} ({reasons})"
+            )
+        notes = [unused_note] if unused_note else []
+        alpha = self._assumed_alpha()
+        if alpha and (
+            self.has_alpha[True] or any(key.startswith("base_model.") for key in self.written_as.values())
+        ):
+            notes.append(alpha)
+        if self.num_zero_alphas:
+            notes.append(
+                f"alpha is 0 for {self.num_zero_alphas} of {self.has_alpha.total()} layers, which adds nothing"
+            )
+        if not any(self.layers.values()) and not problems:
+            zeros = f"all of its tensors add zero ({listed(self.without_effect)})"
+            raise UnusableModel(
+                f"{self.name} has no LoRA layers for this pipeline: {'; '.join(notes) or zeros}"
+            )
+        return LoraFile(
+            {c: dict(layers) for c, layers in self.layers.items() if layers},
+            problems,
+            self.num_tensors,
+            len(self.without_effect),
+            unused_note,
+            tuple(notes),
+            alpha,
+        )
+
+    def _assumed_alpha(self) -> str:
+        without, num = self.has_alpha[False], self.has_alpha.total()
+        if not without:
+            return ""
+        where = "in the file" + (f" or in {self.settings.where}" if self.settings is not None else "")
+        some = "" if without == num else f" for {without} of {num} layers"
+        return f"alpha is assumed to be the rank{some}: there is none {where}"
+
+    def _problem(self, component: Component, hint: str, prefix: str) -> str:
+        """Describe the problem with the part of a component, and what to do.
+
+        Args:
+            prefix: without which the names of its layers would be known.
+        """
+        part = attribute_of(self.pipe, component)
+        advice = (
+            "give the LoRA of this model"
+            if component == "denoiser"
+            else f"give the LoRA of this model, or leave the {part} out with @denoiser"
+        )
+        for words, keys in self.unusable[component].items():
+            share = f"{len(keys)} of {self.num_tensors} tensors"
+            other = "" if component == "denoiser" else f", or leave the {part} out with @denoiser"
+            return f"{self.name} is {words} ({share}: {listed(keys)}); {_PLAIN}{other}"
+        if groups := self.foreign[component]:
+            num = sum(len(group.all_keys) for group in groups)
+            names = listed([group.layer for group in groups])
+            if prefix:
+                return (
+                    f"{self.name} has a prefix that vivace does not know before the names of its layers, {prefix!r} "
+                    f"({names}); without it they are this {part}'s: rename its tensors without it"
+                )
+            return (
+                f"{self.name} is not a LoRA for this {part}, which has no layer {names} "
+                f"({num} of {self.num_tensors} tensors){hint}; {advice}"
+            )
+        if malformed := self.malformed[component]:
+            more = "" if len(malformed) == 1 else f" (and {len(malformed) - 1} more)"
+            return (
+                f"{self.name} is not a LoRA that vivace reads: {malformed[0]}{more}; save or convert it again"
+            )
+        ill = self.ill[component]
+        more = "" if len(ill) == 1 else f" (and {len(ill) - 1} more)"
+        return f"{ill[0]}{more}{hint}; {advice}"
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
@@ -101,12 +282,11 @@ def _read(
     settings = None if config is None else read_settings(config)
     if settings is not None and (problem := settings.problem()) is not None:
         raise UnusableModel(f"{name}: {problem}")
-    where = "" if settings is None else settings.where
-    now = _OpenLora(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
+    now = Account(pipe, LayerNames(pipe), settings, name, metadata, len(stored))
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
-    return now.account.closed(now.names)
+    return now.closed()
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
@@ -124,12 +304,12 @@ def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
     return list(groups.values())
 
 
-def _read_group(now: _OpenLora, group: Group) -> None:
+def _read_group(now: Account, group: Group) -> None:
     if "trigger" in group.tensors:
-        now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
+        now.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
         return
     if set(group.tensors) == {"alpha"}:  # of matrices that are not there
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         return
     meanings = now.names.find(group.layer)
     unusable = next((role for role in UNUSABLE if role in group.tensors), None)
@@ -151,31 +331,31 @@ def _read_group(now: _OpenLora, group: Group) -> None:
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
     if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         if named.component is not None and not named.places:
-            now.account.foreign_zeros[named.component].append(group)
+            now.foreign_zeros[named.component].append(group)
     elif named.component is None:
-        now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
+        now.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
     elif problem:
-        now.account.malformed[named.component].append(problem)
+        now.malformed[named.component].append(problem)
     elif unusable is not None:
-        now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+        now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
     elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
-        now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
+        now.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
-        now.account.foreign[named.component].append(group)
+        now.foreign[named.component].append(group)
     elif misfit:
-        now.account.ill[named.component].append(misfit)
-        now.account.misfits.append(group)
+        now.ill[named.component].append(misfit)
+        now.misfits.append(group)
     else:
         assert change is not None
         _add(now, named.component, named.places, change, group)
 
 
-def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
+def _read_with_diffusers(now: Account, groups: list[Group]) -> None:
     """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
-    denoiser, account = component_of(now.pipe, "denoiser"), now.account
-    if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+    denoiser = component_of(now.pipe, "denoiser")
+    if not now.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
         return
     own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
     tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
@@ -190,25 +370,25 @@ def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
         for name, change in changes.items()
     )
     if changes and fits and used == set(tensors):
-        account.layers["denoiser"] = changes
-        for problems in (account.foreign, account.ill, account.malformed):
+        now.layers["denoiser"] = changes
+        for problems in (now.foreign, now.ill, now.malformed):
             problems.pop("denoiser", None)
 
 
 def _add(
-    now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
+    now: Account, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
     """Add a group's change to its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
-        before = now.account.layers[component].get(place.layer)
+        before = now.layers[component].get(place.layer)
         if before is None:
-            now.account.layers[component][place.layer] = own
-            now.account.written_as[component, place.layer] = group.layer
+            now.layers[component][place.layer] = own
+            now.written_as[component, place.layer] = group.layer
         elif not _equal(before, own):
-            now.account.ill[component].append(
+            now.ill[component].append(
                 f"{now.name} names {place.layer} twice with different values, as "
-                f"{now.account.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
+                f"{now.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
             )
 
 
@@ -229,7 +409,7 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
     return True
 
 
-def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
+def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
     """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
@@ -255,20 +435,20 @@ def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: _OpenLora, group: Group) -> bool:
+def _is_guidance(now: Account, group: Group) -> bool:
     """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
     config = getattr(component_of(now.pipe, "denoiser"), "config", {})
     return "guidance" in group.layer and config.get("guidance_embeds") is False
 
 
-def _is_embedding(now: _OpenLora, named: Named) -> bool:
+def _is_embedding(now: Account, named: Named) -> bool:
     import torch
 
     assert named.component is not None
     return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
 
 
-def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
+def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
     """Return alpha / rank, from the file's tensors or from PEFT's configuration.
 
     Raises:
@@ -286,18 +466,71 @@ def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
     alpha = group.tensors.get("alpha")
     if not rank:  # there is nothing that an alpha would be divided by
         return 1.0 if stated is None else stated
-    now.account.has_alpha[alpha is not None or stated is not None] += 1
+    now.has_alpha[alpha is not None or stated is not None] += 1
     if alpha is None:
         return 1.0 if stated is None else stated
     if alpha.numel() != 1:
         raise BadForm(f"it has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
-    now.account.num_zero_alphas += not bool(alpha)
+    now.num_zero_alphas += not bool(alpha)
     return float(alpha) / rank
 
 
-def _header_settings(now: _OpenLora, component: Component) -> PeftSettings | None:
-    text = now.account.metadata.get(_METADATA)
+def _header_settings(now: Account, component: Component) -> PeftSettings | None:
+    text = now.metadata.get(_METADATA)
     if not text:
         return None
     with reading(now.name, problem="has a damaged header", advice="copy or download it again"):
         return settings_of_header(json.loads(text), attribute_of(now.pipe, component))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names, and "..." for the others."""
+    every = list(names)
+    return ", ".join(name[:120] for name in every[:_NUM_NAMED]) + (", ..." if len(every) > _NUM_NAMED else "")
+
+
+def made_for(
+    metadata: Mapping[str, Any], pipe: Any, foreign: Sequence[Group], misfits: Sequence[Group]
+) -> str:
+    """Return ": it was made for X, and this is Y", or "" if unknown.
+
+    Args:
+        metadata: of the file's header.
+        foreign: the groups whose layers the pipeline lacks.
+        misfits: those whose layers have other sizes.
+    """
+    stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
+    if stated and _letters(_this(pipe)) not in _letters(stated):
+        return f": its header says {stated}, and this is {_this(pipe)}"
+    model = _by_width([*foreign, *misfits]) or _by_name(foreign)
+    denoiser = type(component_of(pipe, "denoiser")).__name__
+    if not model or _this(pipe).startswith(model) or (model == "a UNet" and model[2:] in denoiser):
+        return ""
+    return f": its layers are those of {model}, and this is {_this(pipe)}"
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _by_width(groups: Sequence[Group]) -> str:
+    for group in groups:
+        name = group.layer.replace(".", "_")
+        down = group.tensors.get("down")
+        if name.endswith(("attn2_to_k", "attn2_to_v")) and down is not None and down.dim() >= 2:
+            return _BY_WIDTH.get(down.shape[1], "")
+    return ""
+
+
+def _by_name(groups: Sequence[Group]) -> str:
+    names = [group.layer.replace(".", "_") for group in groups]
+    return next((model for part, model in _BY_NAME if any(part in name for name in names)), "")
+
+
+def _this(pipe: Any) -> str:
+    denoiser = component_of(pipe, "denoiser")
+    family = family_of(denoiser)
+    if family is None:
+        return f"a {type(denoiser).__name__}"
+    width = getattr(denoiser, "config", {}).get("cross_attention_dim")
+    return str(_BY_WIDTH.get(width, family.name) if isinstance(width, int) else family.name)

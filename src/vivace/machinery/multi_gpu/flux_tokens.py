@@ -35,7 +35,7 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
-from vivace.machinery.fused.flux_forward import FluxForward
+from vivace.machinery.fused.flux import FluxForward
 from vivace.machinery.multi_gpu.collectives import (
     collective,
     collective_beside_linear,
@@ -160,7 +160,7 @@ class _ShardedAttention:
         """
         if attention_mask is not None:
             raise ValueError(
-                "parallel shards FLUX's attention without a mask, and one was given; leave out attention_mask of "
+                "parallel shards its attention without a mask, and one was given; leave out attention_mask of "
                 "joint_attention_kwargs, or use one GPU"
             )
         out = self.attend(attn, hidden_states, encoder_hidden_states, image_rotary_emb)
