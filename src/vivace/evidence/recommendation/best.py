@@ -20,6 +20,7 @@ from vivace.foundation.hardware import present_gpu
 from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.recipe_syntax import BASELINE, BEST, ParsedTechnique, parse_recipe
 from vivace.foundation.spec.workload import Task
+from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES
 
@@ -60,13 +61,16 @@ def is_best(recipe: str) -> bool:
         return False
 
 
-def best_recipe(recipe: str, model: str, *, device: str = "auto", task: Task | None = None) -> BestRecipe:
+def best_recipe(
+    recipe: str, model: str, *, device: str = "auto", gpu: str | None = None, task: Task | None = None
+) -> BestRecipe:
     """Return what a recipe with `best` becomes for a model on this machine. Nothing is loaded or measured.
 
     Args:
         recipe: "best", alone or with further techniques.
         model: what `vivace.load` takes.
         device: as for `vivace.load`.
+        gpu: another card, for which techniques are not asked whether this machine has what they need.
         task: what is generated from; None for what the model is published for.
 
     Raises:
@@ -76,13 +80,13 @@ def best_recipe(recipe: str, model: str, *, device: str = "auto", task: Task | N
     from vivace.measure.machine import choose_device
 
     wish = _wish(recipe)
-    place = choose_device(device)
-    card = present_gpu() if place == "cuda" else None
+    place = "cuda" if gpu is not None else choose_device(device)
+    card = present_gpu() if place == "cuda" and gpu is None else None
     free = None if card is None else card.free_bytes - RESERVE_BYTES
     limit = min((most for most in (wish.max_bytes, free) if most is not None), default=None)
     answer = recommend(
         model,
-        gpu="cpu" if place == "cpu" else None,
+        gpu="cpu" if place == "cpu" else gpu,
         max_memory=None if limit is None else limit / 1e9,
         same_picture=not wish.changes,
         task=task,
@@ -90,8 +94,11 @@ def best_recipe(recipe: str, model: str, *, device: str = "auto", task: Task | N
     passed_over: list[str] = []
     for candidate, basis in _candidates(answer, place):
         text = _joined(candidate, wish.others)
-        if text is None or (why := _refusal(model, text, device, task)) is not None:
-            passed_over.append(f"not {candidate}: {'it excludes ' + wish.others if text is None else why}")
+        why = f"it excludes {wish.others}" if text is None else None
+        if text is not None and gpu is None:
+            why = _refusal(model, text, device, task)
+        if text is None or why is not None:
+            passed_over.append(f"not {candidate}: {why}")
             continue
         return BestRecipe(resolve(text).text, "; ".join((basis, *passed_over)))
     text = resolve(wish.others or BASELINE).text
@@ -176,6 +183,7 @@ def _joined(recipe: str, others: str) -> str | None:
 def _refusal(model: str, recipe: str, device: str, task: Task | None) -> str | None:
     """Return why a recipe does not work here; None if it may."""
     try:
-        return support_of(model, [recipe], device, task).reasons.get(recipe)
+        with quiet():
+            return support_of(model, [recipe], device, task).reasons.get(recipe)
     except VivaceError as error:
         return str(error)
