@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from vivace.architectures.files import OriginalNames, Signature, refused
-from vivace.architectures.flux import NAMES
+from vivace.architectures.files import Signature, refused
 
 OTHER_NAMES = (
     r"\bsd(?![a-z])|xl\b|diffusion|qwen|pixart|hunyuan|lumina|kolors|klein|chroma|hidream|pony|playground|kandinsky"
     r"|\bwan\b"
 )
 """Names in tables of others, besides those of the families: a regular expression."""
-OTHER_LAYERS: Mapping[str, OriginalNames] = {"ChromaTransformer2DModel": OriginalNames(NAMES)}
-"""What the authors of denoisers of no family call their layers, by the denoiser's class."""
 _FLUX_KEY_NORM = "double_blocks.0.img_attn.norm.key_norm.scale"
 _NO_IMAGES = "vivace makes single images from text; {supported}"
 CONFUSABLE: tuple[Signature, ...] = (
-    *refused(
-        "Chroma is another model than FLUX.1: {folder}",
-        ("Chroma (Radiance)", ("distilled_guidance_layer.*", "nerf_*")),
-        ("Chroma", ("distilled_guidance_layer.*",)),
-    ),
     *refused(
         "diffusers 0.42.1 draws with it in modular blocks alone, and vivace with pipelines; {supported}",
         ("FLUX.3, which has no pipeline in diffusers", ("early_stream_modulations.image.lin.weight",)),

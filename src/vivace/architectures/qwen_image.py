@@ -293,7 +293,6 @@ QWEN_IMAGE = Family(
     pipelines=(
         Pipeline(
             "QwenImagePipeline",
-            steps=50,
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
@@ -301,7 +300,6 @@ QWEN_IMAGE = Family(
         ),
         Pipeline(
             "QwenImageEditPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
             run_without_values=_edit_without_values,
@@ -309,12 +307,12 @@ QWEN_IMAGE = Family(
         ),
         Pipeline(
             "QwenImageEditPlusPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
             one_a_call=True,
+            most_images=3,
         ),
     ),
     files=_FILES,
@@ -324,6 +322,13 @@ QWEN_IMAGE = Family(
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("img_in"),
@@ -334,4 +339,5 @@ QWEN_IMAGE = Family(
     ),
     text_of_any_length=True,
     not_captured=_not_captured,
+    fused="qwen_image",
 )

@@ -191,11 +191,10 @@ QWEN_IMAGE21 = Family(
     pipelines=(
         Pipeline(
             "QwenImage21Pipeline",
-            steps=40,
             embeddings=("prompt_embeds", "prompt_embeds_mask", None),
             last_text_state=-1,
-            run_without_values=_run_without_values,
             packages=("torchvision",),
+            run_without_values=_run_without_values,
         ),
     ),
     files=SingleFiles((Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
@@ -204,6 +203,13 @@ QWEN_IMAGE21 = Family(
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -219,4 +225,6 @@ QWEN_IMAGE21 = Family(
     not_captured=_not_captured,
     cells=lambda _: 1,
     side_in_tokens=2,
+    fused="qwen_image21",
+    projects_apart=True,
 )

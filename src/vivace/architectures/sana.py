@@ -175,8 +175,6 @@ SANA = Family(
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            steps=20,
-            guidance=4.5,
             embeddings=(
                 "prompt_embeds",
                 "prompt_attention_mask",
@@ -186,8 +184,6 @@ SANA = Family(
         ),
         Pipeline(
             "SanaSprintPipeline",
-            steps=2,
-            guidance=4.5,
             embeddings=("prompt_embeds", "prompt_attention_mask"),
             run_without_values=_sprint_without_values,
         ),
@@ -208,6 +204,16 @@ SANA = Family(
         "AutoencoderDC": RandomWeights(_vae_gains, _vae_norms),
         "Gemma2Model": RandomWeights(_text_gains, _text_norms),
     },
+    narrow={
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

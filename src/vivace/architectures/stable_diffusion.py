@@ -37,6 +37,7 @@ from vivace.architectures.entry import (
     embedded_entry,
 )
 from vivace.architectures.family import (
+    ControlNets,
     Doubled,
     Family,
     OwnDefaults,
@@ -601,8 +602,6 @@ STABLE_DIFFUSION = Family(
     pipelines=(
         Pipeline(
             "StableDiffusionPipeline",
-            steps=50,
-            guidance=7.5,
             tasks={
                 "image": "StableDiffusionImg2ImgPipeline",
                 "inpaint": "StableDiffusionInpaintPipeline",
@@ -613,8 +612,6 @@ STABLE_DIFFUSION = Family(
         ),
         Pipeline(
             "StableDiffusionXLPipeline",
-            steps=50,
-            guidance=5.0,
             tasks={
                 "image": "StableDiffusionXLImg2ImgPipeline",
                 "inpaint": "StableDiffusionXLInpaintPipeline",
@@ -633,7 +630,7 @@ STABLE_DIFFUSION = Family(
             ),
             rounds_steps_down=True,
         ),
-        Pipeline("LatentConsistencyModelPipeline", steps=4, guidance=8.5),
+        Pipeline("LatentConsistencyModelPipeline"),
     ),
     files=_FILES,
     original=OriginalNames(of_layer=_original_name),
@@ -644,6 +641,8 @@ STABLE_DIFFUSION = Family(
         "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),
     },
     doubled=Doubled(),
+    controlnets=ControlNets("ControlNetModel", "from_unet"),
     is_transformer=False,
     cells=lambda _: 1,
+    fused="unet",
 )

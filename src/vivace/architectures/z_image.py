@@ -170,8 +170,6 @@ Z_IMAGE = Family(
     pipelines=(
         Pipeline(
             "ZImagePipeline",
-            steps=50,
-            guidance=5.0,
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
             embeddings=("prompt_embeds", "negative_prompt_embeds"),
             reads_padding=False,
@@ -185,6 +183,8 @@ Z_IMAGE = Family(
     random_weights={
         "ZImageTransformer2DModel": RandomWeights(_gains, _norms),
     },
+    narrow={"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]},
+    few_blocks={"n_layers": 2, "n_refiner_layers": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("layers",),
@@ -199,4 +199,5 @@ Z_IMAGE = Family(
     doubled=Doubled(off=0.0),
     rows_in_lists=True,
     pads_captions=True,
+    fused="z_image",
 )

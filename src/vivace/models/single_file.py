@@ -133,9 +133,9 @@ def _contents_of(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str], is_configured: bool
 ) -> Contents:
     names = TensorNames(tensors)
-    found = signature_of(names, tensors)
+    found = signature_of(path, names, tensors)
     if found is None:
-        if (behind := behind_prefix(tensors)) is not None:
+        if (behind := behind_prefix(path, tensors)) is not None:
             prefix, row = behind
             raise UnusableModel(
                 f"{path} has the tensors of {row.what} behind the prefix {prefix[:80]!r}, which vivace does not know; "

@@ -168,7 +168,7 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
         path,
     )
     with pytest.raises(
-        UnusableModel, match="its layers are those of FLUX.1 or FLUX.2, and this is Stable Diffusion"
+        UnusableModel, match=r"its layers are those of FLUX\.1 or FLUX\.2, and this is Stable Diffusion"
     ):
         merge(sdxl, path)
     wider = {"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight": torch.ones(4, 512)}

@@ -259,6 +259,7 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
             {"cond_stage_model.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
             "an SD 2 model",
         ),
+        ({"early_stream_modulations.image.lin.weight": (8, 8)}, "is FLUX.3, which has no pipeline"),
         ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
         ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
         (
@@ -295,7 +296,8 @@ def test_a_file_that_fits_two_families_names_both(tmp_path: Path) -> None:
     qwen = {"txt_norm.weight": (1,), "transformer_blocks.0.attn.add_q_proj.weight": (1,)}
     file = header(tmp_path / "model.safetensors", {FLUX: (1,), "img_in.weight": (3072, 64)} | qwen)
     with pytest.raises(
-        UnusableModel, match=r"model\.safetensors: .* of FLUX\.1 \(.* and of Qwen-Image \(txt_norm"
+        UnusableModel,
+        match=r"model\.safetensors has the tensors of FLUX\.1 \(.* and of Qwen-Image \(txt_norm",
     ):
         find_model(str(file))
 

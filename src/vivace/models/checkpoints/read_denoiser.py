@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import family_of
 from vivace.architectures.files import OriginalNames
-from vivace.architectures.others import OTHER_LAYERS
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.checkpoints.weight_scales import (
     Codes,
@@ -31,7 +30,7 @@ from vivace.models.headers import read_header
 if TYPE_CHECKING:
     import torch
 
-_SCALES = ("query_norm", "key_norm")
+_SCALES = re.compile(r"(?:query_norm|key_norm|norms\.\d+)$")
 """Black Forest Labs' norms, whose weight is called `scale`."""
 _SWAPPED = "AdaLayerNormContinuous"
 """A class of diffusers that has scale before shift, where the original has shift before scale."""
@@ -250,7 +249,7 @@ def has_original_names(denoiser: Any) -> bool:
 
 def _known(denoiser: Any) -> OriginalNames | None:
     family = family_of(denoiser)
-    return OTHER_LAYERS.get(type(denoiser).__name__) if family is None else family.original
+    return None if family is None else family.original
 
 
 def original_layout(denoiser: Any) -> dict[str, OriginalTensor]:
@@ -271,7 +270,7 @@ def original_layout(denoiser: Any) -> dict[str, OriginalTensor]:
             parts = tuple(f"{layer}.{end}" for layer in layers)
             if not all(part in left for part in parts):
                 continue
-            own = "scale" if end == "weight" and original.endswith(_SCALES) else end
+            own = "scale" if end == "weight" and _SCALES.search(original) else end
             shapes = tuple(left.pop(part) for part in parts)
             layout[f"{original}.{own}"] = OriginalTensor(parts, shapes, is_swapped)
     for name, shape in left.items():

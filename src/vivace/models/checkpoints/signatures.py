@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from vivace.architectures import FAMILIES, Family
@@ -154,7 +155,9 @@ def _fits(row: Signature, names: TensorNames, tensors: Mapping[str, Any]) -> boo
     )
 
 
-def signature_of(names: TensorNames, tensors: Mapping[str, Any]) -> tuple[Family | None, Signature] | None:
+def signature_of(
+    path: Path, names: TensorNames, tensors: Mapping[str, Any]
+) -> tuple[Family | None, Signature] | None:
     """Return the signature that a file's tensors fit, and whose it is; None if they fit none.
 
     Args:
@@ -175,7 +178,7 @@ def signature_of(names: TensorNames, tensors: Mapping[str, Any]) -> tuple[Family
     fitting = [(family, row) for family, row in fitting if family.name not in contained]
     if len(fitting) > 1:
         what = " and ".join(f"of {family.name} ({', '.join(row.has)})" for family, row in fitting)
-        raise UnusableModel(f"the file has the tensors {what}, so that it is not told which it is; {_FOLDER}")
+        raise UnusableModel(f"{path} has the tensors {what}, so it cannot be told which it is; {_FOLDER}")
     if fitting:
         return fitting[0]
     row = first((*OTHERS, *_COMPONENTS))
@@ -187,12 +190,14 @@ def advice_for(row: Signature) -> str:
     return row.advice.format(folder=_FOLDER, supported=SUPPORTED) or _FOLDER
 
 
-def behind_prefix(tensors: Mapping[str, Any]) -> tuple[str, Signature] | None:
+def behind_prefix(path: Path, tensors: Mapping[str, Any]) -> tuple[str, Signature] | None:
     """Return a prefix that vivace does not know, and the row that a file's tensors fit without it; None without one."""
     words = [name.split(".")[:-1][:_MOST_PREFIXES] for name in tensors]
     shares = Counter(".".join(each[: k + 1]) + "." for each in words for k in range(len(each)))
     for prefix, number in shares.most_common(_MOST_PREFIXES):
-        found = signature_of(TensorNames(tensors, prefix), tensors) if 2 * number >= len(tensors) else None
+        found = (
+            signature_of(path, TensorNames(tensors, prefix), tensors) if 2 * number >= len(tensors) else None
+        )
         if found is not None:
             return prefix, found[1]
     return None

@@ -164,7 +164,8 @@ def _of_folder(name: str, located: LocatedModel) -> Weightless:
 
     def build_tiny() -> Any:
         assert isinstance(tiny, Path)  # of a folder or an embedded model
-        return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
+        config = _json(tiny / "config.json")
+        return _in_dtype(_component(config, "diffusers", str(config["_class_name"])), "fp32")
 
     return Weightless(
         name, dtype, located.defaults | located.call, build, build_tiny if tiny is not None else None, located
