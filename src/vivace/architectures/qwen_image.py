@@ -26,6 +26,7 @@ from vivace.architectures.entry import Entry, Hub
 from vivace.architectures.family import (
     Arguments,
     Blocks,
+    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -318,6 +319,11 @@ QWEN_IMAGE = Family(
     files=_FILES,
     original=OriginalNames(keeps_others=True),
     lora_layers=("img_mod_1",),
+    distilled=(
+        Distilled(
+            "qwen-image", "lightning", {"num_inference_steps": 8, "arguments": {"true_cfg_scale": 1.0}}
+        ),
+    ),
     models=_MODELS,
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.architectures.entry import Entry, SamplerEntry
+from vivace.architectures import FAMILIES
+from vivace.architectures.entry import Entry
+from vivace.architectures.family import Distilled
 
 _KINDS = {
     "turbo": r"turbo",
@@ -20,21 +22,6 @@ _STEPS = re.compile(r"(?<!\d)(\d{1,2})[-_ ]?steps?", re.IGNORECASE)
 _TITLES = ("modelspec.title", "ss_output_name", "general.name")
 _MOST_STEPS = 16
 """A model that is drawn in more steps is not distilled to few."""
-_TRAILING = {"timestep_spacing": "trailing"}
-_TURBO = SamplerEntry(class_name="EulerAncestralDiscreteScheduler", overrides=_TRAILING)
-_OTHERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("sdxl", "turbo"): {"num_inference_steps": 4, "guidance_scale": 0.0, "scheduler": _TURBO},
-    ("sdxl", "dmd"): {
-        "num_inference_steps": 4, "guidance_scale": 0.0, "scheduler": SamplerEntry(class_name="LCMScheduler"),
-    },
-    ("sd35-large", "turbo"): {"num_inference_steps": 4, "guidance_scale": 0.0},
-    ("flux-dev", "schnell"): {"num_inference_steps": 4},
-    ("flux2-dev", "turbo"): {"num_inference_steps": 8, "guidance_scale": 2.5},
-    ("qwen-image", "lightning"): {"num_inference_steps": 8, "arguments": {"true_cfg_scale": 1.0}},
-}  # fmt: skip
-"""Settings of distilled models for which the catalogue has no LoRA, from their cards. SDXL Turbo itself draws in 1 to 4
-steps at 512 x 512; most of those that are made of it at 1024."""
-_OFFICIAL_TURBO = re.compile(r"sd[-_ ]?xl[-_ ]turbo", re.IGNORECASE)
 
 
 def kind_of(name: str) -> str | None:
@@ -82,12 +69,10 @@ def with_few_steps(entry: Entry, name: str, metadata: Mapping[str, str]) -> tupl
         own: dict[str, Any] = {
             "num_inference_steps": lora.steps[0], "guidance_scale": lora.guidance_scale, "scheduler": lora.scheduler,
         }  # fmt: skip
-    elif (entry.name, kind) in _OTHERS:
-        own = dict(_OTHERS[entry.name, kind])
+    elif (made := _made_of(entry.name, kind, title)) is not None:
+        own = dict(made.settings)
     else:
         return entry, note_of_few_steps(title, entry.num_inference_steps)
-    if kind == "turbo" and entry.name == "sdxl" and _OFFICIAL_TURBO.match(title):
-        own |= {"num_inference_steps": 1, "height": 512, "width": 512}
     if named is not None and 1 <= named <= _MOST_STEPS:
         own["num_inference_steps"] = named
     if entry.scheduler is not None:  # that of what it predicts
@@ -101,4 +86,16 @@ def with_few_steps(entry: Entry, name: str, metadata: Mapping[str, str]) -> tupl
     return changed, (
         f"its name or title tells of {kind}: drawn in {steps} step{'s' * (steps > 1)}{guidance}{sampler} at "
         f"{changed.width}x{changed.height}; if its card says otherwise, set --num-inference-steps and --guidance-scale"
+    )
+
+
+def _made_of(model: str, kind: str, title: str) -> Distilled | None:
+    every = (made for family in FAMILIES for made in family.distilled)
+    return next(
+        (
+            made
+            for made in every
+            if (made.of, made.kind) == (model, kind) and re.match(made.named, title, re.IGNORECASE)
+        ),
+        None,
     )
