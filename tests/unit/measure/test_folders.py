@@ -8,8 +8,8 @@ from PIL import Image, ImageFilter
 
 from tests.drawn_shapes import COLOURS, draw
 from tests.typed import run_vivace
-from vivace.cli.options import read_prompts
 from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.settings import read_prompts
 from vivace.foundation.stats import Gate
 from vivace.measure.folders import compare, judge_pairs, pair
 
