@@ -7,7 +7,6 @@ Source: diffusers, FluxTransformer2DModel, FluxPipeline, FluxKontextPipeline.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from vivace.architectures.components import (
@@ -45,7 +44,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
-from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
+from vivace.architectures.gains import double_and_single
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:
@@ -53,21 +52,8 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
 
 
 def _gains(transformer: Any) -> Rules:
-    config = transformer.config
-    branches = 2 * config.num_layers + config.num_single_layers
-    # Each branch is multiplied by its gate.
-    last = 1 / (MODULATION * math.sqrt(branches))
-    embedded = 3 if config.guidance_embeds else 2  # summed: time, guidance, pooled text
-    return [
-        (r"(timestep|guidance)_embedder\.linear_1", SINUSOID),
-        (r"_embedder\.linear_2", SILU / math.sqrt(embedded)),
-        (r"norm(1|1_context|_out)?\.linear", MODULATION * SILU),
-        (r"ff(_context)?\.net\.2", GELU * last),
-        (r"to_out\.0|to_add_out", last),
-        # Four fifths of its input come from the MLP; the attention part is far smaller.
-        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * GELU * last),
-        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", MODULATED**-0.5),
-    ]
+    # Summed are time, guidance and the pooled text.
+    return double_and_single(transformer, 3 if transformer.config.guidance_embeds else 2)
 
 
 def _of_controlnet(transformer: Any) -> dict[str, Any]:
@@ -249,8 +235,6 @@ FLUX = Family(
     pipelines=(
         Pipeline(
             "FluxPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={
                 "image": "FluxImg2ImgPipeline",
                 "inpaint": "FluxInpaintPipeline",
@@ -264,8 +248,6 @@ FLUX = Family(
         ),
         Pipeline(
             "FluxKontextPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={"edit": "FluxKontextPipeline"},
             embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
@@ -296,4 +278,6 @@ FLUX = Family(
         ),
     },
     controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    fused="flux",
+    divides_tokens=True,
 )

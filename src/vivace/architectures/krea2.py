@@ -148,14 +148,23 @@ _MODELS = (
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(
-        Pipeline("Krea2Pipeline", steps=28, guidance=4.5, embeddings=("prompt_embeds", "prompt_embeds_mask")),
-    ),
+    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
     },
-    second_call_above=0.0,
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "axes_dims_rope": [8, 12, 12],
+        "text_hidden_dim": 64,
+        "text_num_attention_heads": 4,
+        "text_num_key_value_heads": 4,
+        "text_intermediate_size": 128,
+    },
+    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -166,4 +175,6 @@ KREA2 = Family(
         text=None,
         outside="the fusion of the text's states",
     ),
+    fused="krea2",
+    projects_apart=True,
 )

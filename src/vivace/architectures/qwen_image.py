@@ -6,8 +6,11 @@ Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline, QwenImageEdit
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from vivace.architectures.components import (
     FLOW,
@@ -19,7 +22,7 @@ from vivace.architectures.components import (
     replaced,
     rope,
 )
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -29,9 +32,13 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
     input_of,
+    move_to_meta,
     output_of,
 )
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:
@@ -120,6 +127,35 @@ def _published(
     return PublishedModel(entry, architecture, title, labels, step_flop)
 
 
+def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
+    """LoRAs of ModelTC's Qwen-Image-Lightning, by steps: distilled without guidance, at a shift of 3 for every size.
+
+    The sampler is that of its generate_with_diffusers.py.
+    """
+    shift = math.log(3)
+    sampler = {
+        "base_image_seq_len": 256,
+        "max_image_seq_len": 8192,
+        "base_shift": shift,
+        "max_shift": shift,
+        "shift": 1.0,
+        "shift_terminal": None,
+        "use_dynamic_shifting": True,
+        "time_shift_type": "exponential",
+    }
+    return tuple(
+        FewSteps(
+            kind="lightning",
+            lora=StoredPart(repo=f"lightx2v/{repo}", revision="main", files=(file,)),
+            steps=(steps,),
+            guidance_scale=1.0,
+            scheduler=SamplerEntry(class_name=FLOW, overrides=sampler),
+            call={"true_cfg_scale": 1.0},
+        )
+        for steps, file in files.items()
+    )
+
+
 # All have the same components; the text encoder of those that edit sees the image.
 _MODELS = (
     _published(
@@ -129,6 +165,10 @@ _MODELS = (
         r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d|2\.1))",
         136_353_835_204_608,
         summary="Qwen-Image, 20 B parameters, true classifier-free guidance in two calls a step",
+        few_steps=_lightning(
+            "Qwen-Image-Lightning",
+            {n: f"Qwen-Image-Lightning-{n}steps-V2.0-bf16.safetensors" for n in (4, 8)},
+        ),
     ),
     # As Qwen-Image, of which its publishers call it the update; its card was not checked.
     _published(
@@ -138,6 +178,10 @@ _MODELS = (
         r"qwen[ _-]?image[ _-]?2512",
         136_353_835_204_608,
         summary="Qwen-Image of December 2025, 20 B parameters",
+        few_steps=_lightning(
+            "Qwen-Image-2512-Lightning",
+            {n: f"Qwen-Image-2512-Lightning-{n}steps-V1.0-bf16.safetensors" for n in (4, 8)},
+        ),
     ),
     # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
     # not checked.
@@ -174,8 +218,84 @@ _MODELS = (
         steps=40,
         summary="Qwen-Image-Edit of November 2025, which modulates the tokens of its sources apart",
         prompt_set="edit",
+        few_steps=_lightning(
+            "Qwen-Image-Edit-2511-Lightning",
+            {4: "Qwen-Image-Edit-2511-Lightning-4steps-V1.0-bf16.safetensors"},
+        ),
     ),
 )
+
+
+def _embeddings(pipe: Any, prompt: Any = None, device: Any = None, dtype: Any = None) -> Any:
+    """QwenImagePipeline._get_qwen_prompt_embeds, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    dropped = pipe.prompt_template_encode_start_idx
+    tokens = pipe.tokenizer(
+        [pipe.prompt_template_encode.format(text) for text in prompts],
+        max_length=pipe.tokenizer_max_length + dropped,
+        padding=True,
+        truncation=True,
+        return_tensors="pt",
+    )
+    ids = tokens.input_ids.to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    return hidden[:, dropped:].to(dtype or pipe.text_encoder.dtype, copy=True), None
+
+
+def _edit_embeddings(
+    pipe: Any, prompt: Any = None, image: Any = None, device: Any = None, dtype: Any = None
+) -> Any:
+    """Replace the same in QwenImageEditPipeline and its Plus, whose text encoder sees the images too.
+
+    The vision tower divides its attention by the size of the patches' grid, which therefore stays on the CPU. Which
+    tokens are the images' is known from their place in the prompt's ids.
+    """
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    encoder, template = pipe.text_encoder, pipe.prompt_template_encode
+    if "<|image_pad|>" not in template:  # of the Plus, which numbers its images in front of the prompt
+        places = "".join(
+            f"Picture {index + 1}: <|vision_start|><|image_pad|><|vision_end|>" for index in range(len(image))
+        )
+        template = template.replace("{}", places + "{}")
+    inputs = pipe.processor(
+        text=[template.format(text) for text in prompts], images=image, padding=True, return_tensors="pt"
+    )
+    with _seeing(encoder):
+        hidden = encoder(
+            input_ids=inputs["input_ids"].to("meta"),
+            pixel_values=inputs["pixel_values"].to("meta"),
+            image_grid_thw=inputs["image_grid_thw"],
+            output_hidden_states=True,
+        ).hidden_states[-1]
+    hidden = hidden[:, pipe.prompt_template_encode_start_idx :]
+    return hidden.to(dtype or encoder.dtype, copy=True), None
+
+
+@contextmanager
+def _seeing(encoder: Any) -> Iterator[None]:
+    """Let a language model put images in the place of their tokens without counting these."""
+
+    def mask(ids: torch.Tensor, **_: Any) -> Any:
+        is_image = (ids == encoder.config.image_token_id).unsqueeze(-1)
+        return is_image, is_image
+
+    model = encoder.model
+    model.get_placeholder_mask = mask
+    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    try:
+        yield
+    finally:
+        positions.remove()
+        del model.get_placeholder_mask
+
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
+
+
+def _edit_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
+
 
 QWEN_IMAGE = Family(
     name="Qwen-Image",
@@ -183,31 +303,39 @@ QWEN_IMAGE = Family(
     pipelines=(
         Pipeline(
             "QwenImagePipeline",
-            steps=50,
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
+            run_without_values=_run_without_values,
         ),
         Pipeline(
             "QwenImageEditPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
         ),
         Pipeline(
             "QwenImageEditPlusPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
             one_a_call=True,
+            most_images=3,
         ),
     ),
     models=_MODELS,
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("img_in"),
@@ -218,4 +346,5 @@ QWEN_IMAGE = Family(
     ),
     text_of_any_length=True,
     not_captured=_not_captured,
+    fused="qwen_image",
 )

@@ -9,11 +9,12 @@ Source: diffusers, QwenImage21Transformer2DModel, QwenImage21Pipeline.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from vivace.architectures.components import QWEN3, Architecture, of_diffusers, of_transformers, rope
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.components import FLOW, QWEN3, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -144,6 +145,20 @@ _ENTRY = Entry(
     num_inference_steps=40,
     guidance_scale=1.0,
     ignores_guidance=True,
+    # By its card: dynamic exponential shifting as the model's own sampler, and no stretching to a last sigma.
+    few_steps=(
+        FewSteps(
+            kind="lightning",
+            lora=StoredPart(
+                repo="lightx2v/Qwen-Image-2.1-Lightning",
+                revision="main",
+                files=("pytorch_lora_weights.safetensors",),
+            ),
+            steps=(4,),
+            guidance_scale=1.0,
+            scheduler=SamplerEntry(class_name=FLOW, overrides={"shift_terminal": None}),
+        ),
+    ),
 )
 _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B}
 _MODELS = (
@@ -156,16 +171,43 @@ _MODELS = (
     ),
 )
 
+
+def _embeddings(pipe: Any, prompt: Any = None, image: Any = None, device: Any = None) -> Any:
+    """QwenImage21Pipeline._get_qwen_prompt_embeds from text alone, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    tokens = pipe.processor(
+        text=[pipe.prompt_template_t2i.format(text) for text in prompts], padding=True, return_tensors="pt"
+    )
+    ids = tokens["input_ids"].to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    embeddings = hidden[:, pipe._drop_idx :].clone()
+    return embeddings, None, embeddings.new_zeros(embeddings.shape[:2]).bool()
+
+
+def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Let QwenImage21Transformer2DModel read where the image's tokens are: behind the text's."""
+    import torch
+
+    mask = torch.zeros(kwargs["img_mask"].shape, dtype=torch.bool)
+    mask[:, kwargs["encoder_hidden_states"].shape[1] :] = True
+    return args, kwargs | {"img_mask": mask}
+
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
+    pipe.transformer.register_forward_pre_hook(_with_image_last, with_kwargs=True)
+
+
 QWEN_IMAGE21 = Family(
     name="Qwen-Image 2.1",
     denoiser="QwenImage21Transformer2DModel",
     pipelines=(
         Pipeline(
             "QwenImage21Pipeline",
-            steps=40,
             embeddings=("prompt_embeds", "prompt_embeds_mask", None),
             last_text_state=-1,
             packages=("torchvision",),
+            run_without_values=_run_without_values,
         ),
     ),
     models=_MODELS,
@@ -173,6 +215,13 @@ QWEN_IMAGE21 = Family(
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -188,4 +237,6 @@ QWEN_IMAGE21 = Family(
     not_captured=_not_captured,
     cells=lambda _: 1,
     side_in_tokens=2,
+    fused="qwen_image21",
+    projects_apart=True,
 )

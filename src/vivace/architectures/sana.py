@@ -162,14 +162,18 @@ _MODELS = (
     ),
 )
 
+
+def _sprint_without_values(pipe: Any, height: int, width: int) -> None:
+    """Leave the timesteps on the meta device: this pipeline reads none, and computes with their tensors."""
+    del pipe.scheduler.set_timesteps
+
+
 SANA = Family(
     name="Sana",
     denoiser="SanaTransformer2DModel",
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            steps=20,
-            guidance=4.5,
             embeddings=(
                 "prompt_embeds",
                 "prompt_attention_mask",
@@ -179,9 +183,8 @@ SANA = Family(
         ),
         Pipeline(
             "SanaSprintPipeline",
-            steps=2,
-            guidance=4.5,
             embeddings=("prompt_embeds", "prompt_attention_mask"),
+            run_without_values=_sprint_without_values,
         ),
     ),
     models=_MODELS,
@@ -190,6 +193,16 @@ SANA = Family(
         "AutoencoderDC": RandomWeights(_vae_gains, _vae_norms),
         "Gemma2Model": RandomWeights(_text_gains, _text_norms),
     },
+    narrow={
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

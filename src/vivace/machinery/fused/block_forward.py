@@ -123,7 +123,7 @@ class BlockForward:
             text, image: tokens (batch, tokens, channels), in bf16.
             rope: cosines and sines (text and image tokens, pairs), in fp32.
             modulations: (batch, vectors * channels): see `FusedArchitecture`.
-            mask: (batch, text and image tokens), which of them are attended to; attention is in bf16 then. None: all.
+            mask: of the tokens of text and image, see `operations.attend`; attention is in bf16 then. None: all.
             num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
         """
         blocks, (batch, num_image) = self._blocks, image.shape[:2]

@@ -49,7 +49,7 @@ def _single(block: Any) -> BlockLayers:
     )
 
 
-FLUX2 = FusedArchitecture("swiglu", _double, _single)
+FLUX2 = FusedArchitecture("swiglu", _double, _single, shares_modulations=True)
 
 
 class Flux2Forward:

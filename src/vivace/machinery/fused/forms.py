@@ -1,4 +1,4 @@
-"""The transformers that have a fused form, by the name of their class in diffusers."""
+"""How the transformers are fused whose family has a fused form."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from vivace.architectures import family_of
 
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
@@ -49,6 +51,7 @@ class FusedForm:
         chains: its lists of blocks, in order.
         fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
+        always_masked: attention has a mask in each call, so that it is computed in bf16.
         exact: buffers that keep their dtype, while all else becomes bf16 but what diffusers keeps in fp32.
     """
 
@@ -56,6 +59,7 @@ class FusedForm:
     fuse: Fuse
     unsuited: Callable[[Any], str | None] = lambda _: None
     exact: tuple[str, ...] = ()
+    always_masked: bool = False
 
     def to_bf16(self, transformer: Any) -> None:
         import torch
@@ -78,23 +82,12 @@ class FusedForm:
         return sum(len(getattr(transformer, name)) for name in self.chains)
 
 
-_MODULES = {
-    "FluxTransformer2DModel": "flux",
-    "Flux2Transformer2DModel": "flux2",
-    "QwenImageTransformer2DModel": "qwen_image",
-    "QwenImage21Transformer2DModel": "qwen_image21",
-    "SD3Transformer2DModel": "sd3",
-    "Krea2Transformer2DModel": "krea2",
-    "ZImageTransformer2DModel": "z_image",
-}
-
-
 def form_of(denoiser: Any) -> FusedForm | None:
     """Return how a denoiser is fused; None if it is no transformer, or has no fused form."""
-    name = _MODULES.get(type(denoiser).__name__)
-    if name is None:
+    family = family_of(denoiser)
+    if family is None or not family.fused or not family.is_transformer:
         return None
-    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{name}").FORM
+    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{family.fused}").FORM
     return form
 
 

@@ -263,7 +263,7 @@ def attend(
             be for several of queries that lie side by side.
         values: (1 or more,), fp32, the first of which is the scale of an output that is computed in bf16.
         onto: where to write it, (rows, channels), which may be part of wider rows.
-        mask: (batch, tokens), which keys there are; in bf16 alone.
+        mask: (batch, tokens), which keys there are, or (batch, 1, tokens, tokens), PyTorch's; in bf16 alone.
         launch: launches cuDNN's kernel on a stream.
     """
     import torch
@@ -281,7 +281,7 @@ def attend(
             grouped = False
         out = torch.nn.functional.scaled_dot_product_attention(
             *(each.transpose(1, 2) for each in (q, k, v)),
-            attn_mask=None if mask is None else mask[:, None, None],
+            attn_mask=mask[:, None, None] if mask is not None and mask.ndim == 2 else mask,
             enable_gqa=grouped,
         )
         attended = as_rows(out.transpose(1, 2))

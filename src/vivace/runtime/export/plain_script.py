@@ -323,7 +323,7 @@ def encode_in_fp32(x, *args, **kwargs):
 pipe.vae.encode = encode_in_fp32
 """
 _CAST_BACK = """    if pipe.vae.dtype != own:
-        pipe.vae.to(own)  # SDXL's pipeline casts it to the dtype that it was given
+        pipe.vae.to(own)  # the pipeline casts it to the dtype that it was given
 """
 
 
@@ -503,6 +503,8 @@ def conversion(located: LocatedModel, workload: Workload) -> Script:
     kind = pipeline_of(located.pipeline, workload.task, located.model.name)
     if kind == located.pipeline:
         return Script()
+    import diffusers
+
     imports, lines, more = [f"diffusers:{kind}"], [], {}
     if workload.task == "control":
         if workload.controlnet in (None, RANDOM):
@@ -517,10 +519,8 @@ def conversion(located: LocatedModel, workload: Workload) -> Script:
             f"controlnet = {own}.from_pretrained", literal(folder), dtype="pipe.dtype", use_safetensors="True"
         ).splitlines()
         more["controlnet"] = "controlnet"
-    if located.pipeline == "StableDiffusionPipeline":
-        more["requires_safety_checker"] = "False"
-    if located.pipeline == "StableDiffusionXLPipeline":
-        more["add_watermarker"] = "False"
+    accepted = inspect.signature(getattr(diffusers, kind).__init__).parameters
+    more |= {name: "False" for name in ("requires_safety_checker", "add_watermarker") if name in accepted}
     lines += written_call(f"pipe = {kind}", "**pipe.components", **more).splitlines()
     return Script(imports=tuple(imports), lines=tuple(lines))
 
