@@ -13,7 +13,7 @@ import click
 from pydantic import BeforeValidator, Field
 
 from vivace.cli.command import ResultsFormat, command, command_line
-from vivace.cli.failures import INTERRUPTED
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     FILE,
