@@ -119,7 +119,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _SHOWN:
         return check_arguments(value)
-    from vivace.cli.progress_display import with_progress
+    from vivace.cli.display.progress_display import with_progress
 
     return with_progress(check_arguments(value))
 

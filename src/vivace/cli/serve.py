@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import click
 from pydantic import Field
 
-from vivace.cli import serve_ray
 from vivace.cli.command import command
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.recipe_syntax import BEST
@@ -171,7 +171,7 @@ def serve(settings: ServeCommand) -> int:
     if settings.replicas is not None and settings.ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if settings.ray_address is not None:
-        serve_ray.check_options(settings.gpus, settings.idle_unload, settings.batch)
+        _check_ray_options(settings.gpus, settings.idle_unload, settings.batch)
     if settings.recipe is not None and settings.tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
     _listening(settings.host, settings.port).close()  # before a recipe is searched for, which may take hours
@@ -217,7 +217,7 @@ def serve(settings: ServeCommand) -> int:
     )
     click.echo(f"{serving.model} with {serving.recipe} ({why})", err=True)
     if settings.ray_address is not None:
-        with serve_ray.drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
+        with _drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
             return _run(serving, settings.host, settings.port, make_pool)
     from vivace.models.reading_ahead import read_ahead
 
@@ -416,3 +416,42 @@ def _loras(folder: Path | None) -> dict[str, Path]:
     if wrong is not None:
         raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")
     return files
+
+
+def _check_ray_options(gpus: str | None, idle_unload: float | None, batch: bool) -> None:
+    """Raise UsageError for options that are for one machine."""
+    if gpus is not None:
+        raise UsageError("--gpus is for one machine; with --ray, give --replicas N or MIN-MAX")
+    if idle_unload is not None:
+        raise UsageError("--idle-unload is for one machine; with --ray, give --replicas MIN-MAX")
+    if batch:
+        raise UsageError("--batch is for one machine; with --ray, images are drawn one by one")
+
+
+@contextlib.contextmanager
+def _drawers_on_ray(
+    settings: ServeSettings, address: str, replicas: str | None
+) -> Iterator[Callable[..., Any]]:
+    """Deploy the drawers on a cluster until the block ends; yield what makes the pool of the routes."""
+    from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, num_gpus, pool_maker
+
+    number = None if replicas is None else Replicas.of(replicas)
+    connect(address)
+    from ray import serve
+    from ray.exceptions import RayError
+
+    total = 0 if settings.device == "cpu" else num_gpus()
+    if settings.device == "cuda" and not total:
+        raise Unsupported(f"--ray {address}: the cluster has no GPUs; use --device cpu")
+    number = number or Replicas(max(1, total), max(1, total))
+    try:
+        try:
+            serve.run(application(settings, number, min(1, total)), name=NAME, route_prefix=None)
+        except (RayError, RuntimeError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise Unsupported(
+                f"--ray {address}: Ray Serve did not start it ({first}); see its logs"
+            ) from None
+        yield pool_maker(number)
+    finally:
+        serve.shutdown()
