@@ -35,8 +35,7 @@ from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.machinery.quantization.layers import layers_of, replace_layer
 from vivace.machinery.technique import component_of
-from vivace.measure.folder_verdict import judge_pairs
-from vivace.measure.folders import compare
+from vivace.measure.folders import compare, judge_pairs
 from vivace.measure.machine import choose_device
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.this_environment import environment

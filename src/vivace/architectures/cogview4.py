@@ -22,6 +22,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID, embedders
 
 
@@ -100,10 +101,13 @@ COGVIEW4 = Family(
             embeddings=("prompt_embeds", "negative_prompt_embeds"),
         ),
     ),
+    files=SingleFiles((Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)),
     models=_MODELS,
     random_weights={
         "CogView4Transformer2DModel": RandomWeights(_gains),
     },
+    narrow={"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64, "time_embed_dim": 64},
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("patch_embed.proj"),

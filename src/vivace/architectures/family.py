@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Entry
+from vivace.architectures.files import OriginalNames, SingleFiles
 from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
@@ -225,29 +226,6 @@ class PublishedModel:
         return self.entry.height * self.entry.width
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Tensors by which a file is known as one of a family, or as one that vivace does not read.
-
-    Attributes:
-        what: what such a file is; follows "FILE is ".
-        has: names of tensors, without their denoiser's prefix. A `*` at either end stands for anything.
-        sizes: lengths of dimensions: the tensor, the dimension, the length.
-        entry: catalogue name of the model with the same configuration; None for a file that is refused.
-        component: the only component that is read from the file; None for a whole pipeline.
-        advice: what to do with a file that is refused; "" for what is said of any.
-        note: what was assumed.
-    """
-
-    what: str
-    has: tuple[str, ...]
-    sizes: tuple[tuple[str, int, int], ...] = ()
-    entry: str | None = None
-    component: str | None = None
-    advice: str = ""
-    note: str = ""
-
-
 Rules = list[tuple[str, float]]
 """Pairs of a pattern of parameter names and a gain or, for norms, the mean of the weight."""
 
@@ -307,13 +285,13 @@ class Family:
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
         not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         controlnets: None where vivace knows of none.
-        signatures: of its single files. A file is of the family whose signature names most of its tensors.
-        original_names: the names of the layers in the authors' code, and the layers of diffusers that each is. `#` is
-            a block's number.
-        lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
-        templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
+        files: its single files, as their authors or ComfyUI write them; None where vivace knows of none.
+        original: the authors' names of its layers; None where they are not known here.
+        lora_layers: parts of the names of layers, with underscores, by which a LoRA for this family is known.
+        by_text_width: names of its models by the width of the text that their denoisers read.
         cache_fits: published fits of step caches, by technique.
         fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
+        projects_apart: whether its attention asks for query, key and value apart, although diffusers could fuse them.
         divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
 
@@ -336,13 +314,14 @@ class Family:
     not_by_diffusers: str = ""
     not_captured: Callable[[Any], str] = lambda _: ""
     controlnets: ControlNets | None = None
-    signatures: tuple[Signature, ...] = ()
-    original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    files: SingleFiles | None = None
+    original: OriginalNames | None = None
     lora_layers: tuple[str, ...] = ()
-    templates: Mapping[str, str] = field(default_factory=dict)
+    by_text_width: Mapping[int, str] = field(default_factory=dict)
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False
+    projects_apart: bool = False
 
 
 def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -30,6 +30,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
@@ -149,10 +150,23 @@ KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
     pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
+    files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "axes_dims_rope": [8, 12, 12],
+        "text_hidden_dim": 64,
+        "text_num_attention_heads": 4,
+        "text_num_key_value_heads": 4,
+        "text_intermediate_size": 128,
+    },
+    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -164,4 +178,5 @@ KREA2 = Family(
         outside="the fusion of the text's states",
     ),
     fused="krea2",
+    projects_apart=True,
 )

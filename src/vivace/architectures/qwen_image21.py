@@ -27,6 +27,7 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATION, SCALED, SILU, THROUGH_TANH, count, embedders
 from vivace.architectures.qwen_image import QWEN_FLOW
 
@@ -196,11 +197,19 @@ QWEN_IMAGE21 = Family(
             run_without_values=_run_without_values,
         ),
     ),
+    files=SingleFiles((Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
     models=_MODELS,
     random_weights={
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -217,4 +226,5 @@ QWEN_IMAGE21 = Family(
     cells=lambda _: 1,
     side_in_tokens=2,
     fused="qwen_image21",
+    projects_apart=True,
 )

@@ -23,6 +23,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, RELU, SILU, count, embedders
 
 
@@ -187,12 +188,32 @@ SANA = Family(
             run_without_values=_sprint_without_values,
         ),
     ),
+    files=SingleFiles(
+        (
+            Signature("Sana", ("attention_y_norm.weight",)),
+            Signature(
+                "Sana in diffusers' layout",
+                ("caption_norm.weight", "transformer_blocks.0.ff.conv_inverted.weight"),
+            ),
+        )
+    ),
+    lora_layers=("caption_projection",),
     models=_MODELS,
     random_weights={
         "SanaTransformer2DModel": RandomWeights(_gains),
         "AutoencoderDC": RandomWeights(_vae_gains, _vae_norms),
         "Gemma2Model": RandomWeights(_text_gains, _text_norms),
     },
+    narrow={
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

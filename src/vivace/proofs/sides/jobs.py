@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vivace.proofs.sides.drawing import SETTINGS, DrawJob, Settings
-from vivace.proofs.sides.prepare_sides import Prepared
-from vivace.proofs.sides.sides import ComfySide, EndpointSide, FunctionSide
+from vivace.proofs.sides.plan import ProofPlan
+from vivace.proofs.sides.proof_store import Letter
+from vivace.proofs.sides.side import DrawJob, Settings
 from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
@@ -49,62 +49,57 @@ class Hypothesis:
     job: DrawJob
 
 
-def main_jobs(prepared: Prepared) -> list[DrawJob]:
-    by_size = prepared.settings_by_size
-    return [DrawJob(prompt, seed, settings) for prompt, seed in prepared.pairs for settings in by_size]
+def main_jobs(plan: ProofPlan) -> list[DrawJob]:
+    by_size = plan.settings_by_size
+    return [DrawJob(prompt, seed, settings) for prompt, seed in plan.pairs for settings in by_size]
 
 
-def own_jobs(prepared: Prepared) -> list[DrawJob]:
+def own_jobs(plan: ProofPlan) -> list[DrawJob]:
     """Return A's images for its own distances: repetitions, and another seed where all have the same."""
-    if not prepared.a.draws:
+    if not plan.a.draws:
         return []
-    jobs = [replace(job, repeat=1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
-    return jobs + other_seed_jobs(prepared)
+    jobs = [replace(job, repeat=1) for job in main_jobs(plan)[:_NUM_REPEATS]]
+    return jobs + other_seed_jobs(plan)
 
 
-def other_seed_jobs(prepared: Prepared) -> list[DrawJob]:
+def other_seed_jobs(plan: ProofPlan) -> list[DrawJob]:
     """Return A's images of another seed, where each prompt has only one."""
-    if len({seed for _, seed in prepared.pairs}) > 1:
+    if len({seed for _, seed in plan.pairs}) > 1:
         return []
-    return [replace(job, seed=job.seed + 1) for job in main_jobs(prepared)[:_NUM_REPEATS]]
+    return [replace(job, seed=job.seed + 1) for job in main_jobs(plan)[:_NUM_REPEATS]]
 
 
-def timing_jobs(prepared: Prepared) -> list[DrawJob]:
+def timing_jobs(plan: ProofPlan) -> list[DrawJob]:
     """Return A's images once more, to be drawn after B for their seconds."""
-    return [replace(job, repeat=2) for job in main_jobs(prepared)] if prepared.a.draws else []
+    return [replace(job, repeat=2) for job in main_jobs(plan)] if plan.a.draws else []
 
 
-def repeat_jobs(prepared: Prepared) -> list[DrawJob]:
+def repeat_jobs(plan: ProofPlan) -> list[DrawJob]:
     """Return images that B draws again after all others, in another order."""
-    jobs = main_jobs(prepared)
+    jobs = main_jobs(plan)
     chosen = dict.fromkeys((jobs[0], jobs[-1], jobs[len(jobs) // 2]))
     return [replace(job, repeat=1) for job in chosen]
 
 
-def probes(prepared: Prepared) -> list[Probe]:
+def probes(plan: ProofPlan) -> list[Probe]:
     """Return the probes of B's settings; none for folders, and for recipes, whose arguments are vivace's own."""
-    side = prepared.b.side
-    if not isinstance(side, EndpointSide | FunctionSide | ComfySide):
+    names = plan.b.probed
+    if names is None:
         return []
-    names = set(SETTINGS)
-    if isinstance(side, FunctionSide):
-        from vivace.proofs.sides.function import Function
-
-        names &= set(Function(side).settings)
-    first = main_jobs(prepared)[0]
+    first = main_jobs(plan)[0]
     seed = first.seed
     far, next_to_it = (replace(first, seed=seed + _LARGE_SEED + k) for k in (0, 1))
     listed = [
         Probe("seed", seed, seed + 1, first, replace(first, seed=seed + 1)),
         Probe("large seed", seed, far.seed, first, far),
         Probe("large seed", far.seed, next_to_it.seed, far, next_to_it),
-        *_of_settings(prepared, first, names),
+        *_of_settings(plan, first, names),
     ]
     return listed + _of_prompts(first)
 
 
-def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Probe]:
-    settings = prepared.settings
+def _of_settings(plan: ProofPlan, first: DrawJob, names: tuple[str, ...]) -> list[Probe]:
+    settings = plan.settings
     listed = []
     if "num_inference_steps" in names and (steps := settings.num_inference_steps) is not None:
         others = {steps - 1, steps // 2} - {0} if steps > 1 else {2}
@@ -113,7 +108,7 @@ def _of_settings(prepared: Prepared, first: DrawJob, names: set[str]) -> list[Pr
     if "guidance_scale" in names and guidance is not None and guidance > 1:
         for scale in (max(guidance - 0.5, (1 + guidance) / 2), guidance + 2):
             listed.append(_probe(first, "guidance_scale", guidance, scale))
-    if {"width", "height"} <= names and (size := _other_size(settings)) is not None:
+    if {"width", "height"} <= set(names) and (size := _other_size(settings)) is not None:
         before = f"{settings.width}x{settings.height}"
         job = replace(first, settings=replace(first.settings, width=size[0], height=size[1]))
         listed.append(Probe("size", before, f"{size[0]}x{size[1]}", first, job, is_of_reference=True))
@@ -146,19 +141,24 @@ def _lengthened(prompt: str, length: int, last: str) -> str:
     return " ".join([*words, *filling, last])
 
 
-def reference_jobs(prepared: Prepared) -> list[DrawJob]:
-    """Return the probes' images that A also draws, and those that show what B may have done instead."""
-    if not prepared.a.draws:
-        return []
-    listed = [job for probe in probes(prepared) if probe.is_of_reference for job in (probe.base, probe.job)]
-    return listed + [hypothesis.job for hypothesis in hypotheses(prepared)]
+def jobs_of(plan: ProofPlan, letter: Letter) -> list[DrawJob]:
+    """Return every image that a side draws, those of the prompts first; A's too that probes and hypotheses need."""
+    jobs, listed = main_jobs(plan), probes(plan)
+    if letter == "b":
+        jobs += [job for probe in listed for job in (probe.base, probe.job)]
+        jobs += repeat_jobs(plan) if plan.b.draws else []
+    elif plan.a.draws:
+        jobs += own_jobs(plan)
+        jobs += [job for probe in listed if probe.is_of_reference for job in (probe.base, probe.job)]
+        jobs += [hypothesis.job for hypothesis in hypotheses(plan)]
+    return list(dict.fromkeys(jobs))
 
 
-def hypotheses(prepared: Prepared) -> list[Hypothesis]:
+def hypotheses(plan: ProofPlan) -> list[Hypothesis]:
     """Return what B may have drawn instead of the first requested image."""
-    if not prepared.a.draws or not probes(prepared):
+    if not plan.a.draws or not probes(plan):
         return []
-    first = main_jobs(prepared)[0]
+    first = main_jobs(plan)[0]
     listed = [Hypothesis(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
     steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
     numbers = () if steps is None else {steps // 2, 2 * steps // 3, 3 * steps // 4, steps - 1, steps + 1}
@@ -167,8 +167,6 @@ def hypotheses(prepared: Prepared) -> list[Hypothesis]:
     if guidance is not None and guidance > 1:
         for scale in dict.fromkeys((1.0, guidance / 2, guidance - 1, guidance + 1)):
             listed.append(Hypothesis(f"guidance {scale:g}", _with(first, guidance_scale=scale)))
-    if (lower := first.prompt.lower()) != first.prompt:
-        listed.append(Hypothesis("the prompt in lower case", replace(first, prompt=lower)))
     return listed
 
 

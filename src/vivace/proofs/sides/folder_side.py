@@ -6,17 +6,23 @@ prompt k, and after the last prompt the next seed begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import CATALOGUE
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.terminal_text import natural_order
-from vivace.proofs.sides.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
+from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Settings, Side, suffix_of
 from vivace.report.value_text import count
+
+if TYPE_CHECKING:
+    from vivace.proofs.sides.plan import ProofPlan
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _MAX_BYTES = 200_000_000
@@ -56,12 +62,19 @@ class FolderImages:
             for name, facts in zip(self.names, self.facts, strict=True)
         }
 
-    def by_order(self, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Path]:
-        """Return the images by prompts and seeds, in this order.
+    def paths(self, pairs: Sequence[tuple[str, int]], knows_prompts: bool) -> dict[tuple[str, int], Path]:
+        """Return the images by prompt and seed: by their own, else in the order of the pairs.
+
+        Args:
+            knows_prompts: False if their names stand in the place of prompts.
 
         Raises:
-            UsageError: there are more or fewer.
+            UsageError: there are more images than pairs, or fewer.
         """
+        if not knows_prompts:
+            return {(name, 0): self.folder / name for name in self.names}
+        if self.say_their_prompts:
+            return self.by_facts()
         if len(pairs) != len(self.names):
             raise UsageError(
                 f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(pairs)} pairs of "
@@ -69,35 +82,74 @@ class FolderImages:
             )
         return {pair: self.folder / name for pair, name in zip(pairs, self.names, strict=True)}
 
-    def by_name(self) -> dict[tuple[str, int], Path]:
-        """Return the images by name, in the place of a prompt."""
-        return {(name, 0): self.folder / name for name in self.names}
 
+@dataclass(frozen=True)
+class FolderSide(Side):
+    """A folder of images."""
 
-class Folder:
-    """A folder that draws: it returns the image of a prompt and seed."""
+    text: str
+    draws = False
 
-    def __init__(self, images: dict[tuple[str, int], Path]) -> None:
-        self._images = images
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
-        """Return one image; see `Drawer.draw`."""
-        path = self._images.get((prompt, seed))
-        if path is None:
-            raise DrawingFailed("the folder has no image of this prompt and seed")
+    @staticmethod
+    def is_written(text: str) -> bool:
         try:
-            content = read_bytes(path, _MAX_BYTES)
-        except (OSError, ValueError) as error:
-            raise DrawingFailed(f"{path} cannot be read: {error}") from None
-        return DrawnImage(content, suffix_of(content), settings=settings_of(_facts(path)))
+            path = user_path(text)
+            return (
+                text.lower() not in CATALOGUE and path.is_dir() and not (path / "model_index.json").is_file()
+            )
+        except (OSError, ValueError):
+            return False
+
+    @classmethod
+    def parse(cls, text: str) -> FolderSide:
+        return cls(text)
+
+    @property
+    def untimed(self) -> str:  # type: ignore[override]
+        return f"{self.text} is a folder, of which nothing says how long its images took"
+
+    @cached_property
+    def images(self) -> FolderImages:
+        return read_folder(self.text)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return self.images.settings.call
+
+    @property
+    def identity(self) -> str:
+        digest = hashlib.sha256()
+        for name in self.images.names:
+            stat = (self.images.folder / name).stat()
+            digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return f"{self.images.folder.resolve()}@{digest.hexdigest()[:16]}"
+
+    def check(self, plan: ProofPlan) -> None:
+        if plan.request.sizes:
+            raise UsageError(
+                f"--sizes: {self.text} is a folder, whose images have their own sizes; leave --sizes out"
+            )
+        self.images.paths(plan.pairs, plan.knows_prompts)
+
+    @contextmanager
+    def open(
+        self,
+        plan: ProofPlan,
+        is_read: Callable[[], None] = lambda: None,
+        on_note: OnNote = lambda text: None,
+    ) -> Iterator[Draw]:
+        paths = self.images.paths(plan.pairs, plan.knows_prompts)
+        yield lambda job: _image_at(paths.get((job.prompt, job.seed)))
+
+
+def _image_at(path: Path | None) -> DrawnImage:
+    if path is None:
+        raise DrawingFailed("the folder has no image of this prompt and seed")
+    try:
+        content = read_bytes(path, _MAX_BYTES)
+    except (OSError, ValueError) as error:
+        raise DrawingFailed(f"{path} cannot be read: {error}") from None
+    return DrawnImage(content, suffix_of(content), settings=settings_of(_facts(path)))
 
 
 def read_folder(name: str) -> FolderImages:

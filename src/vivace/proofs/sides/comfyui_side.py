@@ -1,22 +1,38 @@
-"""A ComfyUI server as a source of images: queue a workflow, wait for it, fetch its one image."""
+"""A ComfyUI server as a side of a proof: queue a workflow, wait for it, fetch its one image."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
-from urllib.parse import urlencode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import parse_json, read_object, user_path
 from vivace.foundation.untrusted.reading import reading
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.proofs.http import HttpAnswer, NoAnswer, send_patiently
-from vivace.proofs.sides.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.proofs.sides.sides import ComfySide
+from vivace.proofs.sides.proof_store import file_digest
+from vivace.proofs.sides.side import (
+    SETTINGS,
+    Draw,
+    DrawingFailed,
+    DrawJob,
+    DrawnImage,
+    OnNote,
+    Settings,
+    Side,
+    suffix_of,
+)
 
+if TYPE_CHECKING:
+    from vivace.proofs.sides.plan import ProofPlan
+
+_COMFYUI = "comfyui:"
 _LOOK_EVERY_S = (0.05, 1.0)  # the first wait, and the longest
 Place = tuple[str, str]
 """A node and one of its inputs."""
@@ -106,28 +122,61 @@ class Workflow:
                 yield from self._texts_before(value, visited)
 
 
-class ComfyUI:
-    """A server with a workflow."""
+@dataclass(frozen=True)
+class ComfySide(Side):
+    """comfyui:http://HOST:PORT?workflow=FILE, a file in the API format."""
 
-    def __init__(self, side: ComfySide, timeout_s: float = 600.0, key: str | None = None) -> None:
-        self._url, self._timeout_s, self._key = side.url, timeout_s, key
-        self._workflow = Workflow(side.workflow)
+    text: str
+    server: HttpServer
+    file: str
+    untimed = "a ComfyUI server is asked once a second whether it is done, which is too coarse"
 
-    def __enter__(self) -> ComfyUI:
-        return self
+    @staticmethod
+    def is_written(text: str) -> bool:
+        return text.lower().startswith(_COMFYUI)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    @classmethod
+    def parse(cls, text: str) -> ComfySide:
+        parts = urlsplit(text[len(_COMFYUI) :])
+        fields = dict(parse_qsl(parts.query))
+        if parts.scheme not in ("http", "https") or not parts.hostname or set(fields) != {"workflow"}:
+            raise UsageError(f"{text[:200]}: give comfyui:http://HOST:PORT?workflow=FILE")
+        url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+        return cls(text, HttpServer(url, uses_proxy=True), fields["workflow"])
 
-    def draw(self, prompt: str, seed: int, settings: Settings) -> DrawnImage:
-        """Return one image; see `Drawer.draw`."""
+    @property
+    def probed(self) -> tuple[str, ...]:
+        return SETTINGS
+
+    @property
+    def identity(self) -> str:
+        return self.text + file_digest(user_path(self.file))
+
+    @cached_property
+    def workflow(self) -> Workflow:
+        return Workflow(self.file)
+
+    def connect(self, timeout_s: float, key: str | None) -> ComfySide:
+        return replace(self, server=replace(self.server, timeout_s=timeout_s, key=key))
+
+    def check(self, plan: ProofPlan) -> None:
+        assert self.workflow is not None
+
+    @contextmanager
+    def open(
+        self,
+        plan: ProofPlan,
+        is_read: Callable[[], None] = lambda: None,
+        on_note: OnNote = lambda text: None,
+    ) -> Iterator[Draw]:
+        yield self.draw
+
+    def draw(self, job: DrawJob) -> DrawnImage:
+        """Return one image."""
         began = time.monotonic()
         try:
-            number = self._queue(self._workflow.filled(prompt, seed, settings))
-            outputs = self._wait(number, began + self._timeout_s)
-            content = self._fetch(outputs)
+            number = self._queue(self.workflow.filled(job.prompt, job.seed, job.settings))
+            content = self._fetch(self._wait(number, began + self.server.timeout_s))
         except NoAnswer as error:
             raise DrawingFailed(str(error)) from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -135,7 +184,7 @@ class ComfyUI:
         return DrawnImage(content, suffix_of(content), time.monotonic() - began)
 
     def _queue(self, nodes: dict[str, Any]) -> str:
-        answer = self._send("/prompt", {"prompt": nodes})
+        answer = self.server.send_patiently("/prompt", {"prompt": nodes})
         if answer.status != 200:
             raise DrawingFailed(answer.complaint)
         return str(parse_json(answer.content)["prompt_id"])
@@ -144,7 +193,7 @@ class ComfyUI:
         """Return the outputs of a workflow when it is done, by node."""
         wait_s, longest_s = _LOOK_EVERY_S
         while time.monotonic() < until:
-            answer = self._send(f"/history/{number}", None)
+            answer = self.server.send_patiently(f"/history/{number}", None)
             entry = parse_json(answer.content).get(number) if answer.status == 200 else None
             if entry is not None:
                 status = entry.get("status") or {}
@@ -153,7 +202,7 @@ class ComfyUI:
                 return dict(entry["outputs"])
             time.sleep(wait_s)
             wait_s = min(longest_s, 1.5 * wait_s)
-        raise NoAnswer(f"no image within {self._timeout_s:g} s; give a larger --timeout")
+        raise NoAnswer("timeout", f"no image within {self.server.timeout_s:g} s; give a larger --timeout")
 
     def _fetch(self, outputs: dict[str, Any]) -> bytes:
         files = [file for output in outputs.values() for file in output.get("images", [])]
@@ -161,13 +210,10 @@ class ComfyUI:
         if len(saved) != 1:
             raise DrawingFailed(f"the workflow gave {len(saved)} images; it must save one")
         query = {key: str(saved[0].get(key, "")) for key in ("filename", "subfolder", "type")}
-        answer = self._send(f"/view?{urlencode(query)}", None)
+        answer = self.server.send_patiently(f"/view?{urlencode(query)}", None)
         if answer.status != 200:
             raise DrawingFailed(f"the image is not there ({answer.complaint})")
         return answer.content
-
-    def _send(self, path: str, body: dict[str, Any] | None) -> HttpAnswer:
-        return send_patiently(f"{self._url}{path}", body, self._timeout_s, self._key)
 
 
 def _why(status: dict[str, Any]) -> str:
