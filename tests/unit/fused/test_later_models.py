@@ -14,7 +14,7 @@ from tests.fused_kernels import error
 from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from vivace.machinery.attention_backends import cudnn_fp8
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.techniques.fused import Fused
 
