@@ -36,7 +36,7 @@ from vivace.report.summary import change, clock, money, seconds, size
 from vivace.report.value_text import breakable, count, sentence
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline
-from vivace.tuning.results import Result
+from vivace.tuning.search.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned

@@ -21,21 +21,23 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.rows import priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Budget
-from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.explanation import explanation_of
-from vivace.tuning.first_calls import FirstCalls
+from vivace.tuning.final.first_calls import FirstCalls
+from vivace.tuning.final.judge import QualityJudge
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.final.proving_final import final_of
+from vivace.tuning.final.stored import history_of
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import QualityJudge
-from vivace.tuning.measurer import Unwatched
-from vivace.tuning.measuring import Bench
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import PriorSource, effects, known_sources, no_record, reported
 from vivace.tuning.notes import notes_of
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
-from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
-from vivace.tuning.results import Result, latest
-from vivace.tuning.search import Search
+from vivace.tuning.search.budget import Budget
+from vivace.tuning.search.measurer import Unwatched
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, latest
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space
 from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.setup import (
     budget_of,
@@ -46,8 +48,6 @@ from vivace.tuning.setup import (
     start_of,
     trusted_recipes,
 )
-from vivace.tuning.space import Space
-from vivace.tuning.stored import history_of
 
 
 @takes(SearchSettings)

@@ -17,7 +17,7 @@ from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.objective import Objective
+from vivace.tuning.search.objective import Objective
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
 SMALL: dict[str, Any] = {

@@ -26,19 +26,19 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Trials
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import propose_unmeasured, unlike, with_common
 from vivace.tuning.explained import why_lost
-from vivace.tuning.failure_model import failure_probabilities, probability_of_running
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running
+from vivace.tuning.model.priors import PriorSource, effects
+from vivace.tuning.model.regression import Datum
 from vivace.tuning.notes import _unmet, why_none
-from vivace.tuning.objective import Objective
-from vivace.tuning.paths import path_of
-from vivace.tuning.priors import PriorSource, effects
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
-from vivace.tuning.space import Space
+from vivace.tuning.search.budget import Trials
+from vivace.tuning.search.companions import propose_unmeasured, unlike, with_common
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.paths import path_of
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space
 from vivace.tuning.tuner import _stored_summary, expected_neighbours
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")

@@ -13,8 +13,8 @@ from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
-from vivace.tuning.objective import Objective
-from vivace.tuning.space import Space, fitted, is_usual, options
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.space import Space, fitted, is_usual, options
 
 
 class Halving(Technique):

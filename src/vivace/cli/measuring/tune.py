@@ -20,7 +20,7 @@ from vivace.tuning.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
-    from vivace.tuning.results import Result
+    from vivace.tuning.search.results import Result
 
 NOTHING_FOUND = 4
 
@@ -97,7 +97,7 @@ class SearchDisplay:
             click.echo(line, err=True)
 
     def measured(self, result: Result, history: Sequence[Result]) -> None:
-        from vivace.tuning.utility import best_of
+        from vivace.tuning.model.utility import best_of
 
         # Not those that were refused without being measured.
         self._shown.add(result.recipe)

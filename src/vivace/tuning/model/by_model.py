@@ -12,22 +12,22 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.failure_model import failure_probabilities, probability_of_running, texts_of
-from vivace.tuning.improvement import improvement, normal
-from vivace.tuning.launches import (
+from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.model.improvement import improvement, normal
+from vivace.tuning.model.launches import (
     WAITS,
     as_of_another_host,
     expected_of_capturing,
     over_the_usual_baseline,
     wait_of,
 )
-from vivace.tuning.leverage import Leverage
-from vivace.tuning.paths import parts_of, path_of, tries_the_same
-from vivace.tuning.priors import SAME, PriorSource
-from vivace.tuning.regression import Array, Datum, Prior, Regression, merged
-from vivace.tuning.results import Result, Rung, latest
-from vivace.tuning.space import Space, is_usual
-from vivace.tuning.utility import NUM_SAMPLES, chance_of, floor_of, value_of
+from vivace.tuning.model.leverage import Leverage
+from vivace.tuning.model.priors import SAME, PriorSource
+from vivace.tuning.model.regression import Array, Datum, Prior, Regression, merged
+from vivace.tuning.model.utility import NUM_SAMPLES, chance_of, floor_of, value_of
+from vivace.tuning.search.paths import parts_of, path_of, tries_the_same
+from vivace.tuning.search.results import Result, Rung, latest
+from vivace.tuning.search.space import Space, is_usual
 
 _SLACK_OF_CHANGES = Prior(-0.04, 0.08)
 _SLACK_OF_SAME = Prior(0.0, 0.01)

@@ -18,16 +18,23 @@ import numpy as np
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.budget import Budget
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import REACH, propose_unmeasured, shorter, unlike, with_common, with_shorter
-from vivace.tuning.finalists import MOST_USEFUL, best_of_each, portfolio, useful
-from vivace.tuning.measurer import Measurer, Unwatched, Watcher
-from vivace.tuning.objective import Objective
-from vivace.tuning.paths import path_of
-from vivace.tuning.results import Result, Rung, gain_of, latest
-from vivace.tuning.space import Space
-from vivace.tuning.utility import chance_of, floor_of, shortest_as_fast
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.utility import chance_of, floor_of, shortest_as_fast
+from vivace.tuning.search.budget import Budget
+from vivace.tuning.search.companions import (
+    REACH,
+    propose_unmeasured,
+    shorter,
+    unlike,
+    with_common,
+    with_shorter,
+)
+from vivace.tuning.search.finalists import MOST_USEFUL, best_of_each, portfolio, useful
+from vivace.tuning.search.measurer import Measurer, Unwatched, Watcher
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.paths import path_of
+from vivace.tuning.search.results import Result, Rung, gain_of, latest
+from vivace.tuning.search.space import Space
 
 BATCH = 4
 PROMOTED = 0.5

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from vivace.tuning.regression import Array
+from vivace.tuning.model.regression import Array
 
 
 def improvement(mean: Array, sd: Array, best: float) -> Array:

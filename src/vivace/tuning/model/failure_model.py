@@ -8,7 +8,7 @@ from functools import lru_cache
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.results import RUINED, Result
+from vivace.tuning.search.results import RUINED, Result
 
 _NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
 _SURE = 0.9

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.store import Store
-from vivace.tuning.measuring import Bench
-from vivace.tuning.priors import PriorSource
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result, Rung, latest
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.model.priors import PriorSource
+from vivace.tuning.model.regression import Datum
+from vivace.tuning.search.results import Result, Rung, latest
 
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of the present one."""

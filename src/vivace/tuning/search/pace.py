@@ -16,8 +16,8 @@ from vivace.machinery.technique import Technique, Trait
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.techniques.compile import Compile
-from vivace.tuning.results import Result
-from vivace.tuning.space import is_recommended
+from vivace.tuning.search.results import Result
+from vivace.tuning.search.space import is_recommended
 
 WARM_UP = 2
 SCREENING = 3  # timed calls

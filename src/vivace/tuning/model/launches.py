@@ -13,10 +13,10 @@ from statistics import median
 
 from vivace.machinery.technique import Technique, Trait
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.priors import touched_share
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result
-from vivace.tuning.utility import with_option
+from vivace.tuning.model.priors import touched_share
+from vivace.tuning.model.regression import Datum
+from vivace.tuning.model.utility import with_option
+from vivace.tuning.search.results import Result
 
 WAITS = 0.1
 """The logarithm of time over busy time above which a GPU counts as waiting for the CPU."""

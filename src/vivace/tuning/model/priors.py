@@ -24,9 +24,9 @@ from vivace.machinery.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.techniques.steps import Steps
-from vivace.tuning.objective import Objective
-from vivace.tuning.regression import Datum, Prior
-from vivace.tuning.space import is_recommended
+from vivace.tuning.model.regression import Datum, Prior
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.space import is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction for this model on this GPU."""

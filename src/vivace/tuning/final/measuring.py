@@ -24,16 +24,16 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.report.summary import size
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.finals import Finals
-from vivace.tuning.image_plan import ImagePlan, needs_floor
+from vivace.tuning.final.finals import Finals
+from vivace.tuning.final.image_plan import ImagePlan, needs_floor
+from vivace.tuning.final.judge import QualityJudge
+from vivace.tuning.final.quality_passes import TimedQualityPasses
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import QualityJudge
-from vivace.tuning.objective import Objective
-from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
-from vivace.tuning.peaks import Peaks
-from vivace.tuning.quality_passes import TimedQualityPasses
-from vivace.tuning.results import Result, Rung, recipe_of, result_of_row
-from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
+from vivace.tuning.model.peaks import Peaks
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.results import Result, Rung, recipe_of, result_of_row
+from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
 
 _FEWEST_STEPS = 4
 _PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.FINAL: Purpose.FINAL}

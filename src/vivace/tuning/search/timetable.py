@@ -11,9 +11,9 @@ from vivace.benchmark.deadline import Deadline
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.image_plan import ImagePlan
-from vivace.tuning.pace import Pace
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.search.pace import Pace
+from vivace.tuning.search.results import Result, Rung
 
 FINAL_ROUNDS = 2
 """The speed-up of one round has no interval over processes, so it proves nothing."""

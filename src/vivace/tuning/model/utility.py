@@ -11,8 +11,8 @@ from vivace.evidence.choice import simplest_of_best
 from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.objective import Objective
-from vivace.tuning.results import Result, Rung, latest
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung, latest
 
 NUM_SAMPLES = 512
 """Number of posterior samples of whether recipes pass and how much they gain."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from vivace.foundation.stats import Interval, Verdict
 from vivace.report.rows import Row
-from vivace.tuning.measuring import Bench
-from vivace.tuning.results import Result
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.search.results import Result
 
 
 def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:

@@ -14,7 +14,7 @@ from vivace.foundation.stats import Gate
 from vivace.foundation.stats.intervals import Interval, student_t
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.tuning.objective import Objective
+from vivace.tuning.search.objective import Objective
 
 RUINED = 0.15
 """Gap to the limit on a few images beyond which a recipe is dropped."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques.steps import Steps
-from vivace.tuning.priors import touched_share
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.model.priors import touched_share
+from vivace.tuning.search.results import Result, Rung
 
 _LARGEST_SHARE = 0.9
 _LEAST, _MOST = 0.1, 10.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.results import Result
-from vivace.tuning.timetable import MOST_OF_THE_TIME
+from vivace.tuning.search.results import Result
+from vivace.tuning.search.timetable import MOST_OF_THE_TIME
 
 ROOM = 1.25
 """Factor by which a final may take longer than estimated."""

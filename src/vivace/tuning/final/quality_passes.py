@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.benchmark.progress import Forwarding
-from vivace.tuning.pace import Pace
+from vivace.tuning.search.pace import Pace
 
 
 @dataclass

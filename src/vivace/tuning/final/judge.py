@@ -14,7 +14,7 @@ from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedScorer
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.results import Result, Rung
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.workload import Workload
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.image_plan import ImagePlan, pooled
-from vivace.tuning.results import recipe_of
+from vivace.tuning.final.image_plan import ImagePlan, pooled
+from vivace.tuning.search.results import recipe_of
 
 
 @dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.results import Result
+from vivace.tuning.search.results import Result
 
 
 class Measurer(Protocol):

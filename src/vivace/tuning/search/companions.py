@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.finalists import MOST_USEFUL
-from vivace.tuning.results import Result, Rung, gain_of, latest
+from vivace.tuning.search.finalists import MOST_USEFUL
+from vivace.tuning.search.results import Result, Rung, gain_of, latest
 
 if TYPE_CHECKING:
-    from vivace.tuning.search import Search
+    from vivace.tuning.search.search import Search
 
 REACH = 0.10
 """Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""

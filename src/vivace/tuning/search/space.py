@@ -17,8 +17,8 @@ from vivace.errors import RecipeError
 from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.objective import Objective
-from vivace.tuning.utility import with_option
+from vivace.tuning.model.utility import with_option
+from vivace.tuning.search.objective import Objective
 
 Why = Callable[[Technique], str | None]
 Components = Collection[Component] | None
