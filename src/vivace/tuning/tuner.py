@@ -15,17 +15,17 @@ from vivace.benchmark.store import Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import takes
+from vivace.foundation.stats import Interval, Verdict
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
-from vivace.report.rows import priced
+from vivace.report.rows import Row, priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.explanation import explanation_of
 from vivace.tuning.final.first_calls import FirstCalls
 from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.final.measuring import Bench
-from vivace.tuning.final.proving_final import final_of
 from vivace.tuning.final.stored import history_of
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
@@ -256,3 +256,17 @@ def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]
         recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
         for recipe, (gain, _) in zip(less, gains[1:], strict=True)
     }
+
+
+def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:
+    """Return the rows of the last final with the pick, including stored ones of this search; without a pick, of the
+    last final."""
+    rows = bench.finals.rows(None if pick is None else pick.recipe)
+    return tuple(without_unproved(row) for row in rows)
+
+
+def without_unproved(row: Row) -> Row:
+    """Return the row, without the speed-up's interval if there is a single round, whose calls share its luck."""
+    if row.speedup is None or len(row.record.rounds) > 1:
+        return row
+    return replace(row, speedup=Interval(row.speedup.point, None, None), verdict=Verdict.UNCLEAR)

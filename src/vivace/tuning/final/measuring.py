@@ -10,6 +10,7 @@ from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.planned import predict_by_worker
+from vivace.benchmark.progress import Forwarding
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.support import ask_support
 from vivace.foundation.processes.launcher import Launcher
@@ -27,7 +28,6 @@ from vivace.runtime.workloads import workload_of
 from vivace.tuning.final.finals import Finals
 from vivace.tuning.final.image_plan import ImagePlan, needs_floor
 from vivace.tuning.final.judge import QualityJudge
-from vivace.tuning.final.quality_passes import TimedQualityPasses
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.peaks import Peaks
 from vivace.tuning.search.objective import Objective
@@ -369,3 +369,14 @@ class Bench:
     _rounds: dict[Recipe, int] = field(default_factory=dict, repr=False)
     _supported: set[Recipe] = field(default_factory=set, repr=False)
     _known: dict[Recipe, Result] = field(default_factory=dict, repr=False)
+
+
+@dataclass
+class TimedQualityPasses(Forwarding):
+    """A `Progress` that passes everything on, and notes the time of quality passes."""
+
+    pace: Pace
+
+    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None:
+        self.pace.note_quality(num_scored, num_drawn, seconds)
+        super().end_quality(num_scored, num_drawn, seconds)

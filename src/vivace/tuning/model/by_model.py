@@ -13,7 +13,6 @@ from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running, texts_of
-from vivace.tuning.model.improvement import improvement, normal
 from vivace.tuning.model.launches import (
     WAITS,
     as_of_another_host,
@@ -407,3 +406,18 @@ def _expected_slack(technique: Technique) -> Prior:
     if technique.saved_share is not None:
         return _SLACK_OF_REPLACED
     return _SLACK_OF_CHANGES if technique.trained_steps is None else _SLACK_OF_TRAINED
+
+
+def improvement(mean: Array, sd: Array, best: float) -> Array:
+    """Return the expected improvement over `best` of normally distributed values.
+
+    Mockus, Tiesis and Zilinskas, The Application of Bayesian Methods, 1978.
+    """
+    z = (mean - best) / sd
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    expected: Array = (mean - best) * normal(z) + sd * density
+    return np.maximum(expected, 0.0)
+
+
+def normal(z: Array) -> Array:
+    return np.array([0.5 * (1 + math.erf(float(x) / math.sqrt(2))) for x in np.atleast_1d(z)])

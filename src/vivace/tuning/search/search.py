@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,14 +21,6 @@ from vivace.recipes.recipe import Recipe
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.utility import chance_of, floor_of, shortest_as_fast
 from vivace.tuning.search.budget import Budget
-from vivace.tuning.search.companions import (
-    REACH,
-    propose_unmeasured,
-    shorter,
-    unlike,
-    with_common,
-    with_shorter,
-)
 from vivace.tuning.search.finalists import MOST_USEFUL, best_of_each, portfolio, useful
 from vivace.tuning.search.measurer import Measurer, Unwatched, Watcher
 from vivace.tuning.search.objective import Objective
@@ -47,6 +39,8 @@ _LIKELY = 0.5
 _WORTH_IMAGES = 0.25
 _HOPELESS = 0.02
 """Probabilities that a recipe's quality passes in the final."""
+REACH = 0.10
+"""Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
 
 
@@ -103,14 +97,14 @@ class Search:
             and self.num_trials < number
             and not stops()
             and not self.budget.is_over(
-                self.num_trials, with_shorter(self, self.finalists(self._candidates()))
+                self.num_trials, self._add_shorter(self.finalists(self._candidates()))
             )
         ):
             recipes = self._ask(int(min(self.batch, number - self.num_trials)))
             if not recipes:
                 self.exhausted = True
                 break
-            recipes = self.budget.affordable(recipes, with_shorter(self, self.finalists(self._candidates())))
+            recipes = self.budget.affordable(recipes, self._add_shorter(self.finalists(self._candidates())))
             if not recipes:
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
@@ -270,8 +264,8 @@ class Search:
                     finalists.append(pick.recipe)  # what may be as fast is measured side by side
             elif tried and not self.budget.allows_another_final():
                 break
-            finalists += shorter(self, first)
-            finalists = with_common(self, finalists)
+            finalists += self._shorter(first)
+            finalists = self.replace_last_by_intersection(finalists)
             tried |= set(finalists)
             self._final(finalists)
         self._decide(_HOPELESS)
@@ -354,7 +348,7 @@ class Search:
         """Return what no final has measured: the candidates, and what is expected to be faster than these or the
         pick."""
         new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
-        return [*new, *propose_unmeasured(self, new if pick is None else [pick, *new])]
+        return [*new, *self.propose_unmeasured(new if pick is None else [pick, *new])]
 
     def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
         """Choose finalists greedily by expected improvement over posterior samples.
@@ -372,7 +366,7 @@ class Search:
         samples = self.sampler.values(candidates, self.history)
         best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
         chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
-        return unlike(self, [candidates[best[k]] for k in chosen])
+        return self.distinct([candidates[best[k]] for k in chosen])
 
     def pick(self) -> Result | None:
         """Return the best proven recipe, without techniques that were proven to gain nothing."""
@@ -388,3 +382,66 @@ class Search:
             and (not self.judges or result.gate is Gate.PASSED)
         ]
         return shortest_as_fast(max(good, key=gain_of), good) if good else None
+
+    def _shorter(self, finalists: Sequence[Result]) -> list[Recipe]:
+        """Return the first finalist without techniques expected to gain nothing, if it may win and there is time."""
+        first = finalists[0]
+        less = self.sampler.shorter(first.recipe, self.history)
+        if less.is_baseline or less in {result.recipe for result in finalists} or not self.space.holds(less):
+            return []
+        result = latest(self.history).get(less)
+        if result is not None and (not result.keeps(self.objective) or result.is_ruined):
+            return []
+        trials = self.num_trials if result is None else 0
+        if self.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
+            return []
+        return [] if self.measurer.refuse([less]) else [less]
+
+    def propose_unmeasured(self, results: Sequence[Result]) -> list[Result]:
+        """Return the best results with what is expected to make them faster, where nothing has measured that.
+
+        Trials are chosen for their information, and the last ones mostly fail; these are chosen to be the answer.
+        """
+        if not self.judges or self.num_trials >= self.budget.number:
+            return []
+        longer: dict[Recipe, Result] = {}
+        for result in results[:MOST_USEFUL]:
+            recipe = self.sampler.assembled(result.recipe, self.history)
+            if recipe not in latest(self.history):
+                longer.setdefault(
+                    recipe, replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)
+                )
+        refused = {result.recipe for result in self.measurer.refuse(list(longer))} if longer else set()
+        return [result for recipe, result in longer.items() if recipe not in refused]
+
+    def replace_last_by_intersection(self, finalists: list[Recipe]) -> list[Recipe]:
+        """Replace the last of three finalists by their common part, if that may be as fast.
+
+        Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as
+        `tf32` in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the
+        answer if it is as fast.
+        """
+        shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
+        common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
+        if self.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
+            return finalists
+        result = latest(self.history).get(common)
+        best = max(gain_of(result) for result in latest(self.history).values() if result.recipe in finalists)
+        is_slow = result is not None and not (result.keeps(self.objective) and gain_of(result) > best - REACH)
+        if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
+            return finalists
+        return [*finalists[:-1], common]
+
+    def distinct(self, finalists: Sequence[Result]) -> list[Result]:
+        """Return recipes that differ by more than techniques expected to gain nothing."""
+        kept: dict[Recipe, Result] = {}
+        for result in finalists:
+            kept.setdefault(self.sampler.shorter(result.recipe, self.history), result)
+        return list(kept.values())
+
+    def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
+        """Return the finalists, with the first one's shorter form if there is room."""
+        less = self.sampler.shorter(finalists[0].recipe, self.history) if finalists else Recipe()
+        if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
+            return list(finalists)
+        return [*finalists, replace(finalists[0], recipe=less)]
