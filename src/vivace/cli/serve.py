@@ -16,6 +16,7 @@ from pydantic import Field
 
 from vivace.cli.command import command
 from vivace.errors import Unsupported, UsageError
+from vivace.foundation.spec.recipe_syntax import BEST
 from vivace.foundation.spec.settings import (
     FOLDER,
     Argument,
@@ -45,7 +46,7 @@ class ServeCommand(Settings):
     recipe: Annotated[
         str | None,
         Option(
-            "Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
+            "Recipe to apply; default: best, which keeps the image.",
             metavar="R",
         ),
     ] = None
@@ -175,14 +176,15 @@ def serve(settings: ServeCommand) -> int:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
     _listening(settings.host, settings.port).close()  # before a recipe is searched for, which may take hours
     lora_files = _loras(settings.loras)
-    if settings.recipe is not None:
-        chosen, why = settings.recipe, "as given"
+    if settings.tune_minutes is not None:
+        chosen, why = _tuned(settings.model, settings.tune_minutes, settings.device)
     else:
-        chosen, why = (
-            _best_recorded(settings.model)
-            if settings.tune_minutes is None
-            else _tuned(settings.model, settings.tune_minutes, settings.device)
-        )
+        from vivace.evidence.recommendation.best import best_recipe, is_best
+
+        chosen, why = settings.recipe or BEST, "as given"
+        if is_best(chosen):
+            best = best_recipe(chosen, settings.model, device=settings.device, task=settings.task)
+            chosen, why = best.recipe, f"{BEST}: {best.why}"
     from vivace.models.find import find_model
     from vivace.recipes.resolve import resolve
     from vivace.serve.settings import ServeSettings
@@ -354,23 +356,6 @@ def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
     if wrong:
         raise UsageError(f"--allow-host {wrong[0][:100]}: give a name as in a URL, without port and scheme")
     return frozenset(name.lower() for name in names)
-
-
-def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
-
-    A recipe that changes the image, as fewer steps do, is for the user to choose.
-    """
-    from vivace.evidence.recommendation import recommend
-    from vivace.foundation.spec.recipe_syntax import BASELINE
-
-    answer = recommend(model, same_picture=True)
-    if answer.recipe in (None, BASELINE) or answer.basis is None:
-        return (
-            BASELINE,
-            "as published: no record here or in vivace supports another recipe that keeps the image",
-        )
-    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
 
 
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
