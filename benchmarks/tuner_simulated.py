@@ -26,7 +26,7 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
+from vivace.benchmark.rounds.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.evidence.recorded import recorded_figures
 from vivace.foundation.spec.arguments import parse_bytes

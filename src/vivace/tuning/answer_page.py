@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.store.images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Gate, Interval

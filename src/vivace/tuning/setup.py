@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.architectures import CATALOGUE
+from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
-from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError

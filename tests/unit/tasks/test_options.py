@@ -11,7 +11,7 @@ import vivace
 from tests.typed import run_vivace, typed
 from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.support import support_of
+from vivace.benchmark.rounds.support import support_of
 from vivace.errors import Unsupported, WorkloadError
 from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER

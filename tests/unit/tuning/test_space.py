@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.recorded_grids import FixedSpace
-from vivace.benchmark.support import Support, pipeline_without_weights, support_of, why_refused
+from vivace.benchmark.rounds.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
 from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target, Technique, knob

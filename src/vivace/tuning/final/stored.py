@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.invocation import Purpose
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.model.regression import Datum

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from vivace.benchmark.stored_images import image_path
-from vivace.benchmark.worker_requests import Scorer
+from vivace.benchmark.rounds.worker_requests import Scorer
+from vivace.benchmark.store.images import image_path
 from vivace.foundation.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures
 from vivace.foundation.spec.vectors import packed
 from vivace.models.find import WEIGHTS

@@ -18,7 +18,7 @@ from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Task
 from vivace.models.reading_limits import complaint
 
-WORKER = (sys.executable, "-m", "vivace.benchmark.worker")
+WORKER = (sys.executable, "-m", "vivace.benchmark.rounds.worker")
 """The command line of the worker that answers them."""
 
 

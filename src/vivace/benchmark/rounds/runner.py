@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.fitting import reduce_until
 from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.schedule import comparable, missing_rounds
-from vivace.benchmark.store import Store
-from vivace.benchmark.worker_requests import (
+from vivace.benchmark.rounds.fitting import reduce_until
+from vivace.benchmark.rounds.schedule import comparable, missing_rounds
+from vivace.benchmark.rounds.worker_requests import (
     EnvironmentRequest,
     LargestBatchRequest,
     RaceRequest,
     RehearsalRequest,
     ask,
 )
+from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment

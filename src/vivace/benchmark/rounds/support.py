@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.architectures import CATALOGUE
-from vivace.benchmark.worker_requests import SupportRequest, ask
+from vivace.benchmark.rounds.worker_requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.workload import Task

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.stored_images import read_sources
+from vivace.benchmark.store.images import read_sources
 from vivace.foundation.spec.workload import Workload
 from vivace.models.sources import image_arguments
 from vivace.runtime.calls import Call as Call

@@ -13,9 +13,9 @@ from typing import Any
 
 from vivace.architectures import CATALOGUE
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.planned import machine_of
+from vivace.benchmark.rounds.planned import machine_of
+from vivace.benchmark.rounds.worker_requests import WorkRequest
 from vivace.benchmark.store import Store
-from vivace.benchmark.worker_requests import WorkRequest
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.ceilings import ComponentWork, Work

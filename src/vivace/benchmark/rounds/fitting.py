@@ -4,7 +4,7 @@ A batch that fits in a process after many tries may not fit in a fresh one. PyTo
 memory only when no tensor is left in it. Whether a small tensor (SDXL's VAE, cast to fp32 and back in each call; a
 library's workspace) gets a separate segment or splits a large one depends on what was allocated and freed before. So
 the batch found in one process is a candidate. It is accepted after a rehearsal of a measured round in a separate
-process (see `vivace.benchmark.runner.ask_largest_batch`).
+process (see `vivace.benchmark.rounds.runner.ask_largest_batch`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], source
 
     import torch
 
-    from vivace.benchmark.round import OpenTrial, explain
+    from vivace.benchmark.rounds.round import OpenTrial, explain
     from vivace.foundation.spec.record import Outcome
 
     opened = OpenTrial(trial, sources)

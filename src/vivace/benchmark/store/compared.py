@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vivace.benchmark.invocation import Invocation
+from vivace.benchmark.store.invocation import Invocation
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record

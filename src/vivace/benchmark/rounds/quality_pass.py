@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
-from vivace.benchmark.runner import sources_folder
+from vivace.benchmark.rounds.runner import sources_folder
+from vivace.benchmark.rounds.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.store import Store
-from vivace.benchmark.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.errors import RecipeError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
@@ -177,7 +177,7 @@ def draw_images(
     Args:
         sources: folder of the images that the trial starts from.
     """
-    from vivace.benchmark.round import draw_untimed, explain
+    from vivace.benchmark.rounds.round import draw_untimed, explain
 
     try:
         drawn = draw_untimed(trial, number, images, report, sources)

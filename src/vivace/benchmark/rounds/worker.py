@@ -1,7 +1,7 @@
-"""The worker process: answers `vivace.benchmark.worker_requests` as `vivace.foundation.processes.resident` describes.
+"""The worker process: answers requests of `worker_requests` as `vivace.foundation.processes.resident` describes.
 
 A parent that has only imported libraries is safe to fork, as long as none of them has initialised CUDA.
-`vivace.benchmark.driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
+`driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
 the `ready` event says whether forking works. If it does not, the launcher starts a fresh process for each request.
 
 Its own events: {"event": "phase", ...}, {"event": "sample", ...}, {"event": "result", "value": ...}
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from vivace.benchmark.worker_requests import (
+from vivace.benchmark.rounds.worker_requests import (
     AnyRequest,
     EnvironmentRequest,
     FiguresRequest,
@@ -54,8 +54,8 @@ def import_all() -> None:
     """Import the libraries that every trial needs, without starting a thread or touching a device."""
     from vivace.architectures import CATALOGUE
     from vivace.architectures.entry import Embedded
-    from vivace.benchmark import round as _round
-    from vivace.benchmark.driver import without_cuda_init
+    from vivace.benchmark.rounds import round as _round
+    from vivace.benchmark.rounds.driver import without_cuda_init
     from vivace.models.quiet import quiet
 
     assert _round is not None
@@ -114,38 +114,38 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
     sources = None if request.sources is None else Path(request.sources)
     match request:
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):
-            from vivace.benchmark.round import measure_round
+            from vivace.benchmark.rounds.round import measure_round
 
             folder = None if images is None else Path(images)
             round_ = measure_round(trial, index, timing, folder, report, sources)
             return round_.model_dump(mode="json")
         case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
-            from vivace.benchmark.image_figures import compute_figures
+            from vivace.benchmark.rounds.image_figures import compute_figures
 
             rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
         case ImagesRequest(trial=trial, number=number, pictures=images):
-            from vivace.benchmark.quality_pass import draw_images
+            from vivace.benchmark.rounds.quality_pass import draw_images
 
             return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):
-            from vivace.benchmark.fitting import largest_batch
+            from vivace.benchmark.rounds.fitting import largest_batch
 
             return {"batch": largest_batch(trial, report, sources)}
         case RehearsalRequest(trial=trial, timing=timing):
-            from vivace.benchmark.round import rehearse
+            from vivace.benchmark.rounds.round import rehearse
 
             return {"why_not": rehearse(trial, timing, sources)}
         case PredictionsRequest(trials=trials, environment=measured_on):
-            from vivace.benchmark.planned import predict_all
+            from vivace.benchmark.rounds.planned import predict_all
 
             return {"predictions": predict_all(trials, measured_on)}
         case WorkRequest(trial=trial, environment=measured_on, hits=hits, denoiser_calls=calls):
-            from vivace.benchmark.work import count_work
+            from vivace.benchmark.rounds.work import count_work
 
             return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
         case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
-            from vivace.benchmark.profiled import profiled
+            from vivace.benchmark.rounds.profiled import profiled
 
             file = None if trace is None else Path(trace)
             profile = profiled(trial, timing, calls, measured_on, file, report, sources)
@@ -160,11 +160,11 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
         case SupportRequest(device=device, model=model, recipes=recipes, task=task, batch=batch):
-            from vivace.benchmark.support import support_of
+            from vivace.benchmark.rounds.support import support_of
 
             return support_of(model, recipes, device, task, batch).to_json()
         case RaceRequest(device=device, model=model, recipes=recipes):
-            from vivace.benchmark.race import race
+            from vivace.benchmark.rounds.race import race
             from vivace.measure.machine import choose_device
 
             return dict(race(model, recipes, choose_device(device)))

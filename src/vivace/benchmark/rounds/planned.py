@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.benchmark.worker_requests import PredictionsRequest
+from vivace.benchmark.rounds.worker_requests import PredictionsRequest
 from vivace.errors import VivaceError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.environment import Environment

@@ -18,16 +18,16 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vivace.benchmark.compared import Compared
-from vivace.benchmark.invocation import Invocation as Invocation
-from vivace.benchmark.invocation import Purpose, purpose_of_earlier
-from vivace.benchmark.schedule import comparable
-from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.rounds.schedule import comparable
+from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.images import image_path
+from vivace.benchmark.store.invocation import Invocation as Invocation
+from vivace.benchmark.store.invocation import Purpose, purpose_of_earlier
 from vivace.errors import StoreError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-from vivace.foundation.spec.record import Record, Round
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.trial import Model, Trial
 
 _APPLICATION_ID = 0x76697661  # "viva"
 _SCHEMA_VERSION = 5
@@ -421,3 +421,24 @@ def store_errors(folder: Path) -> Iterator[None]:
         raise StoreError(f"the store {folder} holds a row that this vivace cannot read ({first})") from error
     except OSError as error:
         raise StoreError(f"the store {folder}: {error.strerror or error}") from error
+
+
+def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ...]:
+    """Return the baseline's record and the recipe's from the newest run that measured both; empty if there is none.
+
+    Args:
+        folder: of a store, which need not exist.
+        recipe: its canonical text.
+
+    Raises:
+        StoreError: the folder has a store that cannot be read.
+    """
+    if not (folder / "records.sqlite").is_file():
+        return ()
+    with Store.read_only(folder) as store:
+        for compared in store.comparisons(repeated=True):
+            records = compared.records
+            own = [r for r in records[1:] if r.trial.model == model and r.trial.recipe.text == recipe]
+            if own and records[0].outcome is own[0].outcome is Outcome.MEASURED:
+                return records[0], own[0]
+    return ()

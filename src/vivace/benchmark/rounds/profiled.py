@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.round import Measurement, Report, explain
-from vivace.benchmark.workload_calls import draw, num_graphs
+from vivace.benchmark.rounds.round import Measurement, Report, explain
+from vivace.benchmark.rounds.workload_calls import draw, num_graphs
 from vivace.errors import Unsupported
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.profiling import Profile

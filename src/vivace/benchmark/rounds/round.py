@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.stored_images import save_image
-from vivace.benchmark.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
+from vivace.benchmark.rounds.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
+from vivace.benchmark.store.images import save_image
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.foundation.spec.timing import Timing
