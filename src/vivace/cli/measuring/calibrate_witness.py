@@ -58,9 +58,7 @@ class WitnessCommand(CallSettings):
     ] = ()
     prompts: Prompts = None
     prompt_set: PromptSet = None
-    num_seeds: Annotated[
-        NumSeeds, Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds")
-    ] = None
+    num_seeds: NumSeeds = None
     device: DeviceName = "auto"
     threads: Threads = None
     store: Store = Path(DEFAULT_STORE)
