@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from vivace.benchmark.run_settings import RunSettings
-from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.cli.command import Rerun, ResultsFormat, command, command_line, interrupted
 from vivace.cli.measuring.bench_endpoint import ByEndpoint
 from vivace.foundation.spec.limits import Limits, MinQuality
 from vivace.foundation.spec.settings import (
@@ -110,9 +110,7 @@ def bench(settings: BenchCommand) -> int:
     try:
         run = run_study(study, run_settings)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     for answer in run.answers:
         click.echo(f"until: {answer}", err=True)
     for prediction in run.planned:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from vivace.cli.command import command, command_line
+from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable
 from vivace.foundation.untrusted.destinations import replace as write
@@ -67,9 +67,7 @@ def tune(settings: TuneCommand) -> int:
     try:
         tuned = search_recipe(settings.model, watched)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     page = settings.output or settings.store / f"{file_stem(f'tune-{settings.model}')}.html"
     write(page, tuned.page().encode())
     if settings.format_ == "json":
