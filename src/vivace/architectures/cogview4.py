@@ -97,7 +97,6 @@ COGVIEW4 = Family(
     pipelines=(
         Pipeline(
             "CogView4Pipeline",
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
         ),
     ),
     models=_MODELS,

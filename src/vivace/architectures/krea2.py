@@ -148,7 +148,7 @@ _MODELS = (
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
+    pipelines=(Pipeline("Krea2Pipeline"),),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
