@@ -20,13 +20,8 @@ _NAMES = {
         "prompt_embeds",
         "pooled_prompt_embeds",
         None,
-    ),  # FLUX; the pipeline computes the third, position ids, again
-    4: (
-        "prompt_embeds",
-        "negative_prompt_embeds",
-        "pooled_prompt_embeds",
-        "negative_pooled_prompt_embeds",
-    ),
+    ),  # the third are positions, which the pipeline computes again
+    4: ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds"),
 }
 
 
