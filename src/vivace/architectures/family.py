@@ -61,6 +61,7 @@ class Blocks:
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
             computed in the first step alone, so that no later step can reuse their results.
+        tokens_first: whether blocks take and return the image's tokens as (tokens, batch, channels).
         are_counted: whether the transformer reads how many blocks its chains have.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
@@ -75,9 +76,16 @@ class Blocks:
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    tokens_first: bool = False
     are_counted: bool = False
     added_between: tuple[str, ...] = ()
     outside: str = ""
+
+    def image_of(self, call: Arguments) -> Any:
+        """Return the image's tokens among a block's arguments, (batch, tokens, channels)."""
+        args, kwargs = call
+        image = args[0] if args else kwargs["hidden_states"]
+        return image.transpose(0, 1) if self.tokens_first else image
 
     def text_of(self, call: Arguments) -> Any:
         """Return the text's tokens among a block's arguments, or None."""
@@ -88,6 +96,7 @@ class Blocks:
 
     def returned(self, image: Any, text: Any) -> Any:
         """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
+        image = image.transpose(0, 1) if self.tokens_first else image
         if text is None:
             return image
         return (text, image) if self.returns_text_first else (image, text)
@@ -95,7 +104,7 @@ class Blocks:
     def tokens_in(self, returned: Any) -> tuple[Any, Any]:
         """Return the tokens of the image, and of the text or None, from what a block has returned."""
         if not isinstance(returned, tuple):
-            return returned, None
+            return (returned.transpose(0, 1) if self.tokens_first else returned), None
         first, second = returned
         return (second, first) if self.returns_text_first else (first, second)
 

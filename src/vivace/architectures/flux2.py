@@ -20,7 +20,7 @@ from vivace.architectures.components import (
     of_transformers,
     rope,
 )
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -110,6 +110,17 @@ FLUX2_KLEIN_9B = of_diffusers(
 _FLUX2_FLOW = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
 
 
+# fal/FLUX.2-dev-Turbo: the sigmas that its card passes to the pipeline, and its guidance, an input of the model.
+_TURBO = FewSteps(
+    kind="turbo",
+    lora=StoredPart(repo="fal/FLUX.2-dev-Turbo", revision="main", files=("flux.2-turbo-lora.safetensors",)),
+    steps=(8,),
+    guidance_scale=2.5,
+    scheduler=SamplerEntry(class_name=FLOW),
+    call={"sigmas": [1.0, 0.6509, 0.4374, 0.2932, 0.1893, 0.1108, 0.0495, 0.00031]},
+)
+
+
 def _published(
     entry: Entry,
     transformer: Component,
@@ -195,6 +206,7 @@ _MODELS = (
             num_inference_steps=50,
             guidance_scale=4.0,
             max_sequence_length=512,
+            few_steps=(_TURBO,),
         ),
         FLUX2_DEV,
         MISTRAL_SMALL_24B,
