@@ -261,6 +261,23 @@ class ControlNets:
 
 
 @dataclass(frozen=True)
+class Distilled:
+    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
+
+    Attributes:
+        of: the catalogue's name of the model that they are made of.
+        kind: of distillation, which the names of their files tell: "turbo", "dmd", ...
+        settings: those of `Entry` that differ.
+        named: how the names of their files begin, a regular expression; "" for any.
+    """
+
+    of: str
+    kind: str
+    settings: Mapping[str, Any]
+    named: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """Everything that vivace knows of the models with one denoiser.
 
@@ -289,6 +306,7 @@ class Family:
         original: the authors' names of its layers; None where they are not known here.
         lora_layers: parts of the names of layers, with underscores, by which a LoRA for this family is known.
         by_text_width: names of its models by the width of the text that their denoisers read.
+        distilled: models made of these, known by the names of their files; the first that fits counts.
         cache_fits: published fits of step caches, by technique.
         fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
         projects_apart: whether its attention asks for query, key and value apart, although diffusers could fuse them.
@@ -318,6 +336,7 @@ class Family:
     original: OriginalNames | None = None
     lora_layers: tuple[str, ...] = ()
     by_text_width: Mapping[int, str] = field(default_factory=dict)
+    distilled: tuple[Distilled, ...] = ()
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False

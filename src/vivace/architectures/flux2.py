@@ -20,10 +20,11 @@ from vivace.architectures.components import (
     of_transformers,
     rope,
 )
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
+    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -107,6 +108,17 @@ FLUX2_KLEIN_9B = of_diffusers(
 )
 # Its pipelines compute the shift themselves, from the number of tokens and of steps.
 _FLUX2_FLOW = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
+
+
+# fal/FLUX.2-dev-Turbo: the sigmas that its card passes to the pipeline, and its guidance, an input of the model.
+_TURBO = FewSteps(
+    kind="turbo",
+    lora=StoredPart(repo="fal/FLUX.2-dev-Turbo", revision="main", files=("flux.2-turbo-lora.safetensors",)),
+    steps=(8,),
+    guidance_scale=2.5,
+    scheduler=SamplerEntry(class_name=FLOW),
+    call={"sigmas": [1.0, 0.6509, 0.4374, 0.2932, 0.1893, 0.1108, 0.0495, 0.00031]},
+)
 
 
 def _published(
@@ -194,6 +206,7 @@ _MODELS = (
             num_inference_steps=50,
             guidance_scale=4.0,
             max_sequence_length=512,
+            few_steps=(_TURBO,),
         ),
         FLUX2_DEV,
         MISTRAL_SMALL_24B,
@@ -302,6 +315,7 @@ FLUX2 = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
+    distilled=(Distilled("flux2-dev", "turbo", {"num_inference_steps": 8, "guidance_scale": 2.5}),),
     models=_MODELS,
     random_weights={
         "Flux2Transformer2DModel": RandomWeights(_gains),

@@ -38,6 +38,7 @@ from vivace.architectures.entry import (
 )
 from vivace.architectures.family import (
     ControlNets,
+    Distilled,
     Doubled,
     Family,
     OwnDefaults,
@@ -595,6 +596,13 @@ _FILES = SingleFiles(
     plain_prefixes=(UNET_PREFIX,),
 )
 
+_TURBO: dict[str, Any] = {
+    "num_inference_steps": 4,
+    "guidance_scale": 0.0,
+    "scheduler": SamplerEntry(
+        class_name="EulerAncestralDiscreteScheduler", overrides={"timestep_spacing": "trailing"}
+    ),
+}
 
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
@@ -636,6 +644,25 @@ STABLE_DIFFUSION = Family(
     original=OriginalNames(of_layer=_original_name),
     lora_layers=("output_blocks", "up_blocks"),
     by_text_width={768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"},
+    # SDXL Turbo itself draws in 1 to 4 steps at 512 x 512; most of those that are made of it at 1024.
+    distilled=(
+        Distilled(
+            "sdxl",
+            "turbo",
+            _TURBO | {"num_inference_steps": 1, "height": 512, "width": 512},
+            named=r"sd[-_ ]?xl[-_ ]turbo",
+        ),
+        Distilled("sdxl", "turbo", _TURBO),
+        Distilled(
+            "sdxl",
+            "dmd",
+            {
+                "num_inference_steps": 4,
+                "guidance_scale": 0.0,
+                "scheduler": SamplerEntry(class_name="LCMScheduler"),
+            },
+        ),
+    ),
     models=_MODELS,
     random_weights={
         "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),

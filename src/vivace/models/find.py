@@ -18,7 +18,7 @@ from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.bounds import check_files, check_places
-from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
+from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole, read_metadata
