@@ -113,7 +113,6 @@ def test_the_key_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
         ("several models", (), "has 2 models; give --model, one of one, two"),
         ("", ("--field", "seed=1"), "--field seed=1: seed is set for each request; leave it out"),
         ("", ("--field", "seed"), "--field seed: give NAME=VALUE"),
-        ("", ("--size", "17x16"), "--size: width and height must be multiples of 8; got 17x16"),
         ("", ("--prompt", "x", "--prompt-set", "real"), "give prompts or --prompt-set, not both"),
         ("", ("-o", "-"), "-o - would mix with the results"),
     ],
