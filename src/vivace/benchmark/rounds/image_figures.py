@@ -85,17 +85,14 @@ def _read_under_limits(
 
 
 def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> ImageFigures:
-    from vivace.measure.holes import hole_share, num_rectangles
-    from vivace.measure.image_metrics import image_metrics, paired_metrics, thumbnail
+    from vivace.measure.holes import figures_against, figures_alone
+    from vivace.measure.image_metrics import thumbnail
 
     against: dict[str, float] = {}
     reason = None
     if not key.is_reference:
         try:
-            against = paired_metrics(image, original) | {
-                "hole": hole_share(image, original),
-                "num_rectangles": num_rectangles(image, original),
-            }
+            against = figures_against(image, original)
         except ValueError as error:
             reason = str(error)
         if against.get("psnr_db") == float("inf"):
@@ -103,7 +100,7 @@ def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> 
             against, reason = {}, SAME_PIXELS
     return ImageFigures(
         **key.model_dump(),
-        alone=image_metrics(image) | {"num_rectangles": float(num_rectangles(image))},
+        alone=figures_alone(image),
         against=against,
         reason=reason,
         thumbnail=packed(thumbnail(image)),
