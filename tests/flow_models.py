@@ -34,6 +34,7 @@ MODELS = (
     "krea-2-turbo",
     "longcat-image",
     "chroma1-hd",
+    "ernie-image",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit an image, of the same transformers or FLUX.1's."""

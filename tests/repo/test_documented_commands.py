@@ -9,7 +9,7 @@ import click
 import pytest
 
 from vivace.cli import app
-from vivace.cli.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
+from vivace.cli.measuring.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 

@@ -20,6 +20,7 @@ from vivace.architectures.chroma import CHROMA
 from vivace.architectures.cogview4 import COGVIEW4
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Embedded, Entry
+from vivace.architectures.ernie_image import ERNIE_IMAGE
 from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
@@ -60,6 +61,7 @@ FAMILIES: tuple[Family, ...] = (
     KREA2,
     LONGCAT_IMAGE,
     CHROMA,
+    ERNIE_IMAGE,
 )
 
 

@@ -26,6 +26,7 @@ from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, Store
 from vivace.architectures.family import (
     Arguments,
     Blocks,
+    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -35,6 +36,7 @@ from vivace.architectures.family import (
     move_to_meta,
     output_of,
 )
+from vivace.architectures.files import OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 if TYPE_CHECKING:
@@ -297,6 +299,36 @@ def _edit_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
 
 
+_HAS = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight")
+_FILES = SingleFiles(
+    (
+        Signature(
+            "Qwen-Image-Edit-2511, which edits images", (*_HAS, "img_in.weight", "__index_timestep_zero__")
+        ),
+        Signature(
+            "Qwen-Image-Layered", (*_HAS, "img_in.weight", "time_text_embed.addition_t_embedding.weight")
+        ),
+        Signature(
+            "Qwen-Image",
+            (*_HAS, "img_in.weight"),
+            (("img_in.weight", 0, 3072),),
+            "qwen-image",
+            "transformer",
+            notes_by_name={
+                "edit": "its name tells of Qwen-Image-Edit, whose tensors are those of Qwen-Image: read as that, "
+                "without a source image; to edit images give it as a folder in diffusers' format"
+            },
+        ),
+        Signature("Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder", _HAS),
+        Signature(
+            "Qwen-Image or Qwen-Image-Edit of a size that vivace does not know, or written with other shapes",
+            ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight"),
+        ),
+    ),
+    supported=("Qwen-Image",),
+)
+
+
 QWEN_IMAGE = Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
@@ -323,6 +355,14 @@ QWEN_IMAGE = Family(
             packages=("torchvision",),
             one_a_call=True,
             most_images=3,
+        ),
+    ),
+    files=_FILES,
+    original=OriginalNames(keeps_others=True),
+    lora_layers=("img_mod_1",),
+    distilled=(
+        Distilled(
+            "qwen-image", "lightning", {"num_inference_steps": 8, "arguments": {"true_cfg_scale": 1.0}}
         ),
     ),
     models=_MODELS,

@@ -23,6 +23,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, RELU, SILU, count, embedders
 
 
@@ -187,6 +188,16 @@ SANA = Family(
             run_without_values=_sprint_without_values,
         ),
     ),
+    files=SingleFiles(
+        (
+            Signature("Sana", ("attention_y_norm.weight",)),
+            Signature(
+                "Sana in diffusers' layout",
+                ("caption_norm.weight", "transformer_blocks.0.ff.conv_inverted.weight"),
+            ),
+        )
+    ),
+    lora_layers=("caption_projection",),
     models=_MODELS,
     random_weights={
         "SanaTransformer2DModel": RandomWeights(_gains),

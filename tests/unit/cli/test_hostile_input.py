@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from tests.typed import typed
-from vivace.cli import app, guarded
+from vivace.cli import app
+from vivace.cli.watched import guarded
 from vivace.errors import UnusableModel
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.reading_limits import ReadingLimits

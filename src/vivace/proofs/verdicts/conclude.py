@@ -39,7 +39,7 @@ from vivace.proofs.verdicts.proof import (
 )
 from vivace.proofs.verdicts.same import OwnDistances, add_nearness, means, same_picture
 from vivace.proofs.verdicts.scoring import Judges, add_all_scores
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 from vivace.report.value_text import count
 
 _MOST_NAMES = 2
@@ -136,11 +136,11 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
         more = ", …" if len(names) > _MOST_NAMES else ""
         number = f"{len(failed)} of {len(failed) + num_passed} checks failed"
         reasons.insert(0, f"{number} ({', '.join(names[:_MOST_NAMES])}{more})")
-    if reasons:
-        return ProofAnswer(ProofVerdict.FAILED, "; ".join(reasons))
-    if num_passed:
-        return ProofAnswer(ProofVerdict.PROVEN, f"{count(num_passed, 'check')} passed")
-    return ProofAnswer(ProofVerdict.LEFT_OUT, "nothing that could be asked")
+    return decide(
+        (reasons, ProofVerdict.FAILED, "; ".join(reasons)),
+        (num_passed, ProofVerdict.PROVEN, f"{count(num_passed, 'check')} passed"),
+        (True, ProofVerdict.LEFT_OUT, "nothing that could be asked"),
+    )
 
 
 def _compare(plan: ProofPlan, job: DrawJob, images: StoredImages, distances: Distances) -> PairFigures:

@@ -7,7 +7,7 @@ from types import TracebackType
 import click
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from vivace.cli.terminal import console
+from vivace.cli.display.terminal import console
 
 
 class Attempts:

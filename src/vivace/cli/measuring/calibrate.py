@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from pydantic import Field
 
-from vivace.cli.calibrate_witness import witness
 from vivace.cli.command import AsJson, command, command_line
+from vivace.cli.measuring.calibrate_witness import witness
 from vivace.foundation.spec.limits import MinQuality
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
@@ -72,7 +72,7 @@ def teacache(settings: TeacacheCommand) -> int:
     """
     prepared, arguments = _prepare(settings)
 
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.cache_fits import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
@@ -116,7 +116,7 @@ def magcache(settings: CalibrationSettings) -> int:
     """
     prepared, arguments = _prepare(settings)
 
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.cache_fits import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
@@ -197,7 +197,7 @@ def cache(settings: CacheCommand) -> int:
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
-    from vivace.cli.progress_display import for_this_terminal
+    from vivace.cli.display.progress_display import for_this_terminal
     from vivace.report.summary import clock
 
     most = settings.runs * len(settings.caches or CACHES)

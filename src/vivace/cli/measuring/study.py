@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli.bench import SOME_NOT_MEASURED
 from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.cli.measuring.bench import SOME_NOT_MEASURED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
@@ -119,7 +119,7 @@ def study(settings: StudyCommand) -> int:
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
     """Run the study; None if it was interrupted."""
-    from vivace.cli.progress_display import for_this_terminal
+    from vivace.cli.display.progress_display import for_this_terminal
     from vivace.evidence.studies.expand import left_out
     from vivace.evidence.studies.runs import run_parts
 
@@ -162,7 +162,7 @@ def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, forma
 
 
 def _show(run: StudyRun, format_: str) -> None:
-    from vivace.cli.terminal import console
+    from vivace.cli.display.terminal import console
     from vivace.evidence.studies.study_table import print_tables, render
 
     terminal = console()
@@ -209,7 +209,7 @@ def _list(format_: str) -> int:
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
     """Print each trial with its known or estimated time and memory."""
     from vivace.architectures import CATALOGUE
-    from vivace.cli.terminal import console
+    from vivace.cli.display.terminal import console
     from vivace.evidence.studies.dry_run import estimates, planner, print_estimates
     from vivace.measure.surroundings import surroundings
     from vivace.models.find import find_model

@@ -28,8 +28,8 @@ def demo(settings: DemoCommand) -> int:
     """
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
     from vivace.benchmark.run_page import page_of
-    from vivace.cli.bench import show
-    from vivace.cli.progress_display import for_this_terminal
+    from vivace.cli.display.progress_display import for_this_terminal
+    from vivace.cli.measuring.bench import show
 
     check_writable(settings.output)
     if not settings.store.exists():

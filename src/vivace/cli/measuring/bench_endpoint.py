@@ -13,7 +13,7 @@ import click
 from pydantic import BeforeValidator, Field
 
 from vivace.cli.command import ResultsFormat, command, command_line
-from vivace.cli.failures import INTERRUPTED
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     FILE,
@@ -35,7 +35,6 @@ from vivace.foundation.spec.sizes import Size, each_once
 if TYPE_CHECKING:
     from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
     from vivace.benchmark.load_testing.load_target import LoadTarget
-    from vivace.benchmark.load_testing.stages import LoadPlan
 
 FLAG = "--endpoint"
 _SOME_FAILED = 4
@@ -230,7 +229,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
     from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
     from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
     from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url
-    from vivace.benchmark.load_testing.stages import measure
+    from vivace.benchmark.load_testing.stages import LoadPlan, measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 
     if settings.prompts is not None and settings.prompt_set is not None:

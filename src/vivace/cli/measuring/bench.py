@@ -9,8 +9,8 @@ import click
 from pydantic import Field
 
 from vivace.benchmark.run_settings import RunSettings
-from vivace.cli.bench_endpoint import ByEndpoint
 from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.cli.measuring.bench_endpoint import ByEndpoint
 from vivace.foundation.spec.limits import Limits, MinQuality
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
@@ -176,7 +176,7 @@ def bench(settings: BenchCommand) -> int:
     """
     from vivace.benchmark import run_study
     from vivace.benchmark.comparison import check_quality_options
-    from vivace.cli.progress_display import for_this_terminal
+    from vivace.cli.display.progress_display import for_this_terminal
     from vivace.models.find import find_model
 
     study = settings.part(
@@ -209,7 +209,7 @@ def show(
     run: Run, format_: str, reproduce: str, limits: Limits | None = None, price_per_hour: float | None = None
 ) -> int:
     """Print each comparison's table and verdict, then the next steps; return the exit code."""
-    from vivace.cli.progress_display import title_of
+    from vivace.cli.display.progress_display import title_of
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.spec.record import Outcome
     from vivace.report.rows import priced
@@ -241,8 +241,8 @@ def show(
 
 def _print_tables(tables: list[list[Row]]) -> None:
     """Print tables on standard output, and the notes on them on standard error."""
-    from vivace.cli.progress_display import title_of
-    from vivace.cli.terminal import console, say
+    from vivace.cli.display.progress_display import title_of
+    from vivace.cli.display.terminal import console, say
     from vivace.report.rows import shared_warnings
     from vivace.report.summary import noise_floor, summary
     from vivace.report.table import print_table, render

@@ -168,7 +168,7 @@ def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge
 
 
 def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.measure.calibrating.scores import draw_missing
     from vivace.measure.machine import choose_device
 
@@ -192,7 +192,7 @@ def _calibrate(
     device: str,
 ) -> int:
     """Score the images, choose the limit and keep it."""
-    from vivace.cli.guarded import guarded_scorers
+    from vivace.cli.watched.guarded import guarded_scorers
     from vivace.measure.calibrating.calibrate_witness import calibrate_witness
     from vivace.measure.machine import choose_device
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from vivace.cli.terminal import console
+from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
@@ -295,9 +295,9 @@ def is_watched() -> bool:
 
 
 def _displays(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    from vivace.cli.compare import say_pair
-    from vivace.cli.prove import ProofProgress
-    from vivace.cli.tune import SearchDisplay
+    from vivace.cli.measuring.compare import say_pair
+    from vivace.cli.measuring.prove import ProofProgress
+    from vivace.cli.measuring.tune import SearchDisplay
 
     if name == "compare":
         return {"on_pair": say_pair, "on_note": lambda note: click.echo(f"note: {note}", err=True)}

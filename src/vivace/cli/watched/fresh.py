@@ -1,6 +1,6 @@
 """Run a part of a command in a fresh process, on systems that cannot fork.
 
-    python -m vivace.cli.fresh_part PART FILE ARGUMENTS...
+    python -m vivace.cli.watched.fresh_part PART FILE ARGUMENTS...
 
 A fresh process goes through the same command line. It prints nothing until its part begins, skips the earlier parts,
 which other processes ran, runs its own, and exits. It makes FILE when the model is read.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from vivace.cli.failures import status_of
+from vivace.cli.watched.failures import status_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -96,7 +96,14 @@ def _started(number: int, arguments: list[str], watch: Callable[[subprocess.Pope
 
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
         is_read = Path(folder) / "read"
-        command = [sys.executable, "-m", "vivace.cli.fresh_part", str(number), str(is_read), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "vivace.cli.watched.fresh_part",
+            str(number),
+            str(is_read),
+            *arguments,
+        ]
         sys.stdout.flush()
         sys.stderr.flush()
         return watch(start_attached(command, standard_output()), is_read)

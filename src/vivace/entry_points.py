@@ -19,7 +19,8 @@ def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Ta
     Args:
         model: e.g. "tiny-sd", "sdxl", "synthetic:sdxl" (its architecture with random weights), "org/repo@revision" on
             the Hugging Face hub, the path of a folder that holds a model_index.json, or of a .safetensors file.
-        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published.
+        recipe: e.g. "bf16+cfg_cutoff(0.4)"; "baseline" is the model as published, "best" the best known that keeps
+            the image on this card: the session's `recipe` and first warning say what that is.
         device: "auto" (a GPU if there is one), "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
         task: "image", "inpaint", "control" or "edit" for a session that is called with images: `image`,
             `mask_image`, `strength`, ... of the diffusers pipeline; None for what the model is published for.
@@ -27,9 +28,15 @@ def load(model: str, recipe: str = "baseline", *, device: str = "auto", task: Ta
     Raises:
         UnknownModel, UnusableModel, RecipeError, Unsupported, NoEffect: see `vivace.errors`.
     """
+    from vivace.evidence.recommendation.best import best_recipe, is_best
     from vivace.runtime.opening import load_session
 
-    return load_session(model, recipe, device, task)
+    if not is_best(recipe):
+        return load_session(model, recipe, device, task)
+    best = best_recipe(recipe, model, device=device, task=task)
+    session = load_session(model, best.recipe, device, task)
+    session.warnings.insert(0, str(best))
+    return session
 
 
 def apply(pipe: DiffusionPipeline, recipe: str = "baseline", *, prompts: Sequence[str] = ()) -> Session:

@@ -1,4 +1,4 @@
-"""The process that does a part of a command; see `vivace.cli.fresh`."""
+"""The process that does a part of a command; see `vivace.cli.watched.fresh`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from vivace.cli.commands import run
-from vivace.cli.fresh import CommandPart, settings_of
+from vivace.cli.watched.fresh import CommandPart, settings_of
 from vivace.foundation.processes.resident import die_with_parent
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.cli.failures import INTERRUPTED, OWN_FAULT, status_of
-from vivace.cli.fresh import has_command_line, run_part
+from vivace.cli.watched.failures import INTERRUPTED, OWN_FAULT, status_of
+from vivace.cli.watched.fresh import has_command_line, run_part
 from vivace.errors import UnusableModel
 from vivace.foundation.processes.launcher import LOOK_EVERY_S, ended_by, kill
 from vivace.foundation.processes.resident import fork_child, status_of_child

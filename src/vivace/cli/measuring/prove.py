@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from vivace.cli.command import command, command_line
-from vivace.cli.failures import INTERRUPTED
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
@@ -118,7 +118,7 @@ def _guarded(plan: ProofPlan, located: LocatedModel | None, draw: Callable[[Call
 
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
     """
-    from vivace.cli.guarded import guarded, guarded_reading
+    from vivace.cli.watched.guarded import guarded, guarded_reading
     from vivace.models.reading_limits import ReadingLimits, is_trusted
 
     models = [side.located for side in (plan.a, plan.b) if side.located is not None]
@@ -144,7 +144,7 @@ class ProofProgress:
 def _conclude(
     plan: ProofPlan, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
 ) -> int:
-    from vivace.cli.guarded import guarded_scorers
+    from vivace.cli.watched.guarded import guarded_scorers
     from vivace.proofs.verdicts.conclude import conclude
 
     def judge(is_read: Callable[[], None]) -> int:

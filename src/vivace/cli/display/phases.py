@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from vivace.cli.terminal import console
+from vivace.cli.display.terminal import console
 from vivace.report.summary import seconds
 
 

@@ -78,7 +78,7 @@ def quality(settings: QualityCommand) -> int:
         vivace quality a b --same-picture
         vivace quality a b --image old.png --mask hole.png
     """
-    from vivace.cli.guarded import guarded_scorers
+    from vivace.cli.watched.guarded import guarded_scorers
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.stats import Gate
     from vivace.measure.folders import compare, judge_pairs, pair
