@@ -14,8 +14,7 @@ from pydantic import Field
 
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
 from vivace.models.pipeline_defaults import read_config

@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 from vivace.machinery.technique.script import literal
 from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.saved import FORMAT, SavedModel
-from vivace.foundation.untrusted.files import open_plain, read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, read_object, reading
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry
 from vivace.models.folder_defaults import NAME

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vivace import __version__
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.as_good import Standing, WitnessResult
 from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.machinery.families.pipeline_code import doubles_latents
-from vivace.machinery.guidance.cut import is_cut
+from vivace.machinery.guidance import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import (
     CachedDenoiser,

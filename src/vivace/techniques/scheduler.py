@@ -34,8 +34,7 @@ from vivace.machinery.families.pipeline_code import (
     passes_a_shift_to_dynamic_schedulers,
     passes_sigmas_as_an_array,
 )
-from vivace.machinery.samplers.generators import give_generators
-from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
+from vivace.machinery.samplers import give_generators, refused_by_model, takes_zero_snr
 from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 from vivace.machinery.technique.script import Script, literal, written_call
 

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from tests.typed import run_vivace
 from vivace.benchmark.stored_images import save_image
 from vivace.errors import OutputError
-from vivace.machinery.compilation import artifact
 from vivace.machinery.quantization import calibration
 from vivace.machinery.step_caching import model_fits
 from vivace.models.export_embedded import export
+from vivace.runtime import warming
 
 FULL = "No space left on device"
 
@@ -60,7 +60,7 @@ def test_small_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
     for write in (
         lambda: save_image(tmp_path / "pictures", b"png"),
         lambda: model_fits.keep("teacache", None, "m", {}),
-        lambda: artifact._write_new(tmp_path / "code.so", b"code"),
+        lambda: warming._write_new(tmp_path / "code.so", b"code"),
     ):
         with pytest.raises(OutputError, match=FULL) as caught:
             write()

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 MAX_ANSWER_BYTES = 200_000_000
 _MAX_HEAD_BYTES = 1 << 16

@@ -28,10 +28,9 @@ from vivace.benchmark.load_testing.load_report import figures_of, lone_latencies
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
 from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, Reply, exchange
 from vivace.errors import Unsupported, UsageError
-from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.files import parse_json, reading
 from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 _ADDRESS = re.compile(rb'"url"\s*:\s*"(?!data:)([^"]*)"')
 _DATA = re.compile(r"data:image/[\w.+-]+;base64,")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.evidence.tables import EvidenceTable
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.machinery.families import family_of_pipeline
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE

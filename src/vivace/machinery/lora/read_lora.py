@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import open_plain
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, reading
 from vivace.machinery.lora.account import Account, LoraFile, listed
 from vivace.machinery.lora.by_diffusers import converted
 from vivace.machinery.lora.changes import LoraLayer, WeightChange, rows_of, sizes_of
