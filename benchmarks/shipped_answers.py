@@ -29,7 +29,7 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory import remembered, shipped_answers
 from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.shipped_answers import FILE, versions
+from vivace.runtime.memory.remembered import FILE, versions
 from vivace.runtime.memory.weightless import Weightless, find_weightless
 
 Answer = list[Any]

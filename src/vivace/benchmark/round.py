@@ -31,9 +31,9 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.finite_images import hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
-from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session
 
 if TYPE_CHECKING:

@@ -41,8 +41,7 @@ from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
 from vivace.runtime.memory.predict import built_for, images_for, predict_trial
-from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.memory.without_values import run_without_values
+from vivace.runtime.memory.weightless import find_weightless, run_without_values
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
 

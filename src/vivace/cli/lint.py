@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 if TYPE_CHECKING:
     from vivace.evidence.lint.findings import Finding

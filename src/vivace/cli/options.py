@@ -16,9 +16,8 @@ from vivace.cli.spec_options import FiniteFloat as FiniteFloat
 from vivace.cli.spec_options import command as command
 from vivace.errors import UsageError, WorkloadError
 from vivace.foundation.spec.task_names import TASKS
-from vivace.foundation.untrusted.files import read_text, user_path
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.files import read_text, reading, user_path
+from vivace.foundation.untrusted.streams import lines_of
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.limits import Limits

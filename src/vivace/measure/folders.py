@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.vectors import packed
+from vivace.foundation.spec.figures import packed
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.foundation.untrusted.terminal_text import natural_order
+from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.holes import hole_share, num_rectangles
 from vivace.measure.image_metrics import (
     aligned,

@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.bounds import check_numbers
 from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 

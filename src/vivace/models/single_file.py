@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 from vivace.models.checkpoints.prediction import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
     SD2,

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 MAX_ANSWER_BYTES = 200_000_000
 _CHUNK_BYTES = 1 << 20

@@ -25,8 +25,8 @@ from vivace.measure.machine import check_works, this_machine
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.denoiser_file import DenoiserFile
 from vivace.runtime.opening import target_of
-from vivace.runtime.saved.comfyui_file import DenoiserFile
 from vivace.runtime.saving import check_source, session_with, without_places
 from vivace.runtime.session import Session
 from vivace.techniques.distilled import Distilled

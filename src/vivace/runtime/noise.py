@@ -13,7 +13,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.samplers.generators import Method, override
+from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import call_parameters, weights_dtype
 
 if TYPE_CHECKING:

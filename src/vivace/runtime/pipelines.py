@@ -17,7 +17,7 @@ from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.saved.pipeline_folder import Rebuild, read_pipeline
+from vivace.runtime.saved import Rebuild, read_pipeline
 from vivace.techniques.lora import Lora
 
 LORAS = "loras"

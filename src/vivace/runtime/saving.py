@@ -11,8 +11,7 @@ from pathlib import Path
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
-from vivace.foundation.untrusted.files import user_path, without_folders
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason, user_path, without_folders
 from vivace.machinery.lora.lora_files import settings_for, short_name
 from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
@@ -26,7 +25,7 @@ from vivace.models.saved_folder import digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import LORAS, pipeline_for, precedes
-from vivace.runtime.saved.pipeline_folder import saved_files, write_pipeline
+from vivace.runtime.saved import saved_files, write_pipeline
 from vivace.runtime.session import Session
 from vivace.techniques.lora import Lora
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 from vivace.errors import NoEffect, Unsupported, WorkloadError
 from vivace.machinery.lora.hot import exchange
 from vivace.machinery.quantization.layers import move_to
-from vivace.machinery.samplers.step_limits import refused_steps
+from vivace.machinery.samplers import refused_steps
 from vivace.machinery.technique import (
     CallContext,
     Component,
@@ -40,8 +40,7 @@ from vivace.runtime.calls import (
 )
 from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.copying import guard
-from vivace.runtime.finite_images import FiniteCheck
-from vivace.runtime.safety import warn_of_empty
+from vivace.runtime.finite_images import FiniteCheck, warn_of_empty
 from vivace.runtime.taking_turns import settings_of_a_turn, turn
 from vivace.runtime.warm_up import warm_up
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vivace
-from vivace.machinery.compilation.artifact import CompiledFor, Manifest, pack, unpack
 from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import open_session
 from vivace.runtime.warm_up import WarmedSize, draw_twice
+from vivace.runtime.warming import CompiledFor, Manifest, pack, unpack
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Workload
@@ -127,7 +127,7 @@ def bring(path: Path, device: str) -> int:
     """Put an artifact's code into this machine's cache; return the number of new files.
 
     Raises:
-        UnusableModel, Unsupported, OutputError: see `vivace.machinery.compilation.artifact.unpack`.
+        UnusableModel, Unsupported, OutputError: see `vivace.runtime.warming.unpack`.
     """
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vivace.architectures import family_of
-from vivace.machinery.guidance.cut import (
+from vivace.machinery.guidance import (
     SHOWN,
     CutCalls,
     CutRows,

@@ -40,10 +40,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.architectures import family_of
 from vivace.errors import Unpredictable
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
-from vivace.machinery.compilation.padded_captions import PaddedCaptions
-from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
+from vivace.machinery.compilation.prompt_lengths import (
+    PaddedCaptions,
+    PromptLengths,
+    is_causal_language_model,
+)
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
-from vivace.machinery.samplers.generators import Method, override
+from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,

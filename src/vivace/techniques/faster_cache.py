@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.machinery.guidance.cut import is_cut
+from vivace.machinery.guidance import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import (
     CachedDenoiser,

@@ -57,6 +57,7 @@ from vivace.machinery.quantization import (
 from vivace.machinery.quantization.calibration import Scales, calibrate_choices
 from vivace.machinery.quantization.layers import (
     LayerChoice,
+    QuantizedLayers,
     casts_its_vae,
     choose,
     kinds_of,
@@ -68,7 +69,6 @@ from vivace.machinery.quantization.layers import (
     replace_layer,
     summarise,
 )
-from vivace.machinery.quantization.quantized_layers import QuantizedLayers
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.script_lines import script_of
 from vivace.machinery.quantization.sensitivity import KeptLayers

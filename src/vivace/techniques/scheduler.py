@@ -28,8 +28,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.machinery.samplers.generators import give_generators
-from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
+from vivace.machinery.samplers import give_generators, refused_by_model, takes_zero_snr
 from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 from vivace.machinery.technique.pipeline_code import (
     asks_the_scheduler_for_flow_sigmas,

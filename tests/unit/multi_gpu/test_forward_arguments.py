@@ -1,8 +1,7 @@
 """What a forward takes and returns arrives as it was sent, and rows are split."""
 
 import torch
-
-from vivace.machinery.multi_gpu.forward_arguments import (
+from vivace.machinery.multi_gpu.transfer import (
     deserialize,
     num_bytes,
     pack,

@@ -17,12 +17,13 @@ from vivace.errors import RecipeError
 from vivace.machinery.offloading import pinned_memory, prefetch
 from vivace.machinery.offloading.layer_offloader import (
     LayerOffloader,
+    Prefetcher,
+    _Batch,
     is_moved_by_layer,
     layers_of,
     layers_to_keep,
 )
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
 from vivace.machinery.technique import Machine
 from vivace.techniques import offload
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from vivace.machinery.offloading import pinned_memory
-from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory
 from vivace.machinery.quantization.block_tensors import nvfp4_weight
 from vivace.machinery.quantization.packed_int4 import pack
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vivace.machinery.offloading import pinned_memory
-from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.offloading.offloaded_module import PinnedMemory
 from vivace.runtime.memory.weightless import find_weightless
 
 

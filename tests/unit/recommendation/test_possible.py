@@ -15,7 +15,7 @@ from vivace.evidence.recommendation.fits_card import fitting, ranked
 from vivace.evidence.recommendation.predicted_tables import Card, typical_gpu
 from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import CHIPS, named_gpu, near
-from vivace.foundation.hardware.nearness import Near
+from vivace.foundation.hardware.names import Near
 from vivace.foundation.stats import Gate
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
 from vivace.runtime.memory.footprints import footprints

@@ -33,8 +33,8 @@ from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import judge_figures
+from vivace.runtime.export.loading import source_files
 from vivace.runtime.export.plain_script import write_script
-from vivace.runtime.export.source_images import source_files
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of

@@ -12,9 +12,7 @@ from functools import cache
 
 from vivace.errors import UsageError
 from vivace.foundation.hardware.chip import Chip, Gpu
-from vivace.foundation.hardware.datacenter import DATACENTER
-from vivace.foundation.hardware.geforce import GEFORCE
-from vivace.foundation.hardware.workstation import WORKSTATION
+from vivace.foundation.hardware.data_sheets import DATACENTER, GEFORCE, WORKSTATION
 
 CHIPS: tuple[Chip, ...] = (*DATACENTER, *WORKSTATION, *GEFORCE)
 """All chips that vivace knows."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import WorkerError
+from vivace.foundation.processes.launcher import start
 from vivace.foundation.processes.protocol import TIMEOUT, Event, EventReader, LoggedRequest
-from vivace.foundation.processes.start import start
 from vivace.foundation.processes.system import is_posix
 
 OnEvent = Callable[[Event], None]

@@ -76,7 +76,7 @@ class ImageFigures(FiguresKey):
         against: metrics against the reference. With a scorer also `clip_similarity`. Empty for identical images, whose
             PSNR is infinite.
         reason: why `against` is empty, unless the image is its own reference.
-        thumbnail: the image at 16 x 16 pixels, RGB of 0 to 255, packed by `vivace.foundation.spec.vectors`. What
+        thumbnail: the image at 16 x 16 pixels, RGB of 0 to 255, packed by `vivace.foundation.spec.figures`. What
             `vivace.report.variety` compares; None in stores of older versions.
         embedding: the scorer's, a unit vector, packed likewise; None without one.
     """

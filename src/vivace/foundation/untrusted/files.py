@@ -1,7 +1,7 @@
 """Read files that others wrote: regular files only, of bounded size, opened once.
 
 The functions raise OSError, or ValueError in words that follow "FILE cannot be read: ".
-`vivace.foundation.untrusted.reading` turns both into vivace's errors.
+`vivace.foundation.untrusted.files` turns both into vivace's errors.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, TextIO
 
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 _WRITERS = ("click", "rich", "contextlib", __name__)
 """Modules that print on behalf of their callers."""

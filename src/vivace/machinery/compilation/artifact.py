@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from vivace.errors import OutputError, Unsupported, UnusableModel
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason
 
 MANIFEST = "vivace.json"
 _FORMAT = 1

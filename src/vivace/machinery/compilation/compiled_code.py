@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_VARIABLE = "TRITON_CACHE_DIR"

@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.offloading.components import ComponentOffloader
+from vivace.machinery.offloading.layer_offloader import Prefetcher
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.prefetch import Prefetcher
 from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
 from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:
     import torch
 
-    from vivace.machinery.offloading.pinned_memory import PinnedMemory
+    from vivace.machinery.offloading.offloaded_module import PinnedMemory
 
 DENOISERS = ("unet", "transformer")
 """Names of the denoiser in diffusers' pipelines."""

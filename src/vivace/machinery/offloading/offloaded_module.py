@@ -14,7 +14,7 @@ from vivace.machinery.offloading.tensor_swap import TensorSwap, no_autograd, ten
 if TYPE_CHECKING:
     import torch
 
-    from vivace.machinery.offloading.pinned_memory import PinnedMemory
+    from vivace.machinery.offloading.offloaded_module import PinnedMemory
 
     Copy = tuple[torch.Tensor, torch.Tensor]
     """A tensor on the device, and the host tensor that it is a copy of."""

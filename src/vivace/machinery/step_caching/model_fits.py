@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.foundation.untrusted.destinations import replace
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder
 
 _VERSION = 1
 _FLUX_DEV = {

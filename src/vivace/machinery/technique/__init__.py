@@ -15,11 +15,13 @@ from vivace.machinery.technique.anatomy import (
     without_clashes,
     working_part,
 )
-from vivace.machinery.technique.effect import CallContext, Effect, Facts
 from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.target import (
     Backend,
+    CallContext,
     Distillation,
+    Effect,
+    Facts,
     Machine,
     ModelFacts,
     Placement,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.machinery.technique.anatomy import Component, attribute_of, component_of
-from vivace.machinery.technique.effect import Effect
+from vivace.machinery.technique.target import Effect
 
 if TYPE_CHECKING:
     from vivace.machinery.technique.technique import Technique

@@ -20,9 +20,8 @@ from pydantic.fields import FieldInfo
 from vivace.foundation.spec.recipe_syntax import KnobValue, TechniqueCall, print_call
 from vivace.foundation.spec.sizes import Size
 from vivace.machinery.technique.anatomy import Component
-from vivace.machinery.technique.effect import Effect, Facts
 from vivace.machinery.technique.script import Script
-from vivace.machinery.technique.target import Target
+from vivace.machinery.technique.target import Effect, Facts, Target
 from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 

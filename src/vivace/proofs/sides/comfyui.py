@@ -10,9 +10,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import parse_json, read_object, user_path
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.files import parse_json, read_object, reading, user_path
+from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.http import HttpAnswer, NoAnswer, send_patiently
 from vivace.proofs.sides.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.proofs.sides.sides import ComfySide

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.http import HttpAnswer, NoAnswer, NoConnection, has_same_host, send, send_patiently
 from vivace.proofs.sides.drawing import NOT_AN_IMAGE, DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.proofs.sides.sides import EndpointSide

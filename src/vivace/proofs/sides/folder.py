@@ -14,7 +14,7 @@ from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
-from vivace.foundation.untrusted.terminal_text import natural_order
+from vivace.foundation.untrusted.streams import natural_order
 from vivace.proofs.sides.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
 from vivace.report.value_text import count
 

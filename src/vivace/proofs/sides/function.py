@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason
 from vivace.proofs.sides.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png, suffix_of
 from vivace.proofs.sides.sides import FunctionSide
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import VivaceError
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason
 from vivace.proofs.sides.drawing import SETTINGS, DrawingFailed, DrawnImage, Settings, as_png
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class RecipeOnModel:
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
         from vivace.runtime.calls import generators_of, prompts_of
-        from vivace.runtime.safety import EmptyImageWarning, why_empty
+        from vivace.runtime.finite_images import EmptyImageWarning, why_empty
 
         base = self._base.call
         changed = {name: value for name, value in settings.call.items() if base.get(name) != value}

@@ -22,8 +22,7 @@ from vivace.machinery.technique.script import WIDTH, Script, literal, written_ca
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
-from vivace.runtime.export.loading import check_loadable, loading
-from vivace.runtime.export.source_images import SourceFile, conversion, opening
+from vivace.runtime.export.loading import SourceFile, check_loadable, conversion, loading, opening
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.session import Session

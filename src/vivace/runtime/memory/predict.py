@@ -20,7 +20,7 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import STRENGTHS, Task
-from vivace.foundation.untrusted.reading import reading, reason
+from vivace.foundation.untrusted.files import reading, reason
 from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     DENOISERS,
@@ -41,8 +41,7 @@ from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.memory.footprint import Footprint
 from vivace.runtime.memory.operation_counts import Operations, skips_work, watch, work_of
-from vivace.runtime.memory.weightless import Weightless, find_weightless
-from vivace.runtime.memory.without_values import run_without_values
+from vivace.runtime.memory.weightless import Weightless, find_weightless, run_without_values
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.pipelines import stored_effects, with_stored
 from vivace.runtime.session import Session

@@ -18,8 +18,7 @@ from typing import Any
 
 from vivace.errors import NoEffect, OutputError, Unpredictable, Unsupported, WorkloadError
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import open_plain
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder, open_plain
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory import shipped_answers

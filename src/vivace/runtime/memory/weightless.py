@@ -16,8 +16,7 @@ from typing import Any, cast
 from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.architectures.components import Architecture, Component, Library
 from vivace.errors import UnknownModel, nearest
-from vivace.foundation.untrusted.files import read_object, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading, user_path
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
 from vivace.models.hashed_tokenizers import tokenizer_for, with_processor

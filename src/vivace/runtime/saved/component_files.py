@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import open_plain, parse_json
-from vivace.foundation.untrusted.reading import reading, reason
+from vivace.foundation.untrusted.files import open_plain, parse_json, reading, reason
 from vivace.machinery.quantization.stored_tensors import (
     StoredTensor,
     check_shapes,

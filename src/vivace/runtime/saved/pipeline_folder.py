@@ -11,8 +11,7 @@ from typing import Any
 
 from vivace.architectures.components import Component, Library
 from vivace.errors import Unsupported, UnusableModel
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.find import LocatedModel
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import files_of
@@ -20,7 +19,7 @@ from vivace.models.quiet import quiet
 from vivace.models.repository import INDEX, components_of, read_index
 from vivace.models.saved_folder import check_contents
 from vivace.models.synthetic import on_meta
-from vivace.runtime.saved.component_files import ComponentFiles, check_component, fill, write_component
+from vivace.runtime.saved import ComponentFiles, check_component, fill, write_component
 
 Rebuild = Callable[[Any], None]
 """Puts the modules that techniques left into a pipeline of skeletons."""

@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vivace.foundation.processes.open_files import allow_open_files
+from vivace.foundation.processes.system import allow_open_files
 
 LOG = logging.getLogger("vivace.serve")
 _LONGEST_HEADERS_S = 30.0

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.foundation.processes.launcher import ended_by, kill_group
+from vivace.foundation.processes.launcher import ended_by, kill_group, start_async
 from vivace.foundation.processes.protocol import parse_event
-from vivace.foundation.processes.start import start_async
 from vivace.serve.queue.messages import Message, written
 
 COMMAND = (sys.executable, "-m", "vivace.serve.worker.main")

@@ -18,8 +18,7 @@ from typing import Any
 from vivace.errors import VivaceError
 from vivace.foundation.hardware.this_machine import this_gpu
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import read_json
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder, read_json
 from vivace.serve.settings import ServeSettings
 
 LOG = logging.getLogger("vivace.serve")
