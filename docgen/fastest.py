@@ -21,6 +21,7 @@ from benchmarks.committed_tables import APART as BESIDE_NONE
 from benchmarks.committed_tables import ENCODED_BEFORE as WITHOUT_ENCODERS
 from benchmarks.committed_tables import gain_apart
 from benchmarks.technique_cases import RESULTS
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -29,7 +30,6 @@ from vivace.evidence.recommendation.kin import kin_of
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import ratio, seconds, size

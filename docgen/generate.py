@@ -133,6 +133,7 @@ if simulated.RESULTS.exists():
 for _family in step_curves.families(CURVE_RECORDS):
     PAGES["docs/step-curves.md"] = partial(step_curves.page, NOTE, CURVE_RECORDS)
     PAGES[f"docs/{step_curves.plot_file(_family.name)}"] = partial(step_curves.plot, _family)
+    PAGES[step_curves.table_file(_family.name)] = partial(step_curves.table, _family)
 for _study in published_studies():
     PAGES[f"docs/studies/{_study}.md"] = partial(study_page, _study, NOTE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -170,6 +172,22 @@ def plot_file(name: str) -> str:
     return f"images/step-curves-{name}.svg"
 
 
+def table_file(name: str) -> str:
+    """Return the path of the table of all recipes."""
+    return f"results/step-curves-{name}.csv"
+
+
+def table(family: Family) -> str:
+    """Return all recipes of a family as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEADINGS)
+    for point in family.points:
+        recipe, *figures = _cells(point, family.is_gpu)
+        writer.writerow([recipe.strip("`").replace("\\|", "|"), *figures])
+    return text.getvalue()
+
+
 def _point(curve: str, row: Row, case: Case, is_gpu: bool) -> Point | None:
     if row.latency is None or case.work is None or row.fidelity is None or not row.figures:
         return None
@@ -243,14 +261,17 @@ def _family(family: Family) -> list[str]:
         f"![{family.name}: SSIM to the baseline against speed-up]({plot_file(family.name)})\n",
         *conclusions(family),
         "",
-        *markdown_lines(_HEADINGS, [_cells(point, family.is_gpu) for point in family.points]),
+        *markdown_lines(
+            _HEADINGS[:-1], [_cells(point, family.is_gpu)[:-1] for point in family.points if point.on_front]
+        ),
         "",
+        f"The front alone; [every recipe](../{table_file(family.name)}) is a CSV file.\n",
     ]
     missing = [
         f"- `{row.recipe}`: {row.outcome.value.replace('_', ' ')}: {row.reason}" for row in family.missing
     ]
     if missing:
-        lines += ["Not in the table:\n", *missing, ""]
+        lines += ["Not measured:\n", *missing, ""]
     if "cfg_cutoff" not in CURVES[family.name]:
         lines.append(
             "Guidance is distilled into this model: without true CFG its pipeline has no second branch, so "

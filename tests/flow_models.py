@@ -12,9 +12,8 @@ from PIL import Image
 
 from tests.copies import Copies
 from tests.narrow import SIDE, small, small_areas
+from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.models import find_model
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.sources import FOLDER
 from vivace.models.synthetic import build
 from vivace.models.tasks import EDITS

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_model
+from vivace.architectures.components import Architecture, Component
+from vivace.architectures.entry import Entry
+from vivace.architectures.flux import FLUX
+from vivace.architectures.stable_diffusion import STABLE_DIFFUSION
 from vivace.benchmark import studies
-from vivace.models.architectures import ARCHITECTURES, Architecture
-from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Entry
-from vivace.models.flow_architectures import FLOW_ARCHITECTURES
 
 SIDE = 128
 QWEN = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline")
 COMMAND = (sys.executable, __file__)
-FLOW = [architecture.name for architecture in FLOW_ARCHITECTURES]
+FLOW = [name for name in ARCHITECTURES if family_of_model(name) not in (FLUX, STABLE_DIFFUSION)]
 """Names of the transformers after FLUX.1."""
 _CLIP: dict[str, Any] = {
     "hidden_size": 64,
@@ -65,6 +66,11 @@ _SANA: dict[str, dict[str, Any]] = {
     "vae": _DC,
     "text_encoder": _LANGUAGE,
 }
+
+
+def network(model: str, name: str = "transformer") -> Component:
+    """Return one of the networks of a published model."""
+    return ARCHITECTURES[model].components[name]
 
 
 def _with_text(name: str, **changed: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ GUARDED = {
         "select.poll",
     },
     "foundation/processes/system.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
-    "serve/image_folder.py": {"os.getuid"},
+    "serve/queue/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }
 """Each asks `processes.system`, or for the attribute, first. `tests/unit/*/test_without_fork.py` run without them."""

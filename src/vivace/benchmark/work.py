@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.store import Store
@@ -34,7 +35,6 @@ from vivace.machinery.technique import (
 from vivace.machinery.technique.anatomy import DENOISERS
 from vivace.measure.flops import Calls, count_calls
 from vivace.measure.measured_ceilings import known_ceilings
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser

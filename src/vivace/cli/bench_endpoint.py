@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -228,14 +227,9 @@ def bench_endpoint(
         vivace bench --endpoint http://127.0.0.1:8000/v1 --size 512x512 --size 2048x2048 --minutes 20 -o load.json
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
+    from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
     from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
-    from vivace.benchmark.load_testing.load_target import (
-        LoadTarget,
-        Variant,
-        parse_fields,
-        server_url,
-        with_model,
-    )
+    from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url
     from vivace.benchmark.load_testing.stages import measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 
@@ -260,11 +254,8 @@ def bench_endpoint(
         row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", plan.slo_s)
         kept.add(row)
         return _show([row], others, format_, page)
-    target = asyncio.run(
-        with_model(
-            LoadTarget(server_url(url), model, further, (), variants, frozenset(without), timeout, key)
-        )
-    )
+    endpoint = ImagesEndpoint(server_url(url), timeout, key)
+    target = LoadTarget(endpoint, model, further, (), variants, frozenset(without)).find_model()
     target = _with_prompts(target, prompts, prompt_set)
     settings = RequestSettings(
         model=target.model,
@@ -279,7 +270,7 @@ def bench_endpoint(
         rows = measure(
             target,
             plan,
-            label or target.url,
+            label or endpoint.url,
             settings,
             [] if rerun else earlier,
             kept.add,

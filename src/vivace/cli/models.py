@@ -11,7 +11,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.models.entry import Entry
+    from vivace.architectures.entry import Entry
 
 
 @click.command()
@@ -32,7 +32,7 @@ def models(export: tuple[str, Path] | None, as_json: bool) -> int:
     if export is not None:
         return _export(*export, as_json)
 
-    from vivace.models.catalogue import CATALOGUE
+    from vivace.architectures import CATALOGUE
     from vivace.models.find import SYNTHETIC, synthetic_names
 
     sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}
@@ -83,7 +83,7 @@ def _few_steps(entry: Entry) -> list[str]:
 
 def _num_bytes(entry: Entry) -> int | None:
     """Return the size of an embedded model's files or of the download; None if it is unknown."""
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
     from vivace.models.find import find_model
     from vivace.models.model_files import num_bytes
 
@@ -94,7 +94,7 @@ def _num_bytes(entry: Entry) -> int | None:
 
 def _where(entry: Entry, num_bytes: int | None) -> str:
     """Return where the weights come from, and their size."""
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
     from vivace.report.summary import size
 
     how_large = "" if num_bytes is None else f"{size(num_bytes)} "

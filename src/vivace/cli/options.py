@@ -348,7 +348,7 @@ def check_first(command: click.Command) -> None:
     def checked(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is not None and command.name != "tune" and not any(kwargs.get(name) for name in _ELSEWHERE):
-            from vivace.models.catalogue import CATALOGUE
+            from vivace.architectures import CATALOGUE
             from vivace.tuning.readiness import check_runs_here
 
             sides = [str(kwargs[name]).partition(":")[0] for name in ("a", "b") if name in kwargs]

@@ -200,10 +200,10 @@ def _list(format_: str) -> int:
 
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
     """Print each trial with its known or estimated time and memory."""
+    from vivace.architectures import CATALOGUE
     from vivace.cli.terminal import console
     from vivace.evidence.studies.dry_run import estimates, planner, print_estimates
     from vivace.measure.surroundings import surroundings
-    from vivace.models.catalogue import CATALOGUE
     from vivace.models.find import find_model
 
     for name in dict.fromkeys(model_part.measured_on for model_part in planned):

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures import ARCHITECTURES, CATALOGUE
+from vivace.architectures.components import Architecture, Component
+from vivace.architectures.entry import Embedded, Entry, Hub, StoredPart
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
 from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
-from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.signatures import SD2
 from vivace.models.checkpoints.weight_scales import check_plain
-from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole, read_metadata
 from vivace.models.model_files import files_of, fingerprint

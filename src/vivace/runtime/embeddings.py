@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.architectures import family_of_pipeline, pipeline_named
 from vivace.errors import Unsupported
-from vivace.machinery.families import family_of_pipeline
 from vivace.machinery.technique import call_parameters
 from vivace.models.tasks import EDITS
 from vivace.runtime.session import Session
@@ -37,8 +37,8 @@ _INSTRUCTION = "complex_human_instruction"
 def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:
     if not isinstance(encoded, tuple):
         return None
-    family = family_of_pipeline(pipeline)
-    names = family.embeddings.get(pipeline) if family is not None else _NAMES.get(len(encoded))
+    known = pipeline_named(pipeline)
+    names = known.embeddings if known is not None else _NAMES.get(len(encoded))
     return names if names is not None and len(names) == len(encoded) else None
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from vivace.architectures.components import Component, Library
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.untrusted.files import open_plain, parse_json, read_object, reading, reason
 from vivace.machinery.quantization.stored_tensors import (
@@ -32,7 +33,6 @@ from vivace.machinery.quantization.stored_tensors import (
     is_plain,
     unflatten,
 )
-from vivace.models.architecture import Component, Library
 from vivace.models.find import LocatedModel
 from vivace.models.folder_defaults import NAME
 from vivace.models.headers import read_header, read_metadata

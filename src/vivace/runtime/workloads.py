@@ -35,7 +35,7 @@ def workload_and_images(
     if request.prompt_set is not None:
         prompts = _prompts_from_set(request.prompt_set, prompts)
     if prompts is None:
-        prompts = located.entry.prompts if located.entry else PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
+        prompts = PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
     if not prompts:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
     num_seeds = request.num_seeds

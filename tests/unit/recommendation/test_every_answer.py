@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 import vivace
+from vivace.architectures import CATALOGUE
 from vivace.cli import app
 from vivace.cli.bench_endpoint import bench_endpoint
 from vivace.evidence.recommendation import Recommendation
 from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import counted, known_gpu
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.footprints import footprints

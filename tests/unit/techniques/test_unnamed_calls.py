@@ -11,8 +11,8 @@ from diffusers import ChromaPipeline, ChromaTransformer2DModel
 
 import vivace
 from tests.families import build
+from vivace.architectures import FAMILIES
 from vivace.errors import Unsupported
-from vivace.machinery.families import FAMILIES
 from vivace.machinery.step_caching.step_cache import guides_in_unnamed_calls
 
 
@@ -71,7 +71,9 @@ def test_what_leaves_its_calls_alone_works(chroma: Any) -> None:
     assert np.abs(picture - expected).max() < 1e-3
 
 
-@pytest.mark.parametrize("pipeline", [name for family in FAMILIES for name in family.pipelines])
+@pytest.mark.parametrize(
+    "pipeline", [name for family in FAMILIES for name in (each.name for each in family.pipelines)]
+)
 def test_no_known_pipeline_is_taken_for_one(pipeline: str) -> None:
     """SD 3's has a second call too: of guidance by skipped layers. Krea 2's is one, where it guides."""
     is_one = guides_in_unnamed_calls(object.__new__(getattr(diffusers, pipeline)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables
@@ -39,7 +40,6 @@ from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe

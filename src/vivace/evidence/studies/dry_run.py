@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import Embedded
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
@@ -26,8 +28,6 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.step_caching.step_cache import StepCache
-from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size

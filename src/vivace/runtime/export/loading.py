@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures.entry import Embedded, Hub, StoredPart
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
@@ -14,7 +15,6 @@ from vivace.foundation.untrusted.files import user_path
 from vivace.foundation.untrusted.image_files import open_image, open_mask
 from vivace.machinery.technique.script import Script, literal, written_call
 from vivace.models.controlnet import RANDOM
-from vivace.models.entry import Embedded, Hub, StoredPart
 from vivace.models.find import LocatedModel
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.load import precision

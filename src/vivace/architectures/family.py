@@ -1,0 +1,398 @@
+"""Schema of a family of models: what a file of this package says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vivace.architectures.components import Architecture
+from vivace.architectures.entry import Entry
+from vivace.foundation.spec.task_names import Task
+
+if TYPE_CHECKING:
+    import torch
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a call: by position, and by name."""
+
+
+class Handle(Protocol):
+    """Ends a watch."""
+
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Handles:
+    """Ends several watches."""
+
+    handles: tuple[Handle, ...]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+Note = Callable[[Any], None]
+Watch = Callable[[Any, Note], Handle]
+"""Calls `note` with a tensor of each forward of the transformer, until its handle is removed."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The chain of blocks of a transformer, as one residual: what it adds to the image's tokens.
+
+    Attributes:
+        chains: attributes that hold lists of blocks, in the order in which tokens pass them.
+        entering, leaving: watch the tokens (batch, tokens, channels) in front of the first block and behind the last:
+            all that blocks are given, or the last of them, which are the image's.
+            They watch other modules than blocks: where one compiled code serves all blocks, it does not tell their
+            hooks apart.
+        modulated: of the first block, its image tokens and the other arguments of its call: the tokens as its first
+            attention gets them, normed and modulated by the timestep.
+        grid: rows and columns of the image's tokens, which come first, from the transformer and the arguments of its
+            call.
+        text: a block's argument that holds the text's tokens, by name or position; None where blocks take none, or get
+            them in one tensor with the image's.
+        returns_text_first: whether blocks return text and image, or image and text.
+        joined: those of the chains whose blocks take and return text and image as one tensor, the text first, although
+            those before them keep the two apart.
+        image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
+            computed in the first step alone, so that no later step can reuse their results.
+        added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
+        outside: what a step computes besides embeddings even if the blocks are skipped.
+    """
+
+    chains: tuple[str, ...]
+    entering: Watch
+    leaving: Watch
+    modulated: Callable[[Any, Any, Arguments], torch.Tensor]
+    grid: Callable[[Any, Arguments], tuple[int, int]]
+    text: str | int | None = "encoder_hidden_states"
+    returns_text_first: bool = True
+    joined: tuple[str, ...] = ()
+    image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    added_between: tuple[str, ...] = ()
+    outside: str = ""
+
+    def text_of(self, call: Arguments) -> Any:
+        """Return the text's tokens among a block's arguments, or None."""
+        args, kwargs = call
+        if self.text is None:
+            return None
+        return kwargs[self.text] if isinstance(self.text, str) else args[self.text]
+
+    def returned(self, image: Any, text: Any) -> Any:
+        """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
+        if text is None:
+            return image
+        return (text, image) if self.returns_text_first else (image, text)
+
+    def tokens_in(self, returned: Any) -> tuple[Any, Any]:
+        """Return the tokens of the image, and of the text or None, from what a block has returned."""
+        if not isinstance(returned, tuple):
+            return returned, None
+        first, second = returned
+        return (second, first) if self.returns_text_first else (first, second)
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """Guidance as one call of a doubled batch.
+
+    Attributes:
+        off: at or below this guidance scale the batch is not doubled.
+    """
+
+    off: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline of diffusers that draws with a family's weights as they are published.
+
+    Attributes:
+        name: its class in diffusers.
+        steps, guidance: defaults of its call; None where it has no such argument, or one whose default is no number.
+        tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
+        embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
+            the pipeline computes again.
+        last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
+            last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
+        reads_padding: whether it reads states of a language model behind prompts' own tokens. False: it has the text
+            encoder compute those of padding, too, and cuts them off.
+        own_defaults: from the configuration of a folder, steps and guidance of models that it tells from others of
+            their class, e.g. a distilled one.
+        side: the size in pixels for which its models are trained; 0 where their configuration says it.
+        max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
+        packages: packages beside diffusers that its parts import when they are read from files.
+        one_a_call: whether a call takes one prompt alone.
+        rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
+        control_image: the argument for the image that a ControlNet follows.
+        run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
+            this height and width in pixels.
+    """
+
+    name: str
+    steps: int | None = None
+    guidance: float | None = None
+    tasks: Mapping[Task, str] = field(default_factory=dict)
+    embeddings: tuple[str | None, ...] = ()
+    last_text_state: int | None = None
+    reads_padding: bool = True
+    own_defaults: tuple[OwnDefaults, ...] = ()
+    side: int = 0
+    max_text_length: int | None = None
+    packages: tuple[str, ...] = ()
+    one_a_call: bool = False
+    rounds_steps_down: bool = False
+    control_image: str = "image"
+    run_without_values: Callable[[Any, int, int], None] | None = None
+
+    @property
+    def edits(self) -> bool:
+        """Whether its weights are trained to edit an image."""
+        return "edit" in self.tasks
+
+
+@dataclass(frozen=True)
+class OwnDefaults:
+    """Steps and guidance of models that a value in their configuration tells from others of their class.
+
+    Attributes:
+        file: in the model's folder, e.g. "transformer/config.json".
+        key, value: what it says there.
+        steps, guidance: of these models.
+        max_text_length: tokens to which their call pads a prompt; None: as others.
+    """
+
+    file: str
+    key: str
+    value: object
+    steps: int
+    guidance: float
+    max_text_length: int | None = None
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model of the catalogue.
+
+    Attributes:
+        entry: how its publishers run it, and where its weights are.
+        architecture: its networks; None for the small ones that ship with vivace, which have files.
+        title: what tables of others call it; "" if their operations are not counted.
+        labels: a regular expression of such names. No other model's may fit, whatever the order.
+        step_flop: FLOP of one denoiser step for one image, guidance included, at its own size; of models that edit,
+            with the source's tokens. From results/model-flops.json, counted on shapes (benchmarks/model_flops.py).
+    """
+
+    entry: Entry
+    architecture: Architecture | None = None
+    title: str = ""
+    labels: str = ""
+    step_flop: int = 0
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Tensors by which a file is known as one of a family, or as one that vivace does not read.
+
+    Attributes:
+        what: what such a file is; follows "FILE is ".
+        has: names of tensors, without their denoiser's prefix. A `*` at either end stands for anything.
+        sizes: lengths of dimensions: the tensor, the dimension, the length.
+        entry: catalogue name of the model with the same configuration; None for a file that is refused.
+        component: the only component that is read from the file; None for a whole pipeline.
+        advice: what to do with a file that is refused; "" for what is said of any.
+        note: what was assumed.
+    """
+
+    what: str
+    has: tuple[str, ...]
+    sizes: tuple[tuple[str, int, int], ...] = ()
+    entry: str | None = None
+    component: str | None = None
+    advice: str = ""
+    note: str = ""
+
+
+Rules = list[tuple[str, float]]
+"""Pairs of a pattern of parameter names and a gain or, for norms, the mean of the weight."""
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """How a network is filled with random weights that keep its activations in the range of a trained one.
+
+    Attributes:
+        gains: of its layers, where they are not 1.
+        norms: mean weights of its norms, where they are not 1.
+        finish: changes weights once all are filled.
+    """
+
+    gains: Callable[[Any], Rules]
+    norms: Callable[[Any], Rules] = lambda _: []
+    finish: Callable[[Any], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ControlNets:
+    """The ControlNets of a family.
+
+    Attributes:
+        name: their class in diffusers.
+        copy: its method that makes one of a denoiser.
+        arguments: further arguments of that method, from the denoiser.
+    """
+
+    name: str
+    copy: str
+    arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Everything that vivace knows of the models with one denoiser.
+
+    Attributes:
+        name: as its publishers write it.
+        denoiser: the denoiser's class in diffusers.
+        pipelines: those that draw with it, each with what is known of it.
+        models: those of the catalogue.
+        random_weights: for its denoiser and what else no other family has, by class.
+        narrow: for tests, the denoiser's arguments with at most a tenth of its channels.
+        few_blocks: for tests, those with as few blocks as its kind allows.
+        is_transformer: whether the denoiser is one; otherwise it is a UNet.
+        blocks: None where steps cannot skip them: a UNet's are no chain.
+        doubled: how guidance doubles the batch; None if it does not.
+        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
+        cells: latent cells on a side of a token, by the denoiser.
+        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
+        text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
+            later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
+        text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
+        pads_captions: whether the denoiser makes each text as long as a multiple of 32 tokens, by its `_pad_with_ids`.
+        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
+        controlnets: None where vivace knows of none.
+        signatures: of its single files. A file is of the family whose signature names most of its tensors.
+        original_names: the names of the layers in the authors' code, and the layers of diffusers that each is. `#` is
+            a block's number.
+        lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
+        templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
+        cache_fits: published tables of step caches, by technique.
+        fused: its fused form, "module:function" below `vivace.machinery.fused`; "" if there is none.
+    """
+
+    name: str
+    denoiser: str
+    pipelines: tuple[Pipeline, ...]
+    models: tuple[PublishedModel, ...] = ()
+    random_weights: Mapping[str, RandomWeights] = field(default_factory=dict)
+    narrow: Mapping[str, Any] = field(default_factory=dict)
+    few_blocks: Mapping[str, Any] = field(default_factory=dict)
+    is_transformer: bool = True
+    blocks: Blocks | None = None
+    doubled: Doubled | None = None
+    second_call_above: float = 1.0
+    cells: Callable[[Any], int] = lambda _: 2
+    side_in_tokens: int = 1
+    rows_in_lists: bool = False
+    text_in_first_step_alone: bool = False
+    text_of_any_length: bool = False
+    pads_captions: bool = False
+    not_by_diffusers: str = ""
+    not_captured: Callable[[Any], str] = lambda _: ""
+    controlnets: ControlNets | None = None
+    signatures: tuple[Signature, ...] = ()
+    original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lora_layers: tuple[str, ...] = ()
+    templates: Mapping[str, str] = field(default_factory=dict)
+    cache_fits: Mapping[str, Any] = field(default_factory=dict)
+    fused: str = ""
+
+
+def output_of(path: str) -> Watch:
+    """Watch what a module returns."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        handle: Handle = transformer.get_submodule(path).register_forward_hook(
+            lambda _, __, output: note(output)
+        )
+        return handle
+
+    return watch
+
+
+def input_of(path: str) -> Watch:
+    """Watch a module's first argument."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        handle: Handle = transformer.get_submodule(path).register_forward_pre_hook(
+            lambda _, args: note(args[0])
+        )
+        return handle
+
+    return watch
+
+
+def returned_by(method: str) -> Watch:
+    """Watch the first of the values that a method returns, which is replaced on the instance."""
+
+    def watch(transformer: Any, note: Note) -> Handle:
+        whole = getattr(transformer, method)
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            returned = whole(*args, **kwargs)
+            note(returned[0])
+            return returned
+
+        setattr(transformer, method, noting)
+        return _Restored(transformer, method)
+
+    return watch
+
+
+@dataclass(frozen=True)
+class _Restored:
+    owner: Any
+    method: str
+
+    def remove(self) -> None:
+        vars(self.owner).pop(self.method, None)
+
+
+def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], tuple[int, int]]:
+    """Return the grid of a transformer that cuts latents (batch, channels, height, width) into patches."""
+
+    def grid(transformer: Any, call: Arguments) -> tuple[int, int]:
+        args, kwargs = call
+        latents = args[0] if args else kwargs["hidden_states"]
+        size = patch(transformer)
+        return latents.shape[-2] // size, latents.shape[-1] // size
+
+    return grid
+
+
+def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
+    """Return the grid of a transformer that takes the image's positions (tokens, 3 or 4): image, row, column.
+
+    Tokens of other images, which are given to be edited, come after its own.
+
+    Raises:
+        ValueError: the ids are not those of a whole image, row by row.
+    """
+    import torch
+
+    ids_given = call[1]["img_ids"]
+    ids = (ids_given[0] if ids_given.ndim == 3 else ids_given)[:, :3].detach().cpu().long()
+    own = ids[ids[:, 0] == 0]
+    rows, columns = (int(own[:, axis].max()) + 1 if len(own) else 0 for axis in (1, 2))
+    count = rows * columns
+    cells = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    if not 0 < count == len(own) or not torch.equal(ids[:count], torch.nn.functional.pad(cells, (1, 0))):
+        raise ValueError(f"the ids of the {len(ids)} image tokens are not those of an image, row by row")
+    return rows, columns

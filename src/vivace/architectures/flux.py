@@ -1,0 +1,273 @@
+"""FLUX.1: double blocks, which keep text and image apart, then single ones.
+
+Guidance is an input of the transformer; true guidance, with a negative prompt, is a second call.
+Kontext, which edits, takes a image's latents as further tokens behind the image's own.
+Source: diffusers, FluxTransformer2DModel, FluxPipeline, FluxKontextPipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import (
+    CLIP_L,
+    FLOW,
+    FLUX_VAE,
+    T5_XXL,
+    TAEF1,
+    Architecture,
+    Component,
+    of_diffusers,
+)
+from vivace.architectures.entry import (
+    TAEF1_FILES,
+    Embedded,
+    Entry,
+    FewSteps,
+    Hub,
+    SamplerEntry,
+    StoredPart,
+    embedded_entry,
+)
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    ControlNets,
+    Family,
+    OwnDefaults,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    grid_of_ids,
+    input_of,
+    output_of,
+)
+from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    return block.norm1(image, emb=call[1]["temb"])[0]
+
+
+def _gains(transformer: Any) -> Rules:
+    config = transformer.config
+    branches = 2 * config.num_layers + config.num_single_layers
+    # Each branch is multiplied by its gate.
+    last = 1 / (MODULATION * math.sqrt(branches))
+    embedded = 3 if config.guidance_embeds else 2  # summed: time, guidance, pooled text
+    return [
+        (r"(timestep|guidance)_embedder\.linear_1", SINUSOID),
+        (r"_embedder\.linear_2", SILU / math.sqrt(embedded)),
+        (r"norm(1|1_context|_out)?\.linear", MODULATION * SILU),
+        (r"ff(_context)?\.net\.2", GELU * last),
+        (r"to_out\.0|to_add_out", last),
+        # Four fifths of its input come from the MLP; the attention part is far smaller.
+        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * GELU * last),
+        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", MODULATED**-0.5),
+    ]
+
+
+def _of_controlnet(transformer: Any) -> dict[str, Any]:
+    """Return the size of published ControlNets, at most that of the transformer."""
+    config = transformer.config
+    return {
+        "num_layers": min(4, config.num_layers),
+        "num_single_layers": min(10, config.num_single_layers),
+        "attention_head_dim": config.attention_head_dim,
+        "num_attention_heads": config.num_attention_heads,
+    }
+
+
+_DEV = of_diffusers("FluxTransformer2DModel", guidance_embeds=True)
+_SCHNELL = of_diffusers("FluxTransformer2DModel", guidance_embeds=False)
+_DEV_SAMPLER = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
+_SCHNELL_SAMPLER = of_diffusers(FLOW, shift=1.0, use_dynamic_shifting=False)
+
+
+def _few_steps() -> tuple[FewSteps, ...]:
+    """Both keep FLUX.1 [dev]'s scheduler and its guidance, which is an input of the model."""
+    hyper = tuple(
+        FewSteps(
+            kind="hyper",
+            lora=StoredPart(
+                repo="ByteDance/Hyper-SD",
+                revision="bc08d970a87c74c71209491d64e3525845698863",
+                files=(f"Hyper-FLUX.1-dev-{steps}steps-lora.safetensors",),
+            ),
+            steps=(steps,),
+            scale=0.125,
+            guidance_scale=3.5,
+            scheduler=SamplerEntry(class_name=FLOW),
+        )
+        for steps in (8, 16)
+    )
+    turbo = FewSteps(
+        kind="turbo",
+        lora=StoredPart(
+            repo="alimama-creative/FLUX.1-Turbo-Alpha",
+            revision="main",
+            files=("diffusion_pytorch_model.safetensors",),
+        ),
+        steps=(8,),
+        guidance_scale=3.5,
+        scheduler=SamplerEntry(class_name=FLOW),
+    )
+    return (*hyper, turbo)
+
+
+def _published(
+    entry: Entry, transformer: Component, sampler: Component, title: str, labels: str, step_flop: int
+) -> PublishedModel:
+    text_length = entry.max_sequence_length
+    assert text_length is not None
+    architecture = Architecture.of(
+        entry,
+        {"transformer": transformer, "vae": FLUX_VAE, "text_encoder": CLIP_L, "text_encoder_2": T5_XXL},
+        sampler,
+        {"text_encoder": 77, "text_encoder_2": text_length},
+        TAEF1,
+    )
+    return PublishedModel(entry, architecture, title, labels, step_flop)
+
+
+def _hub(repo: str, revision: str) -> Hub:
+    return Hub(repo=repo, revision=revision, tiny_vae=TAEF1_FILES, download_bytes=33_740_000_000)
+
+
+_MODELS = (
+    PublishedModel(
+        embedded_entry(
+            name="tiny-flux",
+            summary="FLUX.1-dev's architecture, small: the same shapes, guidance distilled",
+            origin=Embedded(folder="tiny-flux", tiny_vae="tiny-flux-tiny-vae"),
+            pipeline="FluxPipeline",
+            size_multiple=16,
+            num_inference_steps=28,
+            guidance_scale=3.5,
+            max_sequence_length=32,
+        )
+    ),
+    PublishedModel(
+        embedded_entry(
+            name="tiny-flux-schnell",
+            summary="FLUX.1-schnell's architecture, small: tiny-flux distilled to 4 steps",
+            origin=Embedded(folder="tiny-flux-schnell", base="tiny-flux", tiny_vae="tiny-flux-tiny-vae"),
+            pipeline="FluxPipeline",
+            size_multiple=16,
+            num_inference_steps=4,
+            guidance_scale=0.0,
+            max_sequence_length=32,
+        )
+    ),
+    # The card uses 50 steps; the pipeline's default is 28.
+    _published(
+        Entry(
+            name="flux-dev",
+            summary="FLUX.1 [dev], 12 B parameters, guidance distilled into the transformer",
+            licence="FLUX.1 [dev] Non-Commercial",
+            gated=True,
+            origin=_hub("black-forest-labs/FLUX.1-dev", "3de623fc3c33e44ffbe2bad470d0f45bccf2eb21"),
+            pipeline="FluxPipeline",
+            num_inference_steps=28,
+            guidance_scale=3.5,
+            max_sequence_length=512,
+            few_steps=_few_steps(),
+        ),
+        _DEV,
+        _DEV_SAMPLER,
+        "FLUX.1 [dev]",
+        r"flux(?![ ._-]?2)(?!.*kontext).*dev",
+        74_384_653_418_496,
+    ),
+    _published(
+        Entry(
+            name="flux-schnell",
+            summary="FLUX.1 [schnell], distilled to 1 to 4 steps",
+            licence="Apache-2.0",
+            gated=True,
+            origin=_hub("black-forest-labs/FLUX.1-schnell", "741f7c3ce8b383c54771c7003378a50191e9efe9"),
+            pipeline="FluxPipeline",
+            num_inference_steps=4,
+            guidance_scale=0.0,
+            max_sequence_length=256,
+        ),
+        _SCHNELL,
+        _SCHNELL_SAMPLER,
+        "FLUX.1 [schnell]",
+        r"flux.*schnell",
+        69_466_626_981_888,
+    ),
+    # Its transformer has FLUX.1 [dev]'s shape, and takes the image's latents as further tokens. Guidance from the
+    # example in diffusers, steps from the pipeline's default. Its commit is not known, and its card was not read: size,
+    # access and scheduler are those of FLUX.1 [dev], which copies of its repository quote.
+    _published(
+        Entry(
+            name="flux-kontext",
+            summary="FLUX.1 Kontext [dev], 12 B parameters: edits an image as the prompt says",
+            licence="FLUX.1 [dev] Non-Commercial",
+            gated=True,
+            origin=_hub("black-forest-labs/FLUX.1-Kontext-dev", "main"),
+            pipeline="FluxKontextPipeline",
+            num_inference_steps=28,
+            guidance_scale=2.5,
+            max_sequence_length=512,
+            prompt_set="edit",
+        ),
+        _DEV,
+        _DEV_SAMPLER,
+        "FLUX.1 Kontext [dev]",
+        r"kontext",
+        165_458_361_188_352,
+    ),
+)
+
+FLUX = Family(
+    name="FLUX.1",
+    denoiser="FluxTransformer2DModel",
+    pipelines=(
+        Pipeline(
+            "FluxPipeline",
+            steps=28,
+            guidance=3.5,
+            tasks={
+                "image": "FluxImg2ImgPipeline",
+                "inpaint": "FluxInpaintPipeline",
+                "control": "FluxControlNetPipeline",
+            },
+            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
+            # FLUX.1 [schnell]
+            own_defaults=(OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),),
+            max_text_length=512,
+            control_image="control_image",
+        ),
+        Pipeline(
+            "FluxKontextPipeline",
+            steps=28,
+            guidance=3.5,
+            tasks={"edit": "FluxKontextPipeline"},
+            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
+            max_text_length=512,
+        ),
+    ),
+    models=_MODELS,
+    random_weights={"FluxTransformer2DModel": RandomWeights(_gains)},
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 128,
+        "pooled_projection_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 1, "num_single_layers": 2},
+    blocks=Blocks(
+        chains=("transformer_blocks", "single_transformer_blocks"),
+        entering=output_of("x_embedder"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=grid_of_ids,
+        added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
+    ),
+    controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+)

@@ -1,0 +1,214 @@
+"""FLUX.2 [dev] and [klein]: FLUX.1's blocks, which share one modulation per kind, and a language model for the text.
+
+Of [dev], guidance is an input of the transformer. [klein] is distilled without guidance; its base models guide with a
+second call. Source: diffusers, Flux2Transformer2DModel, Flux2Pipeline, Flux2KleinPipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import (
+    FLOW,
+    KL,
+    QWEN3,
+    QWEN3_4B,
+    Architecture,
+    Component,
+    of_diffusers,
+    of_transformers,
+    rope,
+)
+from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    grid_of_ids,
+    input_of,
+    output_of,
+)
+from vivace.architectures.gains import MODULATED, MODULATION, SILU, embedders, vae_gains
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    modulation = call[1]["temb_mod_img"]
+    if modulation.ndim == 2:
+        modulation = modulation.unsqueeze(1)
+    shift, scale = modulation.chunk(6, dim=-1)[:2]
+    return (1 + scale) * block.norm1(image) + shift
+
+
+def _gains(transformer: Any) -> Rules:
+    config = transformer.config
+    last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
+    # The MLP's part of a single block's input to `to_out`; the attention's part is far smaller.
+    share = config.mlp_ratio / (1 + config.mlp_ratio)
+    return [
+        *embedders(2 if config.guidance_embeds else 1),
+        (r"modulation(_img|_txt)?\.linear|norm_out\.linear", MODULATION * SILU),
+        (r"linear_out", SILU * last),
+        (r"single_transformer_blocks\.\d+\.attn\.to_out", SILU * last / math.sqrt(share)),
+        (r"to_out\.0|to_add_out", last),
+        (r"to_[qkv]\.|add_[qkv]_proj|linear_in|to_qkv_mlp_proj|^proj_out", MODULATED**-0.5),
+    ]
+
+
+# Qwen/Qwen3-4B and Qwen3-8B, as text_encoder of FLUX.2 [klein] 4B and 9B.
+_QWEN3_4B = of_transformers("Qwen3ForCausalLM", **QWEN3_4B)
+_QWEN3_8B = of_transformers("Qwen3ForCausalLM", **QWEN3, hidden_size=4096, intermediate_size=12288)
+# mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
+MISTRAL_SMALL_24B = of_transformers(
+    "Mistral3ForConditionalGeneration",
+    text_config={
+        "model_type": "mistral",
+        "vocab_size": 131072,
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": rope(1_000_000_000.0),
+    },
+    vision_config={"model_type": "pixtral", "image_size": 1540, "patch_size": 14},
+    tie_word_embeddings=False,
+)
+# black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
+FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
+# black-forest-labs/FLUX.2-dev: the class's default.
+FLUX2_DEV = of_diffusers("Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True)
+# black-forest-labs/FLUX.2-klein-4B and -9B: neither has a guidance input.
+FLUX2_KLEIN_4B = of_diffusers(
+    "Flux2Transformer2DModel",
+    num_layers=5,
+    num_single_layers=20,
+    num_attention_heads=24,
+    joint_attention_dim=7680,
+    guidance_embeds=False,
+)
+FLUX2_KLEIN_9B = of_diffusers(
+    "Flux2Transformer2DModel",
+    num_layers=8,
+    num_single_layers=24,
+    num_attention_heads=32,
+    joint_attention_dim=12288,
+    guidance_embeds=False,
+)
+# Its pipelines compute the shift themselves, from the number of tokens and of steps.
+_FLUX2_FLOW = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
+
+
+def _published(
+    entry: Entry,
+    transformer: Component,
+    text_encoder: Component,
+    title: str,
+    labels: str,
+    step_flop: int,
+    **arguments: Any,
+) -> PublishedModel:
+    parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
+    architecture = Architecture.of(entry, parts, _FLUX2_FLOW, {"text_encoder": 512}, **arguments)
+    return PublishedModel(entry, architecture, title, labels, step_flop)
+
+
+def _klein(
+    size: str,
+    transformer: Component,
+    text_encoder: Component,
+    step_flop: int,
+    download_bytes: int,
+    **own: Any,
+) -> PublishedModel:
+    entry = Entry(
+        name=f"flux2-klein-{size.lower()}",
+        summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
+        origin=Hub(repo=f"black-forest-labs/FLUX.2-klein-{size}", download_bytes=download_bytes),
+        pipeline="Flux2KleinPipeline",
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        ignores_guidance=True,
+        max_sequence_length=512,
+        **own,
+    )
+    labels = f"klein.*{size.lower()}"
+    return _published(
+        entry, transformer, text_encoder, f"FLUX.2 [klein] {size}", labels, step_flop, is_distilled=True
+    )
+
+
+_MODELS = (
+    _klein("4B", FLUX2_KLEIN_4B, _QWEN3_4B, 34_820_178_051_072, 15_960_000_000, licence="Apache-2.0"),
+    _klein(
+        "9B",
+        FLUX2_KLEIN_9B,
+        _QWEN3_8B,
+        75_514_721_075_200,
+        34_710_000_000,
+        licence="FLUX Non-Commercial",
+        gated=True,
+    ),
+    # Guidance is an input of the transformer. The card's example has 50 steps, and says that 28 are a good compromise.
+    _published(
+        Entry(
+            name="flux2-dev",
+            summary="FLUX.2 [dev], 32 B parameters, guidance distilled into the transformer",
+            licence="FLUX Non-Commercial",
+            gated=True,
+            origin=Hub(repo="black-forest-labs/FLUX.2-dev", download_bytes=112_640_000_000),
+            pipeline="Flux2Pipeline",
+            num_inference_steps=50,
+            guidance_scale=4.0,
+            max_sequence_length=512,
+        ),
+        FLUX2_DEV,
+        MISTRAL_SMALL_24B,
+        "FLUX.2 [dev]",
+        r"flux[ ._-]?2.*dev",
+        282_599_551_401_984,
+    ),
+)
+
+FLUX2 = Family(
+    name="FLUX.2",
+    denoiser="Flux2Transformer2DModel",
+    pipelines=(
+        Pipeline(
+            "Flux2Pipeline",
+            steps=50,
+            guidance=4.0,
+            embeddings=("prompt_embeds", None),
+            last_text_state=30,
+        ),
+        Pipeline(
+            "Flux2KleinPipeline",
+            steps=50,
+            guidance=4.0,
+            embeddings=("prompt_embeds", None),
+            last_text_state=27,
+        ),
+    ),
+    models=_MODELS,
+    random_weights={
+        "Flux2Transformer2DModel": RandomWeights(_gains),
+        "AutoencoderKLFlux2": RandomWeights(vae_gains),
+    },
+    not_by_diffusers="its single blocks return text and image as one tensor, its double blocks as two",
+    blocks=Blocks(
+        chains=("transformer_blocks", "single_transformer_blocks"),
+        entering=output_of("x_embedder"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=grid_of_ids,
+        joined=("single_transformer_blocks",),
+    ),
+)

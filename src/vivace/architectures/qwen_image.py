@@ -1,0 +1,221 @@
+"""Qwen-Image: blocks of text and image apart. Guidance is a second call, with a negative prompt.
+
+Pipelines that edit take the image's latents as further tokens, and show it to the text encoder.
+Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline, QwenImageEditPipeline, QwenImageEditPlusPipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import (
+    FLOW,
+    QWEN_IMAGE_VAE,
+    Architecture,
+    Component,
+    of_diffusers,
+    of_transformers,
+    replaced,
+    rope,
+)
+from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    input_of,
+    output_of,
+)
+from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    kwargs = call[1]
+    first, _ = block.img_mod(kwargs["temb"]).chunk(2, dim=-1)
+    return block._modulate(block.img_norm1(image), first, kwargs.get("modulate_index"))[0]
+
+
+def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+    """Return the grid; images to be edited come after the generated one."""
+    _, rows, columns = call[1]["img_shapes"][0][0]
+    return rows, columns
+
+
+def _not_captured(transformer: Any) -> str:
+    """Return why no graph is captured: Qwen-Image-Edit-2511 modulates its sources' tokens by a timestep of 0."""
+    copies = transformer.config.get("zero_cond_t", False)
+    return "its transformer copies from the host which tokens are the sources'" if copies else ""
+
+
+def _gains(transformer: Any) -> Rules:
+    last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
+    return [
+        *embedders(1),
+        (r"(img|txt)_mod\.1|norm_out\.linear", MODULATION * SILU),
+        (r"(img|txt)_mlp\.net\.2", GELU * last),
+        (r"to_out\.0|to_add_out", last),
+        (r"to_[qkv]\.|add_[qkv]_proj|(img|txt)_mlp\.net\.0|^proj_out", MODULATED**-0.5),
+    ]
+
+
+# Qwen/Qwen2.5-VL-7B-Instruct, as text_encoder of Qwen-Image, which loads its vision tower and does not call it, and of
+# Qwen-Image-Edit, which does. The rest of the tower's configuration is the class's default.
+QWEN25_VL_7B = of_transformers(
+    "Qwen2_5_VLForConditionalGeneration",
+    text_config={
+        "model_type": "qwen2_5_vl_text",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "max_window_layers": 28,
+        "rope_parameters": rope(1_000_000.0) | {"mrope_section": [16, 24, 24]},
+    },
+    vision_config={"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
+)
+# Qwen/Qwen-Image: the class's default.
+_QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+# Qwen/Qwen-Image-Edit-2511: the tokens of its sources are modulated by a timestep of 0.
+_EDIT_2511 = replaced(_QWEN_IMAGE, zero_cond_t=True)
+QWEN_FLOW = of_diffusers(
+    FLOW, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+)
+
+
+def _published(
+    name: str,
+    repo: str,
+    title: str,
+    labels: str,
+    step_flop: int,
+    transformer: Component = _QWEN_IMAGE,
+    *,
+    pipeline: str = "QwenImagePipeline",
+    steps: int = 50,
+    **own: Any,
+) -> PublishedModel:
+    entry = Entry(
+        name=name,
+        licence="Apache-2.0",
+        origin=Hub(repo=f"Qwen/{repo}", download_bytes=57_700_000_000),
+        pipeline=pipeline,
+        num_inference_steps=steps,
+        # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
+        guidance_scale=1.0,
+        ignores_guidance=True,
+        arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
+        **own,
+    )
+    parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
+    architecture = Architecture.of(entry, parts, QWEN_FLOW, {"text_encoder": 1024})
+    return PublishedModel(entry, architecture, title, labels, step_flop)
+
+
+# All have the same components; the text encoder of those that edit sees the image.
+_MODELS = (
+    _published(
+        "qwen-image",
+        "Qwen-Image",
+        "Qwen-Image",
+        r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d|2\.1))",
+        136_353_835_204_608,
+        summary="Qwen-Image, 20 B parameters, true classifier-free guidance in two calls a step",
+    ),
+    # As Qwen-Image, of which its publishers call it the update; its card was not checked.
+    _published(
+        "qwen-image-2512",
+        "Qwen-Image-2512",
+        "Qwen-Image-2512",
+        r"qwen[ _-]?image[ _-]?2512",
+        136_353_835_204_608,
+        summary="Qwen-Image of December 2025, 20 B parameters",
+    ),
+    # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
+    # not checked.
+    _published(
+        "qwen-image-edit",
+        "Qwen-Image-Edit",
+        "Qwen-Image-Edit",
+        r"qwen[ _-]?image[ _-]?edit(?!.*25\d\d)",
+        395_390_816_501_760,
+        pipeline="QwenImageEditPipeline",
+        summary="Qwen-Image-Edit, 20 B parameters: edits an image, which its text encoder sees too",
+        prompt_set="edit",
+    ),
+    _published(
+        "qwen-image-edit-2509",
+        "Qwen-Image-Edit-2509",
+        "Qwen-Image-Edit-2509",
+        r"qwen[ _-]?image[ _-]?edit.*2509",
+        332_528_651_550_720,
+        pipeline="QwenImageEditPlusPipeline",
+        steps=40,
+        summary="Qwen-Image-Edit of September 2025, whose text encoder sees a smaller copy",
+        prompt_set="edit",
+    ),
+    # As 2509; its card was not checked.
+    _published(
+        "qwen-image-edit-2511",
+        "Qwen-Image-Edit-2511",
+        "Qwen-Image-Edit-2511",
+        r"qwen[ _-]?image[ _-]?edit.*2511",
+        332_542_281_990_144,
+        _EDIT_2511,
+        pipeline="QwenImageEditPlusPipeline",
+        steps=40,
+        summary="Qwen-Image-Edit of November 2025, which modulates the tokens of its sources apart",
+        prompt_set="edit",
+    ),
+)
+
+QWEN_IMAGE = Family(
+    name="Qwen-Image",
+    denoiser="QwenImageTransformer2DModel",
+    pipelines=(
+        Pipeline(
+            "QwenImagePipeline",
+            steps=50,
+            tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
+            embeddings=("prompt_embeds", "prompt_embeds_mask"),
+            last_text_state=-1,
+        ),
+        Pipeline(
+            "QwenImageEditPipeline",
+            steps=50,
+            tasks={"edit": "QwenImageEditPipeline"},
+            last_text_state=-1,
+            packages=("torchvision",),
+        ),
+        Pipeline(
+            "QwenImageEditPlusPipeline",
+            steps=50,
+            tasks={"edit": "QwenImageEditPlusPipeline"},
+            last_text_state=-1,
+            packages=("torchvision",),
+            one_a_call=True,
+        ),
+    ),
+    models=_MODELS,
+    random_weights={
+        "QwenImageTransformer2DModel": RandomWeights(_gains),
+    },
+    blocks=Blocks(
+        chains=("transformer_blocks",),
+        entering=output_of("img_in"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=_grid,
+        added_between=("controlnet_block_samples",),
+    ),
+    text_of_any_length=True,
+    not_captured=_not_captured,
+)

@@ -1,0 +1,202 @@
+"""Stable Diffusion 3 and 3.5: blocks of text and image apart; of 3.5 Medium some attend to the image once more.
+
+Source: diffusers, SD3Transformer2DModel, StableDiffusion3Pipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import (
+    CLIP_L,
+    FLOW,
+    KL,
+    OPEN_CLIP_BIGG,
+    T5_XXL,
+    TAEF1,
+    Architecture,
+    Component,
+    of_diffusers,
+    replaced,
+)
+from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Doubled,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    grid_of_latents,
+    input_of,
+    output_of,
+)
+from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    return block.norm1(image, emb=call[1]["temb"])[0]
+
+
+def _patch(transformer: Any) -> int:
+    return int(transformer.config.patch_size)
+
+
+def _gains(transformer: Any) -> Rules:
+    config = transformer.config
+    branches = 2 * config.num_layers + len(config.dual_attention_layers)
+    last = 1 / (MODULATION * math.sqrt(branches))  # each branch is multiplied by its gate
+    return [
+        *embedders(2),
+        (r"norm(1|1_context|_out)\.linear", MODULATION * SILU),
+        (r"ff(_context)?\.net\.2", GELU * last),
+        (r"to_out\.0|to_add_out", last),
+        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|^proj_out", MODULATED**-0.5),
+    ]
+
+
+# stabilityai/stable-diffusion-3.5-large, -medium
+SD3_VAE = of_diffusers(
+    "AutoencoderKL",
+    **KL,
+    sample_size=1024,
+    latent_channels=16,
+    scaling_factor=1.5305,
+    shift_factor=0.0609,
+    force_upcast=True,
+    use_quant_conv=False,
+    use_post_quant_conv=False,
+)
+# Its text encoder reads the projected vector.
+_CLIP_L = replaced(CLIP_L).model_copy(update={"class_name": "CLIPTextModelWithProjection"})
+_SD3: dict[str, Any] = {
+    "sample_size": 128,
+    "attention_head_dim": 64,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 2048,
+    "qk_norm": "rms_norm",
+}
+SD35_LARGE = of_diffusers(
+    "SD3Transformer2DModel",
+    **_SD3,
+    num_layers=38,
+    num_attention_heads=38,
+    caption_projection_dim=2432,
+    pos_embed_max_size=192,
+)
+# Its first 13 blocks have a second attention, over the image alone.
+SD35_MEDIUM = of_diffusers(
+    "SD3Transformer2DModel",
+    **_SD3,
+    num_layers=24,
+    num_attention_heads=24,
+    caption_projection_dim=1536,
+    pos_embed_max_size=384,
+    dual_attention_layers=list(range(13)),
+)
+_SHIFTED = of_diffusers(FLOW, shift=3.0)
+
+
+def _published(
+    name: str,
+    title: str,
+    transformer: Component,
+    *,
+    parameters: str,
+    labels: str,
+    step_flop: int,
+    download_bytes: int,
+    **own: Any,
+) -> PublishedModel:
+    # The commit of its tiny VAE is not known.
+    tiny_vae = StoredPart(repo="madebyollin/taesd3", revision="main", files=VAE_FILES)
+    entry = Entry(
+        name=name,
+        summary=f"Stable Diffusion {title.removeprefix('SD ')}, {parameters} parameters",
+        licence="Stability AI Community",
+        gated=True,
+        origin=Hub(
+            repo=f"stabilityai/stable-diffusion-3.5-{title.split()[-1].lower()}",
+            tiny_vae=tiny_vae,
+            download_bytes=download_bytes,
+        ),
+        pipeline="StableDiffusion3Pipeline",
+        max_sequence_length=256,
+        **own,
+    )
+    parts = {
+        "transformer": transformer,
+        "vae": SD3_VAE,
+        "text_encoder": _CLIP_L,
+        "text_encoder_2": OPEN_CLIP_BIGG,
+        "text_encoder_3": T5_XXL,
+    }
+    lengths = {"text_encoder": 77, "text_encoder_2": 77, "text_encoder_3": 256}
+    return PublishedModel(
+        entry, Architecture.of(entry, parts, _SHIFTED, lengths, TAEF1), title, labels, step_flop
+    )
+
+
+_MODELS = (
+    # Steps and guidance from the announcement in diffusers' blog ("Diffusers welcomes Stable Diffusion 3.5 Large").
+    _published(
+        "sd35-large",
+        "SD 3.5 Large",
+        SD35_LARGE,
+        parameters="8 B",
+        labels=r"(?:sd|diffusion)[ -]?3\.?5[ -]?large(?!.*turbo)",
+        step_flop=62_242_229_815_296,
+        download_bytes=27_440_000_000,
+        num_inference_steps=28,
+        guidance_scale=3.5,
+    ),
+    # The card's example has 40 steps and guidance 4.5; not checked.
+    _published(
+        "sd35-medium",
+        "SD 3.5 Medium",
+        SD35_MEDIUM,
+        parameters="2.2 B",
+        labels=r"(?:sd|diffusion)[ -]?3\.?5[ -]?medium",
+        step_flop=22_499_147_415_552,
+        download_bytes=15_820_000_000,
+        num_inference_steps=40,
+        guidance_scale=4.5,
+    ),
+)
+
+SD3 = Family(
+    name="Stable Diffusion 3",
+    denoiser="SD3Transformer2DModel",
+    pipelines=(
+        Pipeline(
+            "StableDiffusion3Pipeline",
+            steps=28,
+            guidance=7.0,
+            tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
+            embeddings=(
+                "prompt_embeds",
+                "negative_prompt_embeds",
+                "pooled_prompt_embeds",
+                "negative_pooled_prompt_embeds",
+            ),
+        ),
+    ),
+    models=_MODELS,
+    random_weights={
+        "SD3Transformer2DModel": RandomWeights(_gains),
+    },
+    not_by_diffusers="it has no enable_cache",
+    blocks=Blocks(
+        chains=("transformer_blocks",),
+        entering=output_of("pos_embed"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=grid_of_latents(_patch),
+        added_between=("block_controlnet_hidden_states",),
+    ),
+    doubled=Doubled(),
+    cells=_patch,
+)

@@ -1,0 +1,129 @@
+"""Z-Image: a few refining blocks for image and text apart, then one stream of both, the image first.
+
+The transformer takes a list of latents and a list of texts, and returns a list. Guidance adds the unconditional texts
+to these lists, behind the conditional ones. Source: diffusers, ZImageTransformer2DModel, ZImagePipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import (
+    FLOW,
+    FLUX_VAE,
+    QWEN3_4B,
+    TAEF1,
+    Architecture,
+    of_diffusers,
+    of_transformers,
+)
+from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Doubled,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    input_of,
+    returned_by,
+)
+from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    modulation = call[0][3]  # after the tokens, their mask and positions
+    scale = block.adaLN_modulation(modulation).unsqueeze(1).chunk(4, dim=2)[0]
+    return block.attention_norm1(image) * (1.0 + scale)
+
+
+def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+    args, kwargs = call
+    latents = (args[0] if args else kwargs["x"])[0]  # (channels, frames, height, width)
+    return latents.shape[-2] // 2, latents.shape[-1] // 2
+
+
+def _gains(transformer: Any) -> Rules:
+    scaled = SCALED**-0.5
+    return [
+        (r"t_embedder\.mlp\.0", SINUSOID),
+        (r"t_embedder\.mlp\.2", SILU),
+        (r"final_layer.*adaLN_modulation", MODULATION * SILU),
+        (r"adaLN_modulation", MODULATION),
+        (r"feed_forward\.w2", SILU),
+        (r"to_[qkv]\.|feed_forward\.w[13]|final_layer.*linear", scaled),
+    ]
+
+
+def _norms(transformer: Any) -> Rules:
+    """Its branches end with a norm."""
+    return [(r"(attention|ffn)_norm2", 1 / (MODULATION * math.sqrt(2 * transformer.config.n_layers)))]
+
+
+# Qwen/Qwen3-4B without its head, as text_encoder of Z-Image.
+QWEN3_4B_BODY = of_transformers("Qwen3Model", **QWEN3_4B)
+# Tongyi-MAI/Z-Image-Turbo
+Z_IMAGE_6B = of_diffusers(
+    "ZImageTransformer2DModel", dim=3840, n_layers=30, n_heads=30, n_kv_heads=30, axes_lens=[1536, 512, 512]
+)
+_SHIFTED = of_diffusers(FLOW, shift=3.0)
+
+
+# Distilled to 8 steps, without guidance. Its card asks for 9, and says that the transformer is called 8 times;
+# diffusers 0.42.1 calls it 9 times.
+_TURBO = Entry(
+    name="z-image-turbo",
+    summary="Z-Image-Turbo, 6 B parameters, distilled to 8 steps",
+    licence="Apache-2.0",
+    origin=Hub(repo="Tongyi-MAI/Z-Image-Turbo", tiny_vae=TAEF1_FILES, download_bytes=20_520_000_000),
+    pipeline="ZImagePipeline",
+    num_inference_steps=9,
+    guidance_scale=0.0,
+    max_sequence_length=512,
+)
+_PARTS = {"transformer": Z_IMAGE_6B, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
+_MODELS = (
+    PublishedModel(
+        _TURBO,
+        Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, TAEF1),
+        title="Z-Image-Turbo",
+        labels=r"z[ _-]?image[ _-]?turbo",
+        step_flop=55_120_597_221_376,
+    ),
+)
+
+Z_IMAGE = Family(
+    name="Z-Image",
+    denoiser="ZImageTransformer2DModel",
+    pipelines=(
+        Pipeline(
+            "ZImagePipeline",
+            steps=50,
+            guidance=5.0,
+            tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
+            embeddings=("prompt_embeds", "negative_prompt_embeds"),
+            reads_padding=False,
+        ),
+    ),
+    models=_MODELS,
+    random_weights={
+        "ZImageTransformer2DModel": RandomWeights(_gains, _norms),
+    },
+    not_by_diffusers="it has no enable_cache",
+    blocks=Blocks(
+        chains=("layers",),
+        entering=returned_by("_build_unified_sequence"),
+        leaving=input_of("all_final_layer.2-1"),
+        modulated=_modulated,
+        grid=_grid,
+        text=None,
+        added_between=("controlnet_block_samples",),
+        outside="the refining blocks",
+    ),
+    doubled=Doubled(off=0.0),
+    rows_in_lists=True,
+    pads_captions=True,
+)
