@@ -358,7 +358,7 @@ def _divided(recipe: Recipe) -> _Parts:
         if isinstance(technique, Quantize) and "denoiser" in technique.targets:
             parts.quantize = _expressible(technique)
             left += [f"{technique.name}@{target}" for target in technique.targets if target != "denoiser"]
-        elif isinstance(technique, Lora | Dtype | Distilled) and technique.is_stored:
+        elif isinstance(technique, Lora | Dtype | Distilled) and technique.facts.is_stored:
             parts.applied.append(technique)
             if isinstance(technique, Dtype) and "denoiser" in technique.targets:
                 parts.dtype = technique.dtype

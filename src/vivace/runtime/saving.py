@@ -81,7 +81,7 @@ def save(
     check_source(located)
     check_works(device)
     located, recipe = obtain(located), recipe.pinned()
-    stored = Recipe(tuple(technique for technique in recipe if technique.is_stored))
+    stored = Recipe(tuple(technique for technique in recipe if technique.facts.is_stored))
     _check_order(recipe, stored, device)
     try:
         with atomic_folder(user_path(destination)) as folder:  # checked before the model is loaded
@@ -201,7 +201,7 @@ def without_places(recipe: Recipe, folder: Path | None = None) -> tuple[Recipe, 
             name = short_name(technique.path)
             name = f"{name}-{technique.sha256[:8]}" if f"{name}{file.suffix}" in names.values() else name
             names[technique.path] = f"{name}{file.suffix}"
-            if folder is not None and not technique.is_stored:
+            if folder is not None and not technique.facts.is_stored:
                 names[technique.path] = f"{LORAS}/{name}/{name}{file.suffix}"
                 (folder / LORAS / name).mkdir(parents=True)
                 shutil.copyfile(file, folder / names[technique.path])

@@ -111,10 +111,10 @@ class Session:
 
     def _apply(self, recipe: Recipe, target: Target, on_technique: OnTechnique | None) -> None:
         """Apply all techniques in order, then copy the weights to the GPU and wrap the components' forwards."""
-        moves_later = any(technique.stage is Stage.OFFLOAD for technique in recipe)
+        moves_later = any(technique.facts.stage is Stage.OFFLOAD for technique in recipe)
         where = replace(target.where, home="cpu" if moves_later else target.machine.device)
         for index, technique in enumerate(recipe.techniques):
-            if where.on_host and not any(t.loads_from_host for t in recipe.techniques[index:]):
+            if where.on_host and not any(t.facts.loads_from_host for t in recipe.techniques[index:]):
                 where = self._onload(where)
             request = replace(
                 target.request, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
@@ -125,7 +125,7 @@ class Session:
             )
             if effect is not None:
                 for module in current.modules(technique.targets).values():
-                    give(module, technique.provides)
+                    give(module, technique.facts.provides)
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]

@@ -31,7 +31,7 @@ def sharing_weights(session: Session, task: Task, model: str) -> Session:
         Unsupported: diffusers has no such pipeline, or a technique belongs to the pipeline of the first session.
     """
     kind = pipeline_of(type(session.pipe).__name__, task, model)
-    own = [technique.text for technique in session.recipe if technique.belongs_to_pipeline]
+    own = [technique.text for technique in session.recipe if technique.facts.belongs_to_pipeline]
     if own:
         raise Unsupported(
             f"{', '.join(own)} belongs to the text-to-image pipeline, and the task '{task}' has another; open the "
@@ -42,7 +42,7 @@ def sharing_weights(session: Session, task: Task, model: str) -> Session:
         Placement(this_machine(session.device)), pipe, ModelFacts(model, defaults=session.defaults)
     )
     for technique in session.recipe:
-        if technique.stage is Stage.SCHEDULE and (reason := technique.unsupported(target)) is not None:
+        if technique.facts.stage is Stage.SCHEDULE and (reason := technique.unsupported(target)) is not None:
             raise Unsupported(f"{technique.name}: {reason}")
     draw_noise_in_fp32(pipe, shares_scheduler=True)
     shared = copy.copy(session)

@@ -87,6 +87,6 @@ class SearchSettings:
         request = self.request
         if request.batch == 1:
             request = replace(request, batch=_BATCHES[self.goal])
-        if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
+        if any(TECHNIQUES[name].declared.needs_repeated_prompts for name in objective.kept_names):
             request = replace(request, text="repeated")
         return request

@@ -60,7 +60,7 @@ def assert_possible(model: str, gpu: str) -> Recommendation:
     entry, count = CATALOGUE[model], flops_of(model)
     leaves_out = re.search(r"cache|cutoff|steps|prune|merging|distilled", chosen.recipe)
     if chosen.latency is not None and count is not None and not leaves_out:
-        eight = any(technique.arithmetic.precision in ("fp8", "int8") for technique in recipe)
+        eight = any(technique.facts.arithmetic.precision in ("fp8", "int8") for technique in recipe)
         rate = named.chip.eight if eight else named.chip.half
         least = entry.num_inference_steps * count.step / 1e12 / rate
         assert chosen.latency.point >= 0.999 * least, f"{chosen.latency.point} s, and {least} s at least"

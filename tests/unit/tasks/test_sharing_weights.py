@@ -64,13 +64,13 @@ def test_it_draws_what_a_session_of_the_task_draws(model: str, recipe: str) -> N
             try:
                 shared = sharing_weights(text, task, model)
             except Unsupported:
-                if not any(technique.belongs_to_pipeline for technique in text.recipe):
+                if not any(technique.facts.belongs_to_pipeline for technique in text.recipe):
                     with pytest.raises(Unsupported):
                         open_session(model, task, recipe)
                 return
             drawn = draw(shared)
             with open_session(model, task, recipe) as alone:
-                if not any(technique.needs_prompts for technique in text.recipe):
+                if not any(technique.facts.needs_prompts for technique in text.recipe):
                     assert np.array_equal(drawn, draw(alone)), task
             assert np.array_equal(from_text(text), before)
 

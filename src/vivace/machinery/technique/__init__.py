@@ -28,7 +28,7 @@ from vivace.machinery.technique.target import (
     Request,
     Target,
 )
-from vivace.machinery.technique.technique import Arithmetic, MemoryAdvice, Technique, knob
+from vivace.machinery.technique.technique import Arithmetic, Technique, TechniqueFacts, knob
 from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "Effect",
     "Facts",
     "Machine",
-    "MemoryAdvice",
     "ModelFacts",
     "Placement",
     "Request",
@@ -52,6 +51,7 @@ __all__ = [
     "Stage",
     "Target",
     "Technique",
+    "TechniqueFacts",
     "Trait",
     "attribute_of",
     "call_of",

@@ -242,7 +242,7 @@ def _predict(
     watch(pipe, footprint.operations)
     _run_call(session, footprint, ["a red circle"] * batch, text, defaults)
     peak, stage = footprint.peak
-    other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
+    other_gpus = max((technique.facts.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
     forward = footprint.peaks.get("denoiser", model_bytes) - model_bytes if other_gpus else 0
     return Prediction(

@@ -44,7 +44,7 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
         VivaceError: see `predict`.
     """
     if any(
-        technique.needs_prompts for technique in recipe
+        technique.facts.needs_prompts for technique in recipe
     ):  # what it found on the real model may have changed
         return predict(model, recipe, **request)
     if model.located is None:
