@@ -16,7 +16,7 @@ from vivace.machinery.step_caching.block_residual import (
     watching_modulated,
     watching_residuals,
 )
-from vivace.machinery.step_caching.teacache_fit import watching_changes
+from vivace.machinery.step_caching.fits import watching_changes
 
 ATTENTION = {
     "SD3Transformer2DModel": "attn",

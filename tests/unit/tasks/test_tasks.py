@@ -134,7 +134,7 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
 
 
 def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.machinery.step_caching.magcache_ratios import Ratios
+    from vivace.machinery.step_caching.fits import Ratios
     from vivace.techniques import magcache
 
     lookups: list[tuple[int, int]] = []

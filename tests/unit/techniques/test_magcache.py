@@ -16,7 +16,7 @@ from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import watching_residuals
-from vivace.machinery.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
+from vivace.machinery.step_caching.fits import Ratios, keep, mean_of, ratios_of
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve

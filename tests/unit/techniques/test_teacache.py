@@ -16,8 +16,8 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.typed import typed
 from vivace.errors import RecipeError, Unsupported, UsageError
-from vivace.machinery.step_caching.cache_state import relative_change
-from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
+from vivace.machinery.step_caching.engine import relative_change
+from vivace.machinery.step_caching.fits import Fit, fit_polynomial, keep, watching_changes
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve

@@ -42,7 +42,7 @@ from vivace.machinery.multi_gpu.transfer import (
     unpack,
     unpack_module,
 )
-from vivace.machinery.step_caching.cached_denoiser import MODE, latents_of
+from vivace.machinery.step_caching.engine import MODE, latents_of
 
 if TYPE_CHECKING:
     import torch

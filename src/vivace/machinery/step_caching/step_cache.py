@@ -12,8 +12,8 @@ from pydantic import model_validator
 
 from vivace.architectures import family_of_pipeline
 from vivace.errors import UsageError
-from vivace.machinery.step_caching.cache_state import IsHit
-from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, latents_of, never
+from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of
+from vivace.machinery.step_caching.when import evenly_spaced, never
 from vivace.machinery.technique import (
     CallContext,
     Component,
