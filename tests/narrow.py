@@ -84,9 +84,57 @@ def _with_text(name: str, **changed: Any) -> dict[str, Any]:
     }
 
 
+def _by_class(name: str) -> dict[str, dict[str, Any]]:
+    """Return the changed configs of a model whose family says how its denoiser is made narrow."""
+    family = family_of_model(name)
+    assert family is not None
+    components = ARCHITECTURES[name].components
+    made = {"transformer": dict(family.narrow), "vae": _VAE}
+    for part in [part for part in components if part.startswith("text_encoder")]:
+        made[part] = _narrow_text(name, components[part])
+    return made
+
+
+def _narrow_text(name: str, component: Component) -> dict[str, Any]:
+    kind, config = component.class_name, component.config
+    if kind.startswith(("CLIP", "T5")):
+        return _CLIP if kind.startswith("CLIP") else _T5
+    if "text_config" not in config:
+        return _LANGUAGE
+    text = dict(_LANGUAGE)
+    if kind.startswith("Qwen2_5"):
+        text.pop("head_dim")
+    if "mrope_section" in config["text_config"].get("rope_parameters", {}):
+        section = [2, 3, 3] if kind.startswith("Qwen2_5") else [4, 2, 2]
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
+    made = _with_text(name, **text) | (_MARKS if kind.startswith("Qwen") else {})
+    if "deepstack_visual_indexes" in config["vision_config"]:
+        made["vision_config"]["deepstack_visual_indexes"] = [0]
+    return made
+
+
+def _few_by_class(name: str) -> dict[str, dict[str, Any]]:
+    """Return the configs with which such a model has few blocks."""
+    family, components = family_of_model(name), narrow(name).components
+    assert family is not None
+    made: dict[str, dict[str, Any]] = {"transformer": dict(family.few_blocks), "vae": {"layers_per_block": 1}}
+    states = [each.last_text_state for each in family.pipelines]
+    if any(state is not None and state > 0 for state in states):
+        return made  # it reads the states of fixed layers
+    for part in [part for part in components if part.startswith("text_encoder")]:
+        config = components[part].config
+        layers = "num_layers" if components[part].class_name.startswith("T5") else "num_hidden_layers"
+        is_nested = "text_config" in config
+        few = {layers: 2}
+        made[part] = {"text_config": config["text_config"] | few} if is_nested else few
+    return made
+
+
 def _flow(name: str) -> dict[str, dict[str, Any]]:
     """Return the changed configs of a transformer after FLUX.1: at most a tenth of the channels, as many blocks."""
     pipeline = ARCHITECTURES[name].pipeline
+    if (family := family_of_model(name)) is not None and family.narrow:
+        return _by_class(name)
     if pipeline == "StableDiffusion3Pipeline":
         return {
             "transformer": {
@@ -224,6 +272,8 @@ def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
     """Return the configs with which a transformer after FLUX.1 has two blocks of each kind, or one."""
     one_layer = {"layers_per_block": 1}
     pipeline = ARCHITECTURES[name].pipeline
+    if (family := family_of_model(name)) is not None and family.few_blocks:
+        return _few_by_class(name)
     if pipeline == "StableDiffusion3Pipeline":
         few: dict[str, Any] = {"num_layers": 2}
         if "dual_attention_layers" in ARCHITECTURES[name].components["transformer"].config:

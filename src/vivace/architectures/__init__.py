@@ -16,6 +16,7 @@ What no family describes is asked of diffusers' own interfaces, and what they do
 other code names a class of diffusers, but the fused forms in `vivace.machinery.fused`.
 """
 
+from vivace.architectures.chroma import CHROMA
 from vivace.architectures.cogview4 import COGVIEW4
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Embedded, Entry
@@ -23,6 +24,7 @@ from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
 from vivace.architectures.krea2 import KREA2
+from vivace.architectures.longcat_image import LONGCAT_IMAGE
 from vivace.architectures.qwen_image import QWEN_IMAGE
 from vivace.architectures.qwen_image21 import QWEN_IMAGE21
 from vivace.architectures.sana import SANA
@@ -41,6 +43,7 @@ __all__ = [
     "family_of",
     "family_of_model",
     "family_of_pipeline",
+    "pipeline_doing",
     "pipeline_named",
 ]
 
@@ -55,6 +58,8 @@ FAMILIES: tuple[Family, ...] = (
     FLUX2,
     COGVIEW4,
     KREA2,
+    LONGCAT_IMAGE,
+    CHROMA,
 )
 
 
@@ -71,6 +76,12 @@ def family_of_pipeline(class_name: str) -> Family | None:
 def pipeline_named(class_name: str) -> Pipeline | None:
     """Return what is known of a pipeline by its class; None if no family has it."""
     return next((each for family in FAMILIES for each in family.pipelines if each.name == class_name), None)
+
+
+def pipeline_doing(class_name: str) -> Pipeline | None:
+    """Return the published pipeline that is of a class, or one of whose other tasks is; None if no family has it."""
+    every = [each for family in FAMILIES for each in family.pipelines]
+    return next((each for each in every if class_name in (each.name, *each.tasks.values())), None)
 
 
 def family_of_model(name: str) -> Family | None:

@@ -97,8 +97,6 @@ COGVIEW4 = Family(
     pipelines=(
         Pipeline(
             "CogView4Pipeline",
-            steps=50,
-            guidance=5.0,
             embeddings=("prompt_embeds", "negative_prompt_embeds"),
         ),
     ),

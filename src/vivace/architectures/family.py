@@ -60,6 +60,7 @@ class Blocks:
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
             computed in the first step alone, so that no later step can reuse their results.
+        are_counted: whether the transformer reads how many blocks its chains have.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -73,6 +74,7 @@ class Blocks:
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    are_counted: bool = False
     added_between: tuple[str, ...] = ()
     outside: str = ""
 
@@ -98,6 +100,23 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class PublishedFit:
+    """What a step cache needs of a model, as it is published.
+
+    Attributes:
+        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
+        model: that it was measured on.
+        source: where it is published.
+        config: of the denoisers that it is for.
+    """
+
+    values: Callable[[], tuple[float, ...]]
+    model: str
+    source: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Doubled:
     """Guidance as one call of a doubled batch.
 
@@ -114,7 +133,6 @@ class Pipeline:
 
     Attributes:
         name: its class in diffusers.
-        steps, guidance: defaults of its call; None where it has no such argument, or one whose default is no number.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
         embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
             the pipeline computes again.
@@ -124,10 +142,10 @@ class Pipeline:
             encoder compute those of padding, too, and cuts them off.
         own_defaults: from the configuration of a folder, steps and guidance of models that it tells from others of
             their class, e.g. a distilled one.
-        side: the size in pixels for which its models are trained; 0 where their configuration says it.
         max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
         packages: packages beside diffusers that its parts import when they are read from files.
         one_a_call: whether a call takes one prompt alone.
+        most_images: that it edits as one: as many as its models were trained for.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
         control_image: the argument for the image that a ControlNet follows.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
@@ -135,17 +153,15 @@ class Pipeline:
     """
 
     name: str
-    steps: int | None = None
-    guidance: float | None = None
     tasks: Mapping[Task, str] = field(default_factory=dict)
     embeddings: tuple[str | None, ...] = ()
     last_text_state: int | None = None
     reads_padding: bool = True
     own_defaults: tuple[OwnDefaults, ...] = ()
-    side: int = 0
     max_text_length: int | None = None
     packages: tuple[str, ...] = ()
     one_a_call: bool = False
+    most_images: int = 1
     rounds_steps_down: bool = False
     control_image: str = "image"
     run_without_values: Callable[[Any, int, int], None] | None = None
@@ -193,6 +209,11 @@ class PublishedModel:
     title: str = ""
     labels: str = ""
     step_flop: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """Of its own size."""
+        return self.entry.height * self.entry.width
 
 
 @dataclass(frozen=True)
@@ -267,7 +288,6 @@ class Family:
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
-        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
         cells: latent cells on a side of a token, by the denoiser.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
         rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
@@ -283,8 +303,9 @@ class Family:
             a block's number.
         lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
         templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
-        cache_fits: published tables of step caches, by technique.
-        fused: its fused form, "module:function" below `vivace.machinery.fused`; "" if there is none.
+        cache_fits: published fits of step caches, by technique.
+        fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
+        divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
 
     name: str
@@ -297,7 +318,6 @@ class Family:
     is_transformer: bool = True
     blocks: Blocks | None = None
     doubled: Doubled | None = None
-    second_call_above: float = 1.0
     cells: Callable[[Any], int] = lambda _: 2
     side_in_tokens: int = 1
     rows_in_lists: bool = False
@@ -311,8 +331,18 @@ class Family:
     original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lora_layers: tuple[str, ...] = ()
     templates: Mapping[str, str] = field(default_factory=dict)
-    cache_fits: Mapping[str, Any] = field(default_factory=dict)
+    cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
+    divides_tokens: bool = False
+
+
+def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the tensors among a call's arguments to the meta device: a forward pre-hook."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]
 
 
 def output_of(path: str) -> Watch:

@@ -7,7 +7,6 @@ Source: diffusers, FluxTransformer2DModel, FluxPipeline, FluxKontextPipeline.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from vivace.architectures.components import (
@@ -37,6 +36,7 @@ from vivace.architectures.family import (
     Family,
     OwnDefaults,
     Pipeline,
+    PublishedFit,
     PublishedModel,
     RandomWeights,
     Rules,
@@ -44,7 +44,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
-from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
+from vivace.architectures.gains import double_and_single
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:
@@ -52,21 +52,8 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
 
 
 def _gains(transformer: Any) -> Rules:
-    config = transformer.config
-    branches = 2 * config.num_layers + config.num_single_layers
-    # Each branch is multiplied by its gate.
-    last = 1 / (MODULATION * math.sqrt(branches))
-    embedded = 3 if config.guidance_embeds else 2  # summed: time, guidance, pooled text
-    return [
-        (r"(timestep|guidance)_embedder\.linear_1", SINUSOID),
-        (r"_embedder\.linear_2", SILU / math.sqrt(embedded)),
-        (r"norm(1|1_context|_out)?\.linear", MODULATION * SILU),
-        (r"ff(_context)?\.net\.2", GELU * last),
-        (r"to_out\.0|to_add_out", last),
-        # Four fifths of its input come from the MLP; the attention part is far smaller.
-        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * GELU * last),
-        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", MODULATED**-0.5),
-    ]
+    # Summed are time, guidance and the pooled text.
+    return double_and_single(transformer, 3 if transformer.config.guidance_embeds else 2)
 
 
 def _of_controlnet(transformer: Any) -> dict[str, Any]:
@@ -223,14 +210,31 @@ _MODELS = (
     ),
 )
 
+_DEV_CONFIG = {
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "num_attention_heads": 24,
+    "attention_head_dim": 128,
+    "guidance_embeds": True,
+}
+
+
+def _ratios() -> tuple[float, ...]:
+    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
+
+    return tuple(float(ratio) for ratio in FLUX_MAG_RATIOS)
+
+
+def _polynomial() -> tuple[float, ...]:
+    return 4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01
+
+
 FLUX = Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
     pipelines=(
         Pipeline(
             "FluxPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={
                 "image": "FluxImg2ImgPipeline",
                 "inpaint": "FluxInpaintPipeline",
@@ -244,8 +248,6 @@ FLUX = Family(
         ),
         Pipeline(
             "FluxKontextPipeline",
-            steps=28,
-            guidance=3.5,
             tasks={"edit": "FluxKontextPipeline"},
             embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
@@ -269,5 +271,13 @@ FLUX = Family(
         grid=grid_of_ids,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
+    cache_fits={
+        "magcache": PublishedFit(_ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG),
+        "teacache": PublishedFit(
+            _polynomial, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
+        ),
+    },
     controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    fused="flux",
+    divides_tokens=True,
 )

@@ -128,8 +128,13 @@ def _klein(
     step_flop: int,
     download_bytes: int,
     **own: Any,
-) -> PublishedModel:
-    entry = Entry(
+) -> tuple[PublishedModel, PublishedModel]:
+    """Return the distilled model and its base, which has the same networks.
+
+    Args:
+        step_flop: of the distilled one; the base calls its transformer twice in a step.
+    """
+    distilled = Entry(
         name=f"flux2-klein-{size.lower()}",
         summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
         origin=Hub(repo=f"black-forest-labs/FLUX.2-klein-{size}", download_bytes=download_bytes),
@@ -140,15 +145,33 @@ def _klein(
         max_sequence_length=512,
         **own,
     )
-    labels = f"klein.*{size.lower()}"
-    return _published(
-        entry, transformer, text_encoder, f"FLUX.2 [klein] {size}", labels, step_flop, is_distilled=True
+    base = Entry(
+        name=f"flux2-klein-base-{size.lower()}",
+        summary=f"FLUX.2 [klein] base {size}, not distilled: guidance in a second call",
+        origin=Hub(repo=f"black-forest-labs/FLUX.2-klein-base-{size}", download_bytes=download_bytes),
+        pipeline="Flux2KleinPipeline",
+        num_inference_steps=50,
+        guidance_scale=4.0,
+        max_sequence_length=512,
+        **own,
+    )
+    networks, title, labels = (
+        (transformer, text_encoder),
+        f"FLUX.2 [klein] {size}",
+        rf".*klein.*{size.lower()}",
+    )
+    of_base = title.replace("] ", "] base ")
+    return (
+        _published(distilled, *networks, title, f"^(?!.*base){labels}", step_flop, is_distilled=True),
+        _published(base, *networks, of_base, f"^(?=.*base){labels}", 2 * step_flop, is_distilled=False),
     )
 
 
+# Steps and guidance of the base models are the pipeline's defaults. Their configurations are those of the distilled
+# ones, but that their pipeline is not `is_distilled`.
 _MODELS = (
-    _klein("4B", FLUX2_KLEIN_4B, _QWEN3_4B, 34_820_178_051_072, 15_960_000_000, licence="Apache-2.0"),
-    _klein(
+    *_klein("4B", FLUX2_KLEIN_4B, _QWEN3_4B, 34_820_178_051_072, 15_960_000_000, licence="Apache-2.0"),
+    *_klein(
         "9B",
         FLUX2_KLEIN_9B,
         _QWEN3_8B,
@@ -178,21 +201,29 @@ _MODELS = (
     ),
 )
 
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    """Tell the size of the latents, which the pipeline reads from their positions."""
+    side = 2 * int(pipe.vae_scale_factor)
+
+    def unpack(tokens: Any, _: Any) -> Any:
+        return tokens.transpose(1, 2).unflatten(2, (height // side, width // side)).contiguous()
+
+    pipe._unpack_latents_with_ids = unpack
+
+
 FLUX2 = Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
     pipelines=(
         Pipeline(
             "Flux2Pipeline",
-            steps=50,
-            guidance=4.0,
             embeddings=("prompt_embeds", None),
             last_text_state=30,
+            run_without_values=_run_without_values,
         ),
         Pipeline(
             "Flux2KleinPipeline",
-            steps=50,
-            guidance=4.0,
             embeddings=("prompt_embeds", None),
             last_text_state=27,
         ),
@@ -211,4 +242,5 @@ FLUX2 = Family(
         grid=grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
+    fused="flux2",
 )

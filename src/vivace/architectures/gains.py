@@ -49,6 +49,26 @@ def embedders(number: int) -> Rules:
     ]
 
 
+def double_and_single(transformer: Any, embedded: int) -> Rules:
+    """Gains of FLUX.1's blocks, each with modulations of its own, and of what is around them.
+
+    Args:
+        embedded: how many embeddings are summed.
+    """
+    config = transformer.config
+    # Each branch is multiplied by its gate.
+    last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
+    return [
+        *embedders(embedded),
+        (r"norm(1|1_context|_out)?\.linear", MODULATION * SILU),
+        (r"ff(_context)?\.net\.2", GELU * last),
+        (r"to_out\.0|to_add_out", last),
+        # Four fifths of its input come from the MLP; the attention part is far smaller.
+        (r"single_transformer_blocks\.\d+\.proj_out", math.sqrt(5 / 4) * GELU * last),
+        (r"to_[qkv]\.|add_[qkv]_proj|ff(_context)?\.net\.0|proj_mlp|^proj_out", MODULATED**-0.5),
+    ]
+
+
 def _language_model(encoder: Any) -> Rules:
     config = getattr(encoder.config, "text_config", encoder.config)
     branches = 2 * config.num_hidden_layers

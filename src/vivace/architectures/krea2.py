@@ -148,14 +148,11 @@ _MODELS = (
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(
-        Pipeline("Krea2Pipeline", steps=28, guidance=4.5, embeddings=("prompt_embeds", "prompt_embeds_mask")),
-    ),
+    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
     },
-    second_call_above=0.0,
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -166,4 +163,5 @@ KREA2 = Family(
         text=None,
         outside="the fusion of the text's states",
     ),
+    fused="krea2",
 )

@@ -6,8 +6,11 @@ Source: diffusers, QwenImageTransformer2DModel, QwenImagePipeline, QwenImageEdit
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from vivace.architectures.components import (
     FLOW,
@@ -29,9 +32,13 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
     input_of,
+    move_to_meta,
     output_of,
 )
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _modulated(block: Any, image: Any, call: Arguments) -> Any:
@@ -177,31 +184,104 @@ _MODELS = (
     ),
 )
 
+
+def _embeddings(pipe: Any, prompt: Any = None, device: Any = None, dtype: Any = None) -> Any:
+    """QwenImagePipeline._get_qwen_prompt_embeds, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    dropped = pipe.prompt_template_encode_start_idx
+    tokens = pipe.tokenizer(
+        [pipe.prompt_template_encode.format(text) for text in prompts],
+        max_length=pipe.tokenizer_max_length + dropped,
+        padding=True,
+        truncation=True,
+        return_tensors="pt",
+    )
+    ids = tokens.input_ids.to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    return hidden[:, dropped:].to(dtype or pipe.text_encoder.dtype, copy=True), None
+
+
+def _edit_embeddings(
+    pipe: Any, prompt: Any = None, image: Any = None, device: Any = None, dtype: Any = None
+) -> Any:
+    """Replace the same in QwenImageEditPipeline and its Plus, whose text encoder sees the images too.
+
+    The vision tower divides its attention by the size of the patches' grid, which therefore stays on the CPU. Which
+    tokens are the images' is known from their place in the prompt's ids.
+    """
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    encoder, template = pipe.text_encoder, pipe.prompt_template_encode
+    if "<|image_pad|>" not in template:  # of the Plus, which numbers its images in front of the prompt
+        places = "".join(
+            f"Picture {index + 1}: <|vision_start|><|image_pad|><|vision_end|>" for index in range(len(image))
+        )
+        template = template.replace("{}", places + "{}")
+    inputs = pipe.processor(
+        text=[template.format(text) for text in prompts], images=image, padding=True, return_tensors="pt"
+    )
+    with _seeing(encoder):
+        hidden = encoder(
+            input_ids=inputs["input_ids"].to("meta"),
+            pixel_values=inputs["pixel_values"].to("meta"),
+            image_grid_thw=inputs["image_grid_thw"],
+            output_hidden_states=True,
+        ).hidden_states[-1]
+    hidden = hidden[:, pipe.prompt_template_encode_start_idx :]
+    return hidden.to(dtype or encoder.dtype, copy=True), None
+
+
+@contextmanager
+def _seeing(encoder: Any) -> Iterator[None]:
+    """Let a language model put images in the place of their tokens without counting these."""
+
+    def mask(ids: torch.Tensor, **_: Any) -> Any:
+        is_image = (ids == encoder.config.image_token_id).unsqueeze(-1)
+        return is_image, is_image
+
+    model = encoder.model
+    model.get_placeholder_mask = mask
+    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    try:
+        yield
+    finally:
+        positions.remove()
+        del model.get_placeholder_mask
+
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
+
+
+def _edit_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
+
+
 QWEN_IMAGE = Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
     pipelines=(
         Pipeline(
             "QwenImagePipeline",
-            steps=50,
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
+            run_without_values=_run_without_values,
         ),
         Pipeline(
             "QwenImageEditPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
         ),
         Pipeline(
             "QwenImageEditPlusPipeline",
-            steps=50,
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
+            run_without_values=_edit_without_values,
             packages=("torchvision",),
             one_a_call=True,
+            most_images=3,
         ),
     ),
     models=_MODELS,
@@ -218,4 +298,5 @@ QWEN_IMAGE = Family(
     ),
     text_of_any_length=True,
     not_captured=_not_captured,
+    fused="qwen_image",
 )

@@ -9,6 +9,7 @@ Source: diffusers, QwenImage21Transformer2DModel, QwenImage21Pipeline.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -156,16 +157,43 @@ _MODELS = (
     ),
 )
 
+
+def _embeddings(pipe: Any, prompt: Any = None, image: Any = None, device: Any = None) -> Any:
+    """QwenImage21Pipeline._get_qwen_prompt_embeds from text alone, without a mask, as where prompts have one length."""
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    tokens = pipe.processor(
+        text=[pipe.prompt_template_t2i.format(text) for text in prompts], padding=True, return_tensors="pt"
+    )
+    ids = tokens["input_ids"].to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+    embeddings = hidden[:, pipe._drop_idx :].clone()
+    return embeddings, None, embeddings.new_zeros(embeddings.shape[:2]).bool()
+
+
+def _with_image_last(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Let QwenImage21Transformer2DModel read where the image's tokens are: behind the text's."""
+    import torch
+
+    mask = torch.zeros(kwargs["img_mask"].shape, dtype=torch.bool)
+    mask[:, kwargs["encoder_hidden_states"].shape[1] :] = True
+    return args, kwargs | {"img_mask": mask}
+
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._get_qwen_prompt_embeds = functools.partial(_embeddings, pipe)
+    pipe.transformer.register_forward_pre_hook(_with_image_last, with_kwargs=True)
+
+
 QWEN_IMAGE21 = Family(
     name="Qwen-Image 2.1",
     denoiser="QwenImage21Transformer2DModel",
     pipelines=(
         Pipeline(
             "QwenImage21Pipeline",
-            steps=40,
             embeddings=("prompt_embeds", "prompt_embeds_mask", None),
             last_text_state=-1,
             packages=("torchvision",),
+            run_without_values=_run_without_values,
         ),
     ),
     models=_MODELS,
@@ -188,4 +216,5 @@ QWEN_IMAGE21 = Family(
     not_captured=_not_captured,
     cells=lambda _: 1,
     side_in_tokens=2,
+    fused="qwen_image21",
 )

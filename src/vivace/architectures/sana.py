@@ -162,14 +162,18 @@ _MODELS = (
     ),
 )
 
+
+def _sprint_without_values(pipe: Any, height: int, width: int) -> None:
+    """Leave the timesteps on the meta device: this pipeline reads none, and computes with their tensors."""
+    del pipe.scheduler.set_timesteps
+
+
 SANA = Family(
     name="Sana",
     denoiser="SanaTransformer2DModel",
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            steps=20,
-            guidance=4.5,
             embeddings=(
                 "prompt_embeds",
                 "prompt_attention_mask",
@@ -179,9 +183,8 @@ SANA = Family(
         ),
         Pipeline(
             "SanaSprintPipeline",
-            steps=2,
-            guidance=4.5,
             embeddings=("prompt_embeds", "prompt_attention_mask"),
+            run_without_values=_sprint_without_values,
         ),
     ),
     models=_MODELS,

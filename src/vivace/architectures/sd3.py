@@ -173,8 +173,6 @@ SD3 = Family(
     pipelines=(
         Pipeline(
             "StableDiffusion3Pipeline",
-            steps=28,
-            guidance=7.0,
             tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
             embeddings=(
                 "prompt_embeds",
@@ -199,4 +197,5 @@ SD3 = Family(
     ),
     doubled=Doubled(),
     cells=_patch,
+    fused="sd3",
 )

@@ -35,6 +35,7 @@ from vivace.architectures.entry import (
     embedded_entry,
 )
 from vivace.architectures.family import (
+    ControlNets,
     Doubled,
     Family,
     OwnDefaults,
@@ -455,8 +456,6 @@ STABLE_DIFFUSION = Family(
     pipelines=(
         Pipeline(
             "StableDiffusionPipeline",
-            steps=50,
-            guidance=7.5,
             tasks={
                 "image": "StableDiffusionImg2ImgPipeline",
                 "inpaint": "StableDiffusionInpaintPipeline",
@@ -467,8 +466,6 @@ STABLE_DIFFUSION = Family(
         ),
         Pipeline(
             "StableDiffusionXLPipeline",
-            steps=50,
-            guidance=5.0,
             tasks={
                 "image": "StableDiffusionXLImg2ImgPipeline",
                 "inpaint": "StableDiffusionXLInpaintPipeline",
@@ -487,13 +484,15 @@ STABLE_DIFFUSION = Family(
             ),
             rounds_steps_down=True,
         ),
-        Pipeline("LatentConsistencyModelPipeline", steps=4, guidance=8.5),
+        Pipeline("LatentConsistencyModelPipeline"),
     ),
     models=_MODELS,
     random_weights={
         "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),
     },
     doubled=Doubled(),
+    controlnets=ControlNets("ControlNetModel", "from_unet"),
     is_transformer=False,
     cells=lambda _: 1,
+    fused="unet",
 )

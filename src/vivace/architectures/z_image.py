@@ -6,6 +6,7 @@ to these lists, behind the conditional ones. Source: diffusers, ZImageTransforme
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -95,17 +96,50 @@ _MODELS = (
     ),
 )
 
+
+def _embeddings(
+    pipe: Any,
+    prompt: str | list[str],
+    device: Any = None,
+    prompt_embeds: Any = None,
+    max_sequence_length: int = 512,
+) -> Any:
+    """ZImagePipeline._encode_prompt: a row per prompt of as many embeddings as the prompt has tokens."""
+    if prompt_embeds is not None:
+        return prompt_embeds
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    texts = [
+        pipe.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=True,
+        )
+        for text in prompts
+    ]
+    tokens = pipe.tokenizer(
+        texts, padding="max_length", max_length=max_sequence_length, truncation=True, return_tensors="pt"
+    )
+    ids = tokens.input_ids.to("meta")
+    hidden = pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
+    lengths = tokens.attention_mask.sum(dim=1).tolist()
+    return [hidden[row][:length].clone() for row, length in enumerate(lengths)]
+
+
+def _run_without_values(pipe: Any, height: int, width: int) -> None:
+    pipe._encode_prompt = functools.partial(_embeddings, pipe)
+
+
 Z_IMAGE = Family(
     name="Z-Image",
     denoiser="ZImageTransformer2DModel",
     pipelines=(
         Pipeline(
             "ZImagePipeline",
-            steps=50,
-            guidance=5.0,
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
             embeddings=("prompt_embeds", "negative_prompt_embeds"),
             reads_padding=False,
+            run_without_values=_run_without_values,
         ),
     ),
     models=_MODELS,
@@ -126,4 +160,5 @@ Z_IMAGE = Family(
     doubled=Doubled(off=0.0),
     rows_in_lists=True,
     pads_captions=True,
+    fused="z_image",
 )

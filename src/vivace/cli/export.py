@@ -106,8 +106,7 @@ def _write(
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
     from vivace.measure.machine import check_works
-    from vivace.runtime.export.loading import source_files
-    from vivace.runtime.export.plain_script import write_script
+    from vivace.runtime.export.plain_script import source_files, write_script
     from vivace.runtime.workloads import default_threads
 
     check_works(chosen)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
     from vivace.models.find import LocatedModel
     from vivace.proofs.checks.side_loads import LoadRequest
-    from vivace.proofs.sides.prepare_sides import DrawRequest, Prepared
+    from vivace.proofs.sides.plan import DrawRequest, ProofPlan
     from vivace.proofs.sides.proof_store import Letter, ProofStore
     from vivace.proofs.verdicts.proof import Proof
     from vivace.proofs.verdicts.scoring import Judges
@@ -183,69 +183,62 @@ def prove(
         vivace prove old new --prompts prompts.txt --seeds 1
     """
     from vivace.proofs.checks.side_loads import check_loads, measure_loads
-    from vivace.proofs.prover import FOLDER, find_judges
-    from vivace.proofs.proving import Options, open_store
-    from vivace.proofs.sides.prepare_sides import prepare
+    from vivace.proofs.prover import FOLDER, find_judges, passes
+    from vivace.proofs.sides.plan import prepare
+    from vivace.proofs.sides.proof_store import ProofStore
+    from vivace.proofs.verdicts.conclude import Options
     from vivace.report.value_text import date
 
     if output is not None:
         check_writable(output)
         if is_standard_output(output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    prepared = prepare(a, b, request)
-    judges = find_judges(prepared, claims, scorer, witness)
-    check_loads(prepared, load)
-    kept = open_store(prepared, store / FOLDER, reuse)
+    plan = prepare(a, b, request)
+    judges = find_judges(plan, claims, scorer, witness)
+    check_loads(plan, load)
+    kept = ProofStore(store / FOLDER, plan.identity, reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
-        for letter, again in _passes(claims):
-            status = _draw(prepared, letter, kept, again=again)
+        for letter, again in passes(claims):
+            status = _draw(plan, letter, kept, again=again)
             if status == INTERRUPTED:  # in another process
                 raise KeyboardInterrupt
             if status != 0:
                 return status
-        loads = measure_loads(prepared, kept, load, lambda text: click.echo(text, err=True))
+        loads = measure_loads(plan, kept, load, lambda text: click.echo(text, err=True))
         judging = Options(claims, fail_under, tuple(loads))
-        return _conclude(prepared, kept, judges, judging, output, format_)
+        return _conclude(plan, kept, judges, judging, output, format_)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
         click.echo(f"  {options.command_line()}", err=True)
         return INTERRUPTED
 
 
-def _passes(claims: tuple[Any, ...]) -> list[tuple[Letter, bool]]:
-    """Return the order in which the sides are drawn: A, B, and A once more for its latency."""
-    passes: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
-    return [*passes, ("a", True)] if "fast" in claims else passes
-
-
-def _draw(prepared: Prepared, letter: Letter, kept: ProofStore, *, again: bool) -> int:
+def _draw(plan: ProofPlan, letter: Letter, kept: ProofStore, *, again: bool) -> int:
     """Draw a side; return the exit code. A foreign model is read in a watched process."""
-    from vivace.proofs.proving import draw_side
+    from vivace.proofs.prover import draw_side
 
-    source = prepared.a if letter == "a" else prepared.b
+    side = plan.side(letter)
 
     def draw(is_read: Callable[[], None]) -> int:
         draw_side(
-            prepared,
+            plan,
             letter,
             kept,
-            ProofProgress(source.side.text),
+            ProofProgress(side.text),
             is_read,
             lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
             again=again,
         )
         return 0
 
-    status = _guarded(prepared, source.located, draw)
+    status = _guarded(plan, side.located, draw)
     kept.reload()
     return status
 
 
-def _guarded(
-    prepared: Prepared, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]
-) -> int:
+def _guarded(plan: ProofPlan, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]) -> int:
     """Run the drawing of a side in a watched process, if one of both models is foreign.
 
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
@@ -253,7 +246,7 @@ def _guarded(
     from vivace.cli.guarded import guarded, guarded_reading
     from vivace.models.reading_limits import ReadingLimits, is_trusted
 
-    models = [source.located for source in (prepared.a, prepared.b) if source.located is not None]
+    models = [side.located for side in (plan.a, plan.b) if side.located is not None]
     if located is None or all(is_trusted(model) for model in models):
         return guarded(None, draw)
     return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
@@ -274,13 +267,13 @@ class ProofProgress:
 
 
 def _conclude(
-    prepared: Prepared, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
+    plan: ProofPlan, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
 ) -> int:
     from vivace.cli.guarded import guarded_scorers
-    from vivace.proofs.proving import conclude
+    from vivace.proofs.verdicts.conclude import conclude
 
     def judge(is_read: Callable[[], None]) -> int:
-        proof = conclude(prepared, kept, judges, judging, is_read)
+        proof = conclude(plan, kept, judges, judging, is_read)
         _write(proof, output, format_)
         kept.end()
         return proof.exit_code

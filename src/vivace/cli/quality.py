@@ -71,8 +71,7 @@ def quality(
     from vivace.cli.guarded import guarded_scorers
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.stats import Gate
-    from vivace.measure.folder_verdict import judge_pairs
-    from vivace.measure.folders import compare, pair
+    from vivace.measure.folders import compare, judge_pairs, pair
     from vivace.measure.scorer import ClipScorer
     from vivace.measure.witness import Witness
     from vivace.models.quiet import quiet

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
-"""Connections that are accepted at once, before any is closed to make room."""
+_CONNECTIONS = 2_000
+"""At once; those beyond get 503."""
+_FILES = 8_192
 
 
 @click.command()
@@ -245,11 +247,18 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
     import logging
     import signal
 
+    from vivace.serve.http.hosts import is_loopback
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
+    if not is_loopback(host.lower()):
+        click.echo(
+            "other machines reach this server: put it behind a proxy, for TLS and against connections that stay idle",
+            err=True,
+        )
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn sends it again after all images have ended
     if make_pool is None:
         problem = asyncio.run(_serve_here(settings, listening))
@@ -261,15 +270,14 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
 
 
 async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
-    from vivace.serve.queue.pool import EarlyProcesses, ReplicaPool
+    """Serve with workers of this machine, whose template imports libraries while this process does; see `_serve`."""
+    from vivace.serve.queue.process import Workers
 
-    early = EarlyProcesses(settings)
-    await early.start()
-    try:
-        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
-    finally:
-        await early.stop()
+    workers = Workers(settings)
+    await workers.template()
+    from vivace.serve.queue.pool import ReplicaPool
+
+    return await _serve(settings, listening, functools.partial(ReplicaPool, workers=workers))
 
 
 async def _serve(
@@ -280,15 +288,17 @@ async def _serve(
 
     import uvicorn
 
+    from vivace.foundation.processes.system import allow_open_files
     from vivace.serve.http.app import create_app
-    from vivace.serve.http.connections import Connection
 
+    allow_open_files(_FILES)
     app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http="h11",
             ws="none",
+            limit_concurrency=_CONNECTIONS,
             backlog=_BACKLOG,
             log_level="warning",
             timeout_graceful_shutdown=max(1, int(settings.timeout_s)),

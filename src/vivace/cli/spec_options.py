@@ -27,8 +27,8 @@ STUDY = "vivace.foundation.spec.study:Study"
 SETTINGS = "vivace.benchmark.run_settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.search_settings:SearchSettings"
-IMAGE_SETTINGS = "vivace.proofs.sides.drawing:Settings"
-PROOF = "vivace.proofs.sides.prepare_sides:DrawRequest"
+IMAGE_SETTINGS = "vivace.proofs.sides.side:Settings"
+PROOF = "vivace.proofs.sides.plan:DrawRequest"
 LOAD = "vivace.proofs.checks.side_loads:LoadRequest"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,14 +15,19 @@ from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.task_names import Device
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.checks.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
-from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
-from vivace.proofs.sides.drawing import Settings
-from vivace.proofs.sides.prepare_sides import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
-from vivace.proofs.verdicts.fast import untimed
+from vivace.proofs.sides.jobs import jobs_of, timing_jobs
+from vivace.proofs.sides.plan import DEFAULT_NUM_PROMPTS, DrawRequest, ProofPlan, prepare
+from vivace.proofs.sides.proof_store import Letter, ProofStore
+from vivace.proofs.sides.side import DrawingFailed, OnNote, Settings
+from vivace.proofs.verdicts.conclude import Options, conclude
 from vivace.proofs.verdicts.legible import check_words_can_be_read
 from vivace.proofs.verdicts.proof import METRICS, Claim, Proof
 from vivace.proofs.verdicts.scoring import Judges, find_all
 
+OnProgress = Callable[[Letter, int, int], None]
+"""Called with the side, the number of its finished images, and the number of all."""
+_MOST_IN_A_ROW = 5
+"""Consecutive failures after which a side is not asked for the rest."""
 FOLDER = "prove"
 """Folder of images in the store."""
 
@@ -85,10 +91,11 @@ def prove(
     """
     claims = (claims,) if isinstance(claims, str) else tuple(claims)
     _check(claims, fail_under or {}, prompt_set)
-    workload = _workload(
-        {"prompts": prompts, "seed": seed, "num_seeds": num_seeds, "height": height, "width": width}
-        | {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
-    )
+    with InputErrors():
+        workload = WorkloadRequest.model_validate(
+            {"prompts": prompts, "seed": seed, "num_seeds": num_seeds, "height": height, "width": width}
+            | {"num_inference_steps": num_inference_steps, "guidance_scale": guidance_scale}
+        )
     if num_requests is not None and num_requests < LEAST_REQUESTS:
         raise UsageError(f"num_requests={num_requests}: give at least {LEAST_REQUESTS}, or None for no load")
     if num_prompts < 1 or num_seeds < 1:
@@ -107,34 +114,73 @@ def prove(
         key_a=key_a,
         key_b=key_b,
     )
-    prepared = prepare(a, b, request)
-    judges = find_judges(prepared, claims, scorer, witness)
+    plan = prepare(a, b, request)
+    judges = find_judges(plan, claims, scorer, witness)
     load = LoadRequest(num_requests, *(None if path is None else Path(path) for path in (aiperf_a, aiperf_b)))
-    check_loads(prepared, load)
-    kept = open_store(prepared, Path(store) / FOLDER, reuse)
+    check_loads(plan, load)
+    kept = ProofStore(Path(store) / FOLDER, plan.identity, reuse)
     on_progress = progress or (lambda side, done, total: None)
-    draw_side(prepared, "a", kept, on_progress)
-    draw_side(prepared, "b", kept, on_progress)
-    if "fast" in claims:
-        draw_side(prepared, "a", kept, on_progress, again=True)
-    loads = measure_loads(prepared, kept, load)
-    proof = conclude(prepared, kept, judges, Options(claims, fail_under, tuple(loads)))
+    for letter, again in passes(claims):
+        draw_side(plan, letter, kept, on_progress, again=again)
+    loads = measure_loads(plan, kept, load)
+    proof = conclude(plan, kept, judges, Options(claims, fail_under, tuple(loads)))
     kept.end()
     return proof
 
 
-def find_judges(
-    prepared: Prepared, claims: Sequence[Claim], scorer: str | None, witness: str | None
-) -> Judges:
+def passes(claims: Sequence[Claim]) -> list[tuple[Letter, bool]]:
+    """Return the order in which the sides are drawn: A, B, and for its latency A once more."""
+    once: list[tuple[Letter, bool]] = [("a", False), ("b", False)]
+    return [*once, ("a", True)] if "fast" in claims else once
+
+
+def draw_side(
+    plan: ProofPlan,
+    letter: Letter,
+    store: ProofStore,
+    on_progress: OnProgress = lambda letter, done, total: None,
+    is_read: Callable[[], None] = lambda: None,
+    on_note: OnNote = lambda text: None,
+    *,
+    again: bool = False,
+) -> None:
+    """Draw the missing images of a side. An image that cannot be drawn is kept with its reason.
+
+    Args:
+        again: draw A's images once more, for their seconds.
+    """
+    jobs = timing_jobs(plan) if again else jobs_of(plan, letter)
+    todo = [job for job in jobs if not store.is_drawn(letter, job)]
+    if not todo:
+        return
+    in_a_row = 0
+    warm: set[Settings] = set()  # the first image of each is a warm-up, whose seconds do not count
+    with plan.side(letter).open(plan, is_read, on_note) as draw:
+        for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
+            try:
+                if in_a_row >= _MOST_IN_A_ROW:
+                    raise DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
+                image = draw(job)
+            except DrawingFailed as failure:
+                store.keep_failure(letter, job, failure)
+                in_a_row = min(in_a_row + 1, _MOST_IN_A_ROW)
+            else:
+                store.keep(letter, job, image if job.settings in warm else replace(image, seconds=None))
+                warm.add(job.settings)
+                in_a_row = 0
+            on_progress(letter, number, len(jobs))
+
+
+def find_judges(plan: ProofPlan, claims: Sequence[Claim], scorer: str | None, witness: str | None) -> Judges:
     """Return the judges of the images.
 
     Raises:
         UsageError, Unsupported, UnknownModel: a claim lacks something that it needs.
     """
-    judges = find_all(prepared, scorer, witness)
+    judges = find_all(plan, scorer, witness)
     if "legible" in claims:
-        check_words_can_be_read(prepared.prompts if prepared.knows_prompts else (), judges.reader)
-    if "fast" in claims and (reason := untimed(prepared)) is not None:
+        check_words_can_be_read(plan.prompts if plan.knows_prompts else (), judges.reader)
+    if "fast" in claims and (reason := plan.a.untimed or plan.b.untimed):
         raise UsageError(f"--claim fast: {reason}")
     return judges
 
@@ -153,11 +199,6 @@ def _check(claims: Sequence[str], fail_under: Mapping[str, float], prompt_set: s
         low, high = METRICS[name]
         if not low <= limit <= high:
             raise UsageError(f"fail_under {name}={limit:g} is not from {low:g} to {high:g}")
-
-
-def _workload(fields: Mapping[str, object]) -> WorkloadRequest:
-    with InputErrors():
-        return WorkloadRequest.model_validate(fields)
 
 
 def _sizes(sizes: Sequence[str | tuple[int, int]]) -> tuple[Size, ...]:

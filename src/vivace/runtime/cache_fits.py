@@ -8,7 +8,7 @@ from typing import Any
 
 from vivace.errors import OutputError, Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import unknown_blocks, watching_residuals
-from vivace.machinery.step_caching.fits import (
+from vivace.machinery.step_caching.model_fits import (
     Fit,
     Ratios,
     fit_polynomial,

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
 from vivace.machinery.step_caching.engine import IsHit, steps_before
-from vivace.machinery.step_caching.fits import Ratios, find, is_flux_dev
+from vivace.machinery.step_caching.model_fits import Ratios, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.when import KnownGrowth
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Magcache(StepCache):
@@ -66,7 +66,7 @@ class Magcache(StepCache):
         return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
-        if find_ratios(target.module("denoiser"), target.model.name) is not None:
+        if find_fit(Ratios, target.module("denoiser"), target.model.name) is not None:
             return None  # for random weights too
         return super().unsupported_weights(target) or _no_ratios(target)
 
@@ -74,7 +74,7 @@ class Magcache(StepCache):
         return Attached(cache_residual(target.module("denoiser"), is_hit))
 
     def decision(self, target: Target) -> StepDecision:
-        ratios = find_ratios(target.module("denoiser"), target.model.name)
+        ratios = find_fit(Ratios, target.module("denoiser"), target.model.name)
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
         pipe = target.pipe
@@ -87,18 +87,6 @@ class Magcache(StepCache):
             num_before=lambda: steps_before(pipe),
         )
         return StepDecision(is_hit, {"denoiser.magcache_ratios": ratios.about()})
-
-
-def find_ratios(transformer: torch.nn.Module, model: str) -> Ratios | None:
-    """Return the table measured for this model, else the one published for its architecture, else None."""
-    kept = find(Ratios, transformer, model)
-    if kept is not None or not is_flux_dev(transformer):
-        return kept
-    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
-
-    return Ratios(
-        tuple(float(r) for r in FLUX_MAG_RATIOS), "FLUX.1 [dev]", source="published for FLUX.1 (diffusers)"
-    )
 
 
 def _no_ratios(target: Target) -> str:

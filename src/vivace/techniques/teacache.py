@@ -30,19 +30,13 @@ from typing import TYPE_CHECKING, ClassVar
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
 from vivace.machinery.step_caching.engine import IsHit
-from vivace.machinery.step_caching.fits import Fit, find, is_flux_dev
+from vivace.machinery.step_caching.model_fits import Fit, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.when import AccumulatedChange
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
-    import torch
-
-FLUX_DEV = Fit(
-    (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01),
-    model="FLUX.1 [dev]",
-    source="published for FLUX.1 [dev] (TeaCache4FLUX)",
-)
+    pass
 
 
 class Teacache(StepCache):
@@ -67,13 +61,17 @@ class Teacache(StepCache):
     def unsupported_weights(self, target: Target) -> str | None:
         if (reason := super().unsupported_weights(target)) is not None:
             return reason
-        return None if find_fit(target.module("denoiser"), target.model.name) is not None else _no_fit(target)
+        return (
+            None
+            if find_fit(Fit, target.module("denoiser"), target.model.name) is not None
+            else _no_fit(target)
+        )
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         return Attached(cache_residual(target.module("denoiser"), is_hit))
 
     def decision(self, target: Target) -> StepDecision:
-        fit = find_fit(target.module("denoiser"), target.model.name)
+        fit = find_fit(Fit, target.module("denoiser"), target.model.name)
         if fit is None:
             raise Unsupported(f"{self.name}: {_no_fit(target)}")
 
@@ -81,11 +79,6 @@ class Teacache(StepCache):
             self.threshold, lambda: getattr(target.pipe, "num_timesteps", None), rescaled=fit.rescaled
         )
         return StepDecision(is_hit, {"denoiser.teacache_polynomial": fit.about()})
-
-
-def find_fit(transformer: torch.nn.Module, model: str) -> Fit | None:
-    """Return the polynomial fitted for this model, else the one published for its architecture, else None."""
-    return find(Fit, transformer, model) or (FLUX_DEV if is_flux_dev(transformer) else None)
 
 
 def _no_fit(target: Target) -> str:

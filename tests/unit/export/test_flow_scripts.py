@@ -19,7 +19,7 @@ from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
 from vivace.runtime import pipelines, workloads
 from vivace.runtime.export import plain_script
-from vivace.runtime.export.loading import source_files
+from vivace.runtime.export.plain_script import source_files
 from vivace.runtime.workloads import workload_of
 
 RECIPES = (

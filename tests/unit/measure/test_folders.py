@@ -11,8 +11,7 @@ from tests.typed import run_vivace
 from vivace.cli.options import read_prompts
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate
-from vivace.measure.folder_verdict import judge_pairs
-from vivace.measure.folders import compare, pair
+from vivace.measure.folders import compare, judge_pairs, pair
 
 SEQUENCES = (
     ("image_1.png", "image_2.png", "image_10.png", "image_11.png", "image_100.png"),

@@ -90,6 +90,15 @@ def test_krea_2_raw_is_guided_at_any_scale() -> None:
     assert np.abs(picture - plain).max() > 0.01
 
 
+def test_klein_s_base_is_guided_by_a_second_call_and_klein_is_not() -> None:
+    for model, calls in (("flux2-klein-base-4b", 2), ("flux2-klein-4b", 1)):
+        opened = session(model)
+        seen: list[int] = []
+        opened.pipe.transformer.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        assert np.isfinite(draw(opened, output_type="latent")).all()
+        assert len(seen) == calls * STEPS, model
+
+
 def test_the_text_is_computed_in_the_first_step_alone() -> None:
     opened = session("qwen-image-2.1")
     lengths: list[int] = []

@@ -9,8 +9,8 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.drawn_shapes import draw
 from vivace import prove
-from vivace.proofs.sides.drawing import Settings
-from vivace.proofs.sides.prepare_sides import DrawRequest, prepare
+from vivace.proofs.sides.plan import DrawRequest, prepare
+from vivace.proofs.sides.side import Settings
 from vivace.proofs.verdicts.proof import Proof
 
 PROMPT = "a red circle above a blue square"

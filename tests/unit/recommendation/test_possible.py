@@ -62,7 +62,7 @@ def assert_possible(model: str, gpu: str) -> Recommendation:
     if chosen.latency is not None and count is not None and not leaves_out:
         eight = any(technique.facts.arithmetic.precision in ("fp8", "int8") for technique in recipe)
         rate = named.chip.eight if eight else named.chip.half
-        least = entry.num_inference_steps * count.step / 1e12 / rate
+        least = entry.num_inference_steps * count.step_flop / 1e12 / rate
         assert chosen.latency.point >= 0.999 * least, f"{chosen.latency.point} s, and {least} s at least"
     if near(basis.gpu, gpu) is not Near.SAME:
         assert chosen.latency is None or chosen.predicted_from is not None, (

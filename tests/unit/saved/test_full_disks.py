@@ -12,7 +12,7 @@ from tests.typed import run_vivace
 from vivace.benchmark.stored_images import save_image
 from vivace.errors import OutputError
 from vivace.machinery.quantization import calibration
-from vivace.machinery.step_caching import fits
+from vivace.machinery.step_caching import model_fits
 from vivace.models.export_embedded import export
 from vivace.runtime import warming
 
@@ -55,11 +55,11 @@ def test_an_export_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_small_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr(os, "chmod", fail)
-    monkeypatch.setattr(fits, "_file", lambda *_: tmp_path / "fit.json")
-    monkeypatch.setattr(fits, "_architecture", lambda *_: "")
+    monkeypatch.setattr(model_fits, "_file", lambda *_: tmp_path / "fit.json")
+    monkeypatch.setattr(model_fits, "_architecture", lambda *_: "")
     for write in (
         lambda: save_image(tmp_path / "pictures", b"png"),
-        lambda: fits.keep(fits.Ratios((1.0,), "m"), None),
+        lambda: model_fits.keep(model_fits.Ratios((1.0,), "m"), None),
         lambda: warming._write_new(tmp_path / "code.so", b"code"),
     ):
         with pytest.raises(OutputError, match=FULL) as caught:

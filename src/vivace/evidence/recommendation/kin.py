@@ -77,12 +77,10 @@ class Kin:
         if not small.is_embedded or self.is_embedded or self.steps is None or small.steps is None:
             return False
         few = (self.steps < FEW) == (small.steps < FEW)
-        return few and _is_transformer(self.pipeline) == _is_transformer(small.pipeline)
-
-
-def _is_transformer(pipeline: str) -> bool:
-    family = family_of_pipeline(pipeline)
-    return family.is_transformer if family is not None else "Flux" in pipeline
+        own, of_small = family_of_pipeline(self.pipeline), family_of_pipeline(small.pipeline)
+        return (
+            few and own is not None and of_small is not None and own.is_transformer == of_small.is_transformer
+        )
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:

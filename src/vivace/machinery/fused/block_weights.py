@@ -58,7 +58,8 @@ class FusedArchitecture:
         activation: of the MLPs: "gelu", in its tanh form, or "swiglu", SiLU of the first half times the second.
         double, single: the layers of a block of diffusers'; None: there are no single ones.
         modulations: the Linear layers of a block's own modulations: of a double block the image's, then the text's.
-            None: all double blocks have the same, and all single ones, which they do not compute.
+            None: blocks compute none.
+        shares_modulations: all double blocks have the same, and all single ones.
         second: the layers of a double block's second attention, over the image alone; None: it has none. Its
             modulations are where those of a single block would be.
         order: which of the vectors that `modulations` make is at each place of a double block's (`OF_DOUBLE`), None:
@@ -69,12 +70,9 @@ class FusedArchitecture:
     double: Callable[[Any], BlockLayers]
     single: Callable[[Any], BlockLayers] | None = None
     modulations: Callable[[Any], list[Any]] | None = None
+    shares_modulations: bool = False
     second: Callable[[Any], BlockLayers | None] = _no_second_attention
     order: Callable[[Any], Sequence[int | None]] | None = None
-
-    @property
-    def shares_modulations(self) -> bool:
-        return self.modulations is None
 
     def blocks(self, transformer: Any) -> tuple[Any, Any]:
         """Return the lists of double and of single blocks."""

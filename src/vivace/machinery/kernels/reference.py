@@ -354,3 +354,13 @@ def _spread(modulations: torch.Tensor, at: Modulation, channels: int, tokens: To
     text = wide[:, at.text : at.text + channels].repeat_interleave(tokens.text, dim=0)
     image = wide[:, at.image : at.image + channels].repeat_interleave(tokens.image, dim=0)
     return torch.cat([text, image])
+
+
+def two_blocks(channels: int) -> tuple[int, int]:
+    """Return two powers of two that hold a row, since Triton's blocks are such; the second is 0 if one is exact.
+
+    Rows of a UNet are five times a power of two wide, and FLUX's three times: one block would be a third empty.
+    """
+    first = 1 << (channels.bit_length() - 1)
+    rest = channels - first
+    return first, 1 << (rest - 1).bit_length() if rest else 0

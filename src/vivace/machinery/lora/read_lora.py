@@ -101,6 +101,8 @@ class Account:
 
     Attributes:
         pipe: the pipeline.
+        names: of its layers.
+        settings: of the json beside the file, if there is one.
         name: what messages call the file.
         metadata: of its header.
         num_tensors: in it.
@@ -116,14 +118,14 @@ class Account:
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
         num_zero_alphas: the number of layers whose alpha is 0.
-        settings_are_in: the json beside the file, or "".
     """
 
     pipe: Any
+    names: LayerNames
+    settings: PeftSettings | None
     name: str
     metadata: Mapping[str, Any]
     num_tensors: int
-    settings_are_in: str = ""
     layers: dict[Component, dict[str, LoraLayer]] = field(default_factory=lambda: defaultdict(dict))
     written_as: dict[tuple[Component, str], str] = field(default_factory=dict)
     foreign: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
@@ -137,11 +139,8 @@ class Account:
     has_alpha: Counter[bool] = field(default_factory=Counter)
     num_zero_alphas: int = 0
 
-    def closed(self, names: LayerNames) -> LoraFile:
+    def closed(self) -> LoraFile:
         """Return the finished file.
-
-        Args:
-            names: of the pipeline's layers.
 
         Raises:
             UnusableModel: nothing in it is for this pipeline.
@@ -151,7 +150,7 @@ class Account:
             self.foreign |= self.foreign_zeros  # there is nothing else in it
         foreign = [group for groups in self.foreign.values() for group in groups]
         others = foreign or self.misfits
-        prefix = names.unknown_prefix([group.layer for group in foreign])
+        prefix = self.names.unknown_prefix([group.layer for group in foreign])
         hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others and not prefix else ""
         for component in dict.fromkeys((*self.unusable, *self.foreign, *self.malformed, *self.ill)):
             problems[component] = self._problem(component, hint, prefix)
@@ -191,7 +190,7 @@ class Account:
         without, num = self.has_alpha[False], self.has_alpha.total()
         if not without:
             return ""
-        where = "in the file" if not self.settings_are_in else f"in the file or in {self.settings_are_in}"
+        where = "in the file" + (f" or in {self.settings.where}" if self.settings is not None else "")
         some = "" if without == num else f" for {without} of {num} layers"
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
@@ -231,23 +230,6 @@ class Account:
         ill = self.ill[component]
         more = "" if len(ill) == 1 else f" (and {len(ill) - 1} more)"
         return f"{ill[0]}{more}{hint}; {advice}"
-
-
-@dataclass
-class _OpenLora:
-    """A file while it is read."""
-
-    names: LayerNames
-    settings: PeftSettings | None
-    account: Account
-
-    @property
-    def pipe(self) -> Any:
-        return self.account.pipe
-
-    @property
-    def name(self) -> str:
-        return self.account.name
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
@@ -299,12 +281,11 @@ def _read(
     settings = None if config is None else read_settings(config)
     if settings is not None and (problem := settings.problem()) is not None:
         raise UnusableModel(f"{name}: {problem}")
-    where = "" if settings is None else settings.where
-    now = _OpenLora(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
+    now = Account(pipe, LayerNames(pipe), settings, name, metadata, len(stored))
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
-    return now.account.closed(now.names)
+    return now.closed()
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
@@ -322,12 +303,12 @@ def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
     return list(groups.values())
 
 
-def _read_group(now: _OpenLora, group: Group) -> None:
+def _read_group(now: Account, group: Group) -> None:
     if "trigger" in group.tensors:
-        now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
+        now.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
         return
     if set(group.tensors) == {"alpha"}:  # of matrices that are not there
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         return
     meanings = now.names.find(group.layer)
     unusable = next((role for role in UNUSABLE if role in group.tensors), None)
@@ -349,31 +330,31 @@ def _read_group(now: _OpenLora, group: Group) -> None:
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
     if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         if named.component is not None and not named.places:
-            now.account.foreign_zeros[named.component].append(group)
+            now.foreign_zeros[named.component].append(group)
     elif named.component is None:
-        now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
+        now.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
     elif problem:
-        now.account.malformed[named.component].append(problem)
+        now.malformed[named.component].append(problem)
     elif unusable is not None:
-        now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+        now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
     elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
-        now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
+        now.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
-        now.account.foreign[named.component].append(group)
+        now.foreign[named.component].append(group)
     elif misfit:
-        now.account.ill[named.component].append(misfit)
-        now.account.misfits.append(group)
+        now.ill[named.component].append(misfit)
+        now.misfits.append(group)
     else:
         assert change is not None
         _add(now, named.component, named.places, change, group)
 
 
-def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
+def _read_with_diffusers(now: Account, groups: list[Group]) -> None:
     """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
-    denoiser, account = component_of(now.pipe, "denoiser"), now.account
-    if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+    denoiser = component_of(now.pipe, "denoiser")
+    if not now.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
         return
     own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
     tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
@@ -388,25 +369,25 @@ def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
         for name, change in changes.items()
     )
     if changes and fits and used == set(tensors):
-        account.layers["denoiser"] = changes
-        for problems in (account.foreign, account.ill, account.malformed):
+        now.layers["denoiser"] = changes
+        for problems in (now.foreign, now.ill, now.malformed):
             problems.pop("denoiser", None)
 
 
 def _add(
-    now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
+    now: Account, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
     """Add a group's change to its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
-        before = now.account.layers[component].get(place.layer)
+        before = now.layers[component].get(place.layer)
         if before is None:
-            now.account.layers[component][place.layer] = own
-            now.account.written_as[component, place.layer] = group.layer
+            now.layers[component][place.layer] = own
+            now.written_as[component, place.layer] = group.layer
         elif not _equal(before, own):
-            now.account.ill[component].append(
+            now.ill[component].append(
                 f"{now.name} names {place.layer} twice with different values, as "
-                f"{now.account.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
+                f"{now.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
             )
 
 
@@ -427,7 +408,7 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
     return True
 
 
-def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
+def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
     """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
@@ -453,20 +434,20 @@ def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: _OpenLora, group: Group) -> bool:
+def _is_guidance(now: Account, group: Group) -> bool:
     """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
     config = getattr(component_of(now.pipe, "denoiser"), "config", {})
     return "guidance" in group.layer and config.get("guidance_embeds") is False
 
 
-def _is_embedding(now: _OpenLora, named: Named) -> bool:
+def _is_embedding(now: Account, named: Named) -> bool:
     import torch
 
     assert named.component is not None
     return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
 
 
-def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
+def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
     """Return alpha / rank, from the file's tensors or from PEFT's configuration.
 
     Raises:
@@ -484,17 +465,17 @@ def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
     alpha = group.tensors.get("alpha")
     if not rank:  # there is nothing that an alpha would be divided by
         return 1.0 if stated is None else stated
-    now.account.has_alpha[alpha is not None or stated is not None] += 1
+    now.has_alpha[alpha is not None or stated is not None] += 1
     if alpha is None:
         return 1.0 if stated is None else stated
     if alpha.numel() != 1:
         raise BadForm(f"it has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
-    now.account.num_zero_alphas += not bool(alpha)
+    now.num_zero_alphas += not bool(alpha)
     return float(alpha) / rank
 
 
-def _header_settings(now: _OpenLora, component: Component) -> PeftSettings | None:
-    text = now.account.metadata.get(_METADATA)
+def _header_settings(now: Account, component: Component) -> PeftSettings | None:
+    text = now.metadata.get(_METADATA)
     if not text:
         return None
     with reading(now.name, problem="has a damaged header", advice="copy or download it again"):

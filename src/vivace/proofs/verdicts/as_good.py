@@ -78,11 +78,11 @@ def as_good(
     Args:
         is_same_picture: whether B was proven to draw A's images.
         is_rounding: whether every image differs by rounding alone, which needs no witness.
-        broken: how many images of B are broken where A's are not, in words; "" if none is.
+        broken: which images of B are broken where A's are not, in words; "" if none is.
         shows_something: False for random weights.
     """
     if broken:
-        return ProofAnswer(ProofVerdict.FAILED, f"{broken}, and A's are not")
+        return ProofAnswer(ProofVerdict.FAILED, f"broken images, where A's are whole: {broken}")
     if not listed:
         return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]

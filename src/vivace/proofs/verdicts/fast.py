@@ -15,8 +15,6 @@ from statistics import median
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.checks.side_loads import SideLoad
-from vivace.proofs.sides.prepare_sides import Prepared
-from vivace.proofs.sides.sides import ComfySide, FolderSide
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
 from vivace.report.value_text import count
 
@@ -47,17 +45,17 @@ class SpeedAnswer:
 
 def speed(
     pairs: Sequence[PairFigures],
-    untimed: str | None,
+    untimed: str,
     a_again: Sequence[float | None] | None = None,
     loads: Sequence[SideLoad] = (),
 ) -> SpeedAnswer:
     """Return whether B's images take no longer than A's.
 
     Args:
-        untimed: the reason for missing seconds; None if there is none.
+        untimed: the reason for missing seconds; "" if there is none.
         a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
     """
-    if untimed is not None:
+    if untimed:
         return SpeedAnswer(ProofAnswer(ProofVerdict.LEFT_OUT, untimed), loads=tuple(loads))
     timed = [
         (pair.prompt, a, b, again)
@@ -82,16 +80,6 @@ def speed(
     num_untimed = len({pair.prompt for pair in pairs}) - before.num_groups
     answer = _answer(before, after, medians, num_untimed)
     return SpeedAnswer(answer, len(timed), a_s, b_s, before, after, tuple(loads))
-
-
-def untimed(prepared: Prepared) -> str | None:
-    """Return why the latency of a side is unknown; None if it is known."""
-    for source in (prepared.a, prepared.b):
-        if isinstance(source.side, FolderSide):
-            return f"{source.side.text} is a folder, of which nothing says how long its images took"
-        if isinstance(source.side, ComfySide):
-            return "a ComfyUI server is asked once a second whether it is done, which is too coarse"
-    return None
 
 
 def ratio_in_words(test: EquivalenceTest) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from vivace.proofs.checks.image_findings import ImageFinding
+from vivace.proofs.checks.findings import ImageFinding
 from vivace.proofs.checks.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
-from vivace.proofs.checks.server_checks import ServerCheck
+from vivace.proofs.checks.request_checks import ServerCheck
 from vivace.proofs.verdicts.as_good import Standing, WitnessResult, witness_results
 from vivace.proofs.verdicts.fast import SpeedAnswer
 from vivace.proofs.verdicts.legible import Legibility

@@ -17,10 +17,10 @@ from starlette.exceptions import HTTPException
 from vivace.serve.http.edit_form import IMAGE_NAMES
 from vivace.serve.http.image_routes import add_images
 from vivace.serve.http.metrics import Metrics
-from vivace.serve.http.openapi import KEYED, MODEL, OPEN, Alive, Health, ModelList, ServedModel, describe
+from vivace.serve.http.openapi import ERRORS, Alive, Health, ModelList, ServedModel
 from vivace.serve.http.request_checks import Checks
-from vivace.serve.http.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
-from vivace.serve.http.responses import KeptImages, error_body
+from vivace.serve.http.requests import EditRequest, GenerationRequest, unfit_loras
+from vivace.serve.http.responses import KeptImages, RequestError, error_body
 from vivace.serve.queue.job_queue import QueueFull
 from vivace.serve.queue.jobs import JobError
 from vivace.serve.queue.pool import ReplicaPool
@@ -33,7 +33,7 @@ _LOOK_S = 0.2
 
 def create_app(
     settings: ServeSettings,
-    make_pool: Callable[..., Any] = ReplicaPool,
+    make_pool: Callable[..., Any],
     on_problem: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.
@@ -58,7 +58,14 @@ def create_app(
             app.state.kept.clear()
             await pool.stop()
 
-    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="vivace",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ERRORS,
+    )
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
     app.add_middleware(
@@ -80,7 +87,6 @@ def create_app(
     _add_health(app)
     _add_models(app)
     add_images(app)
-    describe(app)
     return app
 
 
@@ -144,12 +150,12 @@ def _parameters(request: Request) -> str:
 
 
 def _add_health(app: FastAPI) -> None:
-    @app.get("/livez", response_model=Alive, **OPEN)
+    @app.get("/livez", response_model=Alive)
     async def livez() -> dict[str, str]:
         """Whether the server answers."""
         return {"status": "alive"}
 
-    @app.get("/readyz", response_model=Health, responses=KEYED["responses"] | {503: {"model": Health}})
+    @app.get("/readyz", response_model=Health, responses={503: {"model": Health}})
     async def readyz(request: Request) -> JSONResponse:
         """Return whether requests are accepted, and the state of the server and of each worker."""
         pool: ReplicaPool = request.app.state.pool
@@ -160,12 +166,12 @@ def _add_health(app: FastAPI) -> None:
             body["problem"] = pool.problem
         return JSONResponse(body, 200 if pool.is_ready else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse, **KEYED)
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus."""
         return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/dashboard.json", **KEYED)
+    @app.get("/dashboard.json")
     async def dashboard() -> Response:
         """A dashboard for Grafana, of the metrics."""
         text = resources.files("vivace.serve.http").joinpath("templates", "dashboard.json").read_text("utf-8")
@@ -192,12 +198,12 @@ def _worker_health(replica: Replica) -> dict[str, Any]:
 
 
 def _add_models(app: FastAPI) -> None:
-    @app.get("/v1/models", response_model=ModelList, response_model_exclude_unset=True, **KEYED)
+    @app.get("/v1/models", response_model=ModelList, response_model_exclude_unset=True)
     async def models(request: Request) -> dict[str, Any]:
         """The model that is served, its recipe, sizes, tasks and LoRAs."""
         return {"object": "list", "data": [_model(request.app.state.pool, request.app.state.settings)]}
 
-    @app.get("/v1/models/{name:path}", response_model=ServedModel, response_model_exclude_unset=True, **MODEL)
+    @app.get("/v1/models/{name:path}", response_model=ServedModel, response_model_exclude_unset=True)
     async def model(name: str, request: Request) -> dict[str, Any]:
         """The model that is served, by its name."""
         settings: ServeSettings = request.app.state.settings
@@ -207,7 +213,7 @@ def _add_models(app: FastAPI) -> None:
             )
         return _model(request.app.state.pool, settings)
 
-    @app.get("/", response_class=HTMLResponse, **KEYED)
+    @app.get("/", response_class=HTMLResponse)
     async def page() -> HTMLResponse:
         """A page to draw with."""
         text = resources.files("vivace.serve.http").joinpath("templates", "page.html").read_text("utf-8")

@@ -9,26 +9,20 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
 from vivace.serve.http.json_body import read_object
-from vivace.serve.http.openapi import EDITS, FILE_ANSWERS, GENERATIONS
+from vivace.serve.http.openapi import FILE, IMAGES, form_of_edits
 from vivace.serve.http.request_checks import FILES
-from vivace.serve.http.requests import (
-    EditRequest,
-    GenerationRequest,
-    ImageBody,
-    RequestError,
-    RequestSource,
-    jobs_of,
-)
+from vivace.serve.http.requests import EditRequest, GenerationRequest, ImageBody, RequestSource, jobs_of
 from vivace.serve.http.responses import (
     KEEP_ALIVE,
     KEPT_BYTES,
@@ -37,6 +31,7 @@ from vivace.serve.http.responses import (
     NO_USAGE,
     EncodedImage,
     KeptImages,
+    RequestError,
     dumped,
     encode,
     error_body,
@@ -56,8 +51,6 @@ LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
 _KEEP_ALIVE_S = 15.0
-_Request = TypeVar("_Request", bound=ImageBody)
-_LOADING = {"Retry-After": "5"}
 _NOT_KEPT = (
     f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
     "until the server ends"
@@ -73,28 +66,30 @@ _ANY = "image/*"
 def add_images(app: FastAPI) -> None:
     """Add the routes to an application, whose state has the pool."""
 
-    @app.post("/v1/images/generations", response_model=None, **GENERATIONS)
-    async def generations(request: Request) -> Response:
-        """Draw images from a prompt."""
-        state = _state_of(request)
-        if state is None:
-            return _loading()
-        return await _answer(request, _checked(GenerationRequest, await read_object(request)), state)
+    router = APIRouter(route_class=_StrictRoute)
 
-    @app.post("/v1/images/edits", response_model=None, **EDITS)
+    @router.post("/v1/images/generations", response_model=None, responses=IMAGES)
+    async def generations(request: Request, body: GenerationRequest) -> Response:
+        """Draw images from a prompt."""
+        return await _answer(request, body, _state_of(request))
+
+    app.include_router(router)
+
+    @app.post("/v1/images/edits", response_model=None, responses=IMAGES, openapi_extra=form_of_edits())
     async def edits(request: Request) -> Response:
         """Draw images from a prompt and images: image-to-image, inpainting with a mask, or editing."""
         state = _state_of(request)
-        if state is None:
-            return _loading()
         fields, uploads = await read_form(request)
-        body = _checked(EditRequest, fields)
+        try:
+            body = EditRequest.model_validate(fields)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
         # before images are read, which takes longer than refusing them
         request.app.state.pool.check_room(body.n, request.state.owner)
         made = await fitted(body, uploads, request.app.state.settings, state)
         return await _answer(request, body, state, made.source, made.notes)
 
-    @app.get(f"{FILES}{{name}}", response_model=None, **FILE_ANSWERS)
+    @app.get(f"{FILES}{{name}}", response_model=None, responses=FILE)
     async def files(name: str, request: Request) -> Response:
         """An image by the URL that an answer named, for an hour."""
         encoded = request.app.state.kept.get(name)
@@ -103,27 +98,43 @@ def add_images(app: FastAPI) -> None:
         return Response(encoded.data, media_type=encoded.mime)
 
 
-def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
+class _StrictRequest(Request):
+    """A request whose JSON has been read."""
+
+    content: dict[str, Any]
+
+    async def json(self) -> Any:
+        return self.content
 
 
-def _state_of(request: Request) -> ModelState | None:
-    """Return the state of the model; None while it is loaded.
+class _StrictRoute(APIRoute):
+    """A route whose JSON is read by `read_object`, once the model is loaded."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            _state_of(request)
+            strict = _StrictRequest(request.scope, request.receive)
+            strict.content = await read_object(strict)
+            return await handle(strict)
+
+        return read_and_handle
+
+
+def _state_of(request: Request) -> ModelState:
+    """Return the state of the model.
 
     Raises:
-        JobError: the model cannot be used.
+        JobError: it cannot be used.
+        HTTPException: it is being loaded.
     """
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
         raise JobError(503, f"the model cannot be used: {pool.problem}")
+    if pool.state is None:
+        raise HTTPException(503, "the model is being loaded; see /readyz", {"Retry-After": "5"})
     return pool.state
-
-
-def _loading() -> JSONResponse:
-    return JSONResponse(error_body(503, "the model is being loaded; see /readyz"), 503, _LOADING)
 
 
 async def _answer(

@@ -97,6 +97,19 @@ def with_list(fields: dict[str, Any], name: str, entries: list[bytes]) -> bytes:
     return dumped(fields)[:-1] + f',"{name}":['.encode() + b",".join(entries) + b"]}"
 
 
+class RequestError(Exception):
+    """A request that cannot be served.
+
+    Attributes:
+        field: the wrong one.
+        status, code: of the answer.
+    """
+
+    def __init__(self, field: str | None, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field, self.status, self.code = field, status, code
+
+
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 

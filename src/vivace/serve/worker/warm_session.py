@@ -45,8 +45,8 @@ class Drawing:
 
     Attributes:
         session: that was opened; `editing` has those of other tasks, which share its weights.
-        speeds: seconds of a step and of the rest, by (width, height).
-        batching: the gain of several images at once, for each size.
+        speeds: seconds of a step and of the rest, by size.
+        batching: the gain of several images at once, by size.
         projection: of latents to colours; None for latents of an unknown layout.
     """
 
@@ -56,8 +56,8 @@ class Drawing:
     draws_text: bool
     editing: Editing
     loras: LoraFolder
-    speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    batching: list[dict[str, Any]] = field(default_factory=list)
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    batching: dict[str, dict[str, Any]] = field(default_factory=dict)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
     energy: RunningEnergy = field(default_factory=RunningEnergy)
@@ -126,11 +126,12 @@ class Drawing:
     def warm(self, width: int, height: int) -> None:
         """Draw once at a size, so that later images compile nothing, and keep the times."""
         timed = time_size(self.session, width, height)
-        self.speeds[width, height] = timed.step_s, timed.rest_s
+        self.speeds[f"{width}x{height}"] = {"step_s": timed.step_s, "rest_s": timed.rest_s}
         if self.projection is None and timed.latents is not None:
             self.projection = fit_projection(self.session.pipe, timed.latents, timed.image)
         if self.load_request.batches and self.draws_text:
-            self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
+            batches = self.load_request.batches
+            self.batching[f"{width}x{height}"] = time_batches(self.session, width, height, batches)
 
     def state(self) -> dict[str, Any]:
         """Return the facts that the server needs, as plain data."""
@@ -150,11 +151,11 @@ class Drawing:
             "device": session.device,
             "steps": int(defaults["num_inference_steps"]),
             "guidance": None if guidance is None else float(guidance),
-            "size": [width, height],
+            "size": f"{width}x{height}",
             "multiple": self.multiple,
             "takes": sorted(takes),
             "guided_above": off if "negative_prompt" in takes else None,
-            "speeds": [[*size, *speed] for size, speed in self.speeds.items()],
+            "speeds": self.speeds,
             "has_partials": self.projection is not None,
             "notes": self.notes,
             "draws_text": self.draws_text,
