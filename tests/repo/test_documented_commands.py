@@ -39,7 +39,7 @@ def problem_with(line: str) -> str | None:
     while words and isinstance(command, click.Group):
         if words[0].startswith("-"):
             break
-        subcommand = command.commands.get(words[0])
+        subcommand = command.get_command(click.Context(command), words[0])
         if subcommand is None:
             return f"no command {words[0]}"
         command, words = subcommand, words[1:]

@@ -52,6 +52,7 @@ LAYERS = {
 }
 SIDEWAYS = {
     ("foundation.spec", "errors"),
+    ("foundation.spec", "foundation.untrusted"),
     ("foundation.stats", "errors"),
     ("foundation.untrusted", "errors"),
     ("foundation.hardware", "errors"),

@@ -104,6 +104,8 @@ COGVIEW4 = Family(
     random_weights={
         "CogView4Transformer2DModel": RandomWeights(_gains),
     },
+    narrow={"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64, "time_embed_dim": 64},
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("patch_embed.proj"),

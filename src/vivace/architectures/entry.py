@@ -73,6 +73,7 @@ class FewSteps(Spec):
     guidance_scale: float
     scheduler: SamplerEntry
     scale: float = 1.0
+    call: dict[str, Any] = Field(default={})
 
 
 class Entry(Spec):

@@ -305,6 +305,7 @@ class Family:
         templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
         cache_fits: published fits of step caches, by technique.
         fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
+        projects_apart: whether its attention asks for query, key and value apart, although diffusers could fuse them.
         divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
 
@@ -334,6 +335,7 @@ class Family:
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False
+    projects_apart: bool = False
 
 
 def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from vivace.architectures.components import (
     of_transformers,
     rope,
 )
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -105,6 +105,17 @@ FLUX2_KLEIN_9B = of_diffusers(
 )
 # Its pipelines compute the shift themselves, from the number of tokens and of steps.
 _FLUX2_FLOW = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
+
+
+# fal/FLUX.2-dev-Turbo: the sigmas that its card passes to the pipeline, and its guidance, an input of the model.
+_TURBO = FewSteps(
+    kind="turbo",
+    lora=StoredPart(repo="fal/FLUX.2-dev-Turbo", revision="main", files=("flux.2-turbo-lora.safetensors",)),
+    steps=(8,),
+    guidance_scale=2.5,
+    scheduler=SamplerEntry(class_name=FLOW),
+    call={"sigmas": [1.0, 0.6509, 0.4374, 0.2932, 0.1893, 0.1108, 0.0495, 0.00031]},
+)
 
 
 def _published(
@@ -192,6 +203,7 @@ _MODELS = (
             num_inference_steps=50,
             guidance_scale=4.0,
             max_sequence_length=512,
+            few_steps=(_TURBO,),
         ),
         FLUX2_DEV,
         MISTRAL_SMALL_24B,
@@ -233,6 +245,13 @@ FLUX2 = Family(
         "Flux2Transformer2DModel": RandomWeights(_gains),
         "AutoencoderKLFlux2": RandomWeights(vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "axes_dims_rope": [8, 8, 8, 8],
+        "num_attention_heads": 2,
+        "joint_attention_dim": 192,
+    },
+    few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="its single blocks return text and image as one tensor, its double blocks as two",
     blocks=Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),

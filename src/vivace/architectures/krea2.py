@@ -153,6 +153,18 @@ KREA2 = Family(
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "axes_dims_rope": [8, 12, 12],
+        "text_hidden_dim": 64,
+        "text_num_attention_heads": 4,
+        "text_num_key_value_heads": 4,
+        "text_intermediate_size": 128,
+    },
+    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -164,4 +176,5 @@ KREA2 = Family(
         outside="the fusion of the text's states",
     ),
     fused="krea2",
+    projects_apart=True,
 )

@@ -22,7 +22,7 @@ from vivace.architectures.components import (
     replaced,
     rope,
 )
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -127,6 +127,35 @@ def _published(
     return PublishedModel(entry, architecture, title, labels, step_flop)
 
 
+def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
+    """LoRAs of ModelTC's Qwen-Image-Lightning, by steps: distilled without guidance, at a shift of 3 for every size.
+
+    The sampler is that of its generate_with_diffusers.py.
+    """
+    shift = math.log(3)
+    sampler = {
+        "base_image_seq_len": 256,
+        "max_image_seq_len": 8192,
+        "base_shift": shift,
+        "max_shift": shift,
+        "shift": 1.0,
+        "shift_terminal": None,
+        "use_dynamic_shifting": True,
+        "time_shift_type": "exponential",
+    }
+    return tuple(
+        FewSteps(
+            kind="lightning",
+            lora=StoredPart(repo=f"lightx2v/{repo}", revision="main", files=(file,)),
+            steps=(steps,),
+            guidance_scale=1.0,
+            scheduler=SamplerEntry(class_name=FLOW, overrides=sampler),
+            call={"true_cfg_scale": 1.0},
+        )
+        for steps, file in files.items()
+    )
+
+
 # All have the same components; the text encoder of those that edit sees the image.
 _MODELS = (
     _published(
@@ -136,6 +165,10 @@ _MODELS = (
         r"qwen[ _-]?image(?!.*(?:edit|layered|25\d\d|2\.1))",
         136_353_835_204_608,
         summary="Qwen-Image, 20 B parameters, true classifier-free guidance in two calls a step",
+        few_steps=_lightning(
+            "Qwen-Image-Lightning",
+            {n: f"Qwen-Image-Lightning-{n}steps-V2.0-bf16.safetensors" for n in (4, 8)},
+        ),
     ),
     # As Qwen-Image, of which its publishers call it the update; its card was not checked.
     _published(
@@ -145,6 +178,10 @@ _MODELS = (
         r"qwen[ _-]?image[ _-]?2512",
         136_353_835_204_608,
         summary="Qwen-Image of December 2025, 20 B parameters",
+        few_steps=_lightning(
+            "Qwen-Image-2512-Lightning",
+            {n: f"Qwen-Image-2512-Lightning-{n}steps-V1.0-bf16.safetensors" for n in (4, 8)},
+        ),
     ),
     # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
     # not checked.
@@ -181,6 +218,10 @@ _MODELS = (
         steps=40,
         summary="Qwen-Image-Edit of November 2025, which modulates the tokens of its sources apart",
         prompt_set="edit",
+        few_steps=_lightning(
+            "Qwen-Image-Edit-2511-Lightning",
+            {4: "Qwen-Image-Edit-2511-Lightning-4steps-V1.0-bf16.safetensors"},
+        ),
     ),
 )
 
@@ -288,6 +329,13 @@ QWEN_IMAGE = Family(
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     blocks=Blocks(
         chains=("transformer_blocks",),
         entering=output_of("img_in"),

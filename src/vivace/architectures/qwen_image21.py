@@ -13,8 +13,8 @@ import functools
 import math
 from typing import Any
 
-from vivace.architectures.components import QWEN3, Architecture, of_diffusers, of_transformers, rope
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.components import FLOW, QWEN3, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
@@ -145,6 +145,20 @@ _ENTRY = Entry(
     num_inference_steps=40,
     guidance_scale=1.0,
     ignores_guidance=True,
+    # By its card: dynamic exponential shifting as the model's own sampler, and no stretching to a last sigma.
+    few_steps=(
+        FewSteps(
+            kind="lightning",
+            lora=StoredPart(
+                repo="lightx2v/Qwen-Image-2.1-Lightning",
+                revision="main",
+                files=("pytorch_lora_weights.safetensors",),
+            ),
+            steps=(4,),
+            guidance_scale=1.0,
+            scheduler=SamplerEntry(class_name=FLOW, overrides={"shift_terminal": None}),
+        ),
+    ),
 )
 _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B}
 _MODELS = (
@@ -201,6 +215,13 @@ QWEN_IMAGE21 = Family(
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
     },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -217,4 +238,5 @@ QWEN_IMAGE21 = Family(
     cells=lambda _: 1,
     side_in_tokens=2,
     fused="qwen_image21",
+    projects_apart=True,
 )

@@ -193,6 +193,16 @@ SANA = Family(
         "AutoencoderDC": RandomWeights(_vae_gains, _vae_norms),
         "Gemma2Model": RandomWeights(_text_gains, _text_norms),
     },
+    narrow={
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

@@ -186,6 +186,16 @@ SD3 = Family(
     random_weights={
         "SD3Transformer2DModel": RandomWeights(_gains),
     },
+    narrow={
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "caption_projection_dim": 64,
+        "joint_attention_dim": 128,
+        "pooled_projection_dim": 128,
+        "pos_embed_max_size": 32,
+        "sample_size": 16,
+    },
+    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),

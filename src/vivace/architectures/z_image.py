@@ -146,6 +146,8 @@ Z_IMAGE = Family(
     random_weights={
         "ZImageTransformer2DModel": RandomWeights(_gains, _norms),
     },
+    narrow={"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]},
+    few_blocks={"n_layers": 2, "n_refiner_layers": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("layers",),

@@ -35,6 +35,7 @@ from vivace.machinery.technique import (
 from vivace.machinery.technique.anatomy import DENOISERS
 from vivace.measure.flops import Calls, count_calls
 from vivace.measure.measured_ceilings import known_ceilings
+from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
@@ -189,7 +190,7 @@ def _session(
     facts = ModelFacts(
         defaults=model.defaults | workload.call,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name)),
+        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         # The first step is never a hit; `hits` is a share of the steps after it.
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),

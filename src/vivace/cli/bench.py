@@ -2,138 +2,160 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
+from vivace.benchmark.run_settings import RunSettings
 from vivace.cli.bench_endpoint import ByEndpoint
-from vivace.cli.spec_options import QUALITY, SETTINGS, STUDY, TIMING, WORKLOAD, collect, option
+from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.foundation.spec.limits import Limits, MinQuality
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    CallSettings,
+    DeviceName,
+    NumGpus,
+    NumSeeds,
+    Option,
+    PricePerHour,
+    Prompts,
+    Ray,
+    Scorer,
+    Seed,
+    SourceSettings,
+    Store,
+    TaskName,
+    Threads,
+    Timeout,
+    Witness,
+    one_of_many,
+    read_by,
+)
+from vivace.foundation.spec.study import (
+    BatchSize,
+    PromptSet,
+    QualityRequest,
+    Rivals,
+    Study,
+    TextForm,
+    WorkloadRequest,
+)
+from vivace.foundation.spec.timing import MaxWarmup, Repeats, Rounds, Timing
+from vivace.foundation.stats.until import Until
 
 if TYPE_CHECKING:
-    from vivace.benchmark import Run, RunSettings, Study
-    from vivace.foundation.spec.limits import Limits
-    from vivace.foundation.stats.until import Until
+    from vivace.benchmark import Run
     from vivace.report.rows import Row
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
 
 
-def parse_until(context: click.Context, parameter: click.Parameter, value: str | None) -> Until | None:
-    """Return the answers that end the comparison; None without any."""
-    if value is None:
-        return None
-    from vivace.foundation.stats.until import Until
+def parse_batches(text: str) -> tuple[BatchSize, ...]:
+    """Return the batch sizes of a list such as `1,2,max`, without duplicates.
 
-    return Until.parse(value)
-
-
-Batch = int | Literal["max"]
-
-
-def parse_batches(context: click.Context, parameter: click.Parameter, value: str) -> tuple[Batch, ...]:
-    """Return the batch sizes of a list such as `1,2,max`, without duplicates."""
-    batches: dict[Batch, None] = {}
-    for part in (text.strip() for text in value.split(",")):
-        if part == "max":
-            batches["max"] = None
-        elif part.isascii() and part.isdigit() and 1 <= int(part) <= 4096:
-            batches[int(part)] = None
-        else:
-            raise click.BadParameter(
-                f"{value!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas."
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return tuple(
+            dict.fromkeys(
+                "max" if part == "max" else int(one_of_many(part, 1, 4096))
+                for part in (part.strip() for part in text.split(","))
             )
-    return tuple(batches)
+        )
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas"
+        ) from None
 
 
-@options.command(ByEndpoint)
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    expose_value=False,
-    help="Measure a server under load; its own options: `vivace bench --endpoint URL --help`.",
-)
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    default=("tiny-sd",),
-    show_default=True,
-    help="Model name, synthetic:NAME, org/repo[@revision], folder or file; repeat for more.",
-)
-@click.option(
-    "--recipe",
-    "recipes",
-    multiple=True,
-    required=True,
-    metavar="R",
-    help="A recipe; repeat for more. The first is the baseline.",
-)
-@options.prompts()
-@option(WORKLOAD, "prompt_set", metavar="NAME")
-@options.seed
-@option(WORKLOAD, "num_seeds", "--seeds", type=click.IntRange(min=1, max=10_000))
-@options.workload
-@options.source_images(several=True)
-@option(
-    WORKLOAD,
-    "batches",
-    "--batch",
-    type=str,
-    callback=parse_batches,
-    default="1",
-    metavar="N[,N...]",
-)
-@options.text
-@options.repeats
-@option(TIMING, "rounds")
-@click.option(
-    "--until",
-    callback=parse_until,
-    metavar="ANSWER[|ANSWER...]",
-    help="Keep measuring beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. "
-    "'faster|same 3%'.",
-)
-@click.option(
-    "--max-minutes",
-    type=options.FiniteFloat(0.1, 100_000),
-    default=60.0,
-    show_default=True,
-    help="With --until: start no round that would end later.",
-)
-@click.option(
-    "--canaries/--no-canaries",
-    default=True,
-    show_default=True,
-    help="In each round, time its first recipe briefly once more at its end, to follow the machine's speed.",
-)
-@options.warmup
-@options.timeout
-@options.device
-@options.threads
-@options.store
-@options.places
-@click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
-@option(QUALITY, "enabled", "--quality/--no-quality")
-@options.min_quality
-@options.price
-@options.scorer
-@options.witness
-@option(QUALITY, "lpips", is_flag=True, show_default=False)
-@option(STUDY, "rivals", "--rivals/--no-rivals")
-@click.option(
-    "--plan/--no-plan",
-    default=True,
-    show_default=True,
-    help="After all timing on a GPU, compare the memory with the prediction of `vivace plan`; takes seconds.",
-)
-@options.results_format
-@collect(workload=WORKLOAD, timing=TIMING, quality=QUALITY, study=STUDY, settings=SETTINGS)
-def bench(
-    study: Study, settings: RunSettings, limits: Limits | None, price_per_hour: float | None, format_: str
-) -> int:
+class BenchCommand(SourceSettings, CallSettings):
+    endpoint: Annotated[
+        str | None,
+        Option(
+            "Measure a server under load; its own options: `vivace bench --endpoint URL --help`.",
+            metavar="URL",
+        ),
+    ] = None
+    models: Annotated[
+        tuple[str, ...],
+        Option(
+            "Model name, synthetic:NAME, org/repo[@revision], folder or file; repeat for more.", "--model"
+        ),
+    ] = ("tiny-sd",)
+    recipes: Annotated[
+        tuple[str, ...],
+        Option("A recipe; repeat for more. The first is the baseline.", "--recipe", metavar="R"),
+    ]
+    prompts: Prompts = None
+    prompt_set: PromptSet = None
+    seed: Seed = 0
+    num_seeds: Annotated[
+        NumSeeds, Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds")
+    ] = None
+    task: TaskName = None
+    batches: Annotated[
+        tuple[BatchSize, ...],
+        read_by(parse_batches),
+        Option(
+            "Images per call, or max for as many as fit the GPU; each value gets its own table.",
+            "--batch",
+            metavar="N[,N...]",
+            default="1",
+        ),
+    ] = (1,)
+    text: TextForm = "prompts"
+    repeats: Repeats = None
+    rounds: Rounds = 2
+    until: Annotated[
+        Until | None,
+        read_by(Until.parse),
+        Option(
+            "Keep measuring beyond --rounds until each recipe has an answer: faster, slower, same 3%, or e.g. "
+            "'faster|same 3%'.",
+            metavar="ANSWER[|ANSWER...]",
+        ),
+    ] = None
+    max_minutes: Annotated[
+        float, Field(ge=0.1, le=100_000), Option("With --until: start no round that would end later.")
+    ] = 60.0
+    canaries: Annotated[
+        bool,
+        Option(
+            "In each round, time its first recipe briefly once more at its end, to follow the machine's speed."
+        ),
+    ] = True
+    max_warmup: MaxWarmup = 8
+    timeout_s: Timeout = 600.0
+    device: DeviceName = "auto"
+    threads: Threads = None
+    store: Store = Path(DEFAULT_STORE)
+    gpus: NumGpus = None
+    ray: Ray = None
+    rerun: Rerun = False
+    enabled: Annotated[
+        bool, Option("After all timing, compare the images with the baseline's.", "--quality")
+    ] = True
+    limits: MinQuality = None
+    price_per_hour: PricePerHour = None
+    scorer: Scorer = "auto"
+    witness: Witness = None
+    lpips: Annotated[bool, Option("Also compute LPIPS; needs AlexNet's weights on this machine.")] = False
+    rivals: Rivals = True
+    plan: Annotated[
+        bool,
+        Option(
+            "After all timing on a GPU, compare the memory with the prediction of `vivace plan`; takes seconds."
+        ),
+    ] = True
+    format_: ResultsFormat = "table"
+
+
+@command(BenchCommand, ByEndpoint)
+def bench(settings: BenchCommand) -> int:
     """Measure recipes on a model and compare them with the first.
 
     Each round of a recipe runs in a separate process; a crash, a hang or an out-of-memory error is recorded as the
@@ -157,24 +179,30 @@ def bench(
     from vivace.cli.progress_display import for_this_terminal
     from vivace.models.find import find_model
 
-    settings.check(study)
-    if limits is not None:
+    study = settings.part(
+        Study,
+        workload=settings.part(WorkloadRequest),
+        timing=settings.part(Timing),
+        quality=settings.part(QualityRequest),
+    )
+    run_settings = settings.part(RunSettings, progress=for_this_terminal(), command=command_line())
+    run_settings.check(study)
+    if settings.limits is not None:
         for name in study.models:
             check_quality_options(find_model(name), "--min-quality")
-    settings = replace(settings, progress=for_this_terminal(), command=options.command_line())
     if settings.until is None and len(study.recipes) > 1:
         click.echo(able_to_tell(study.timing.rounds), err=True)
     try:
-        run = run_study(study, settings)
+        run = run_study(study, run_settings)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return 130
     for answer in run.answers:
         click.echo(f"until: {answer}", err=True)
     for prediction in run.planned:
         click.echo(str(prediction), err=True)
-    return show(run, format_, options.command_line(), limits, price_per_hour)
+    return show(run, settings.format_, command_line(), settings.limits, settings.price_per_hour)
 
 
 def show(

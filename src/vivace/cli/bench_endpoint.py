@@ -7,14 +7,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
+from pydantic import BeforeValidator, Field
 
-from vivace.cli import options
+from vivace.cli.command import ResultsFormat, command, command_line
 from vivace.cli.failures import INTERRUPTED
-from vivace.cli.spec_options import SpecCommand, collect
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import (
+    FILE,
+    FOLDER,
+    Guidance,
+    Key,
+    Option,
+    Prompts,
+    Seed,
+    Settings,
+    Steps,
+    Texts,
+    one_of_many,
+    read_by,
+    read_key,
+)
+from vivace.foundation.spec.sizes import Size, each_once
 
 if TYPE_CHECKING:
     from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
@@ -28,193 +44,177 @@ _MOST_CLIENTS = 512
 _USUAL_MINUTES = 5.0
 
 
-def parse_clients(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `1,8`, each once."""
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= _MOST_CLIENTS for part in parts):
-        raise click.BadParameter(
-            f"{value!r} is not a list of whole numbers from 1 to {_MOST_CLIENTS}, separated by commas."
+def parse_clients(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `1,8`, each once.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return tuple(
+            dict.fromkeys(int(one_of_many(part.strip(), 1, _MOST_CLIENTS)) for part in text.split(","))
         )
-    return tuple(dict.fromkeys(map(int, parts)))
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a list of whole numbers from 1 to {_MOST_CLIENTS}, separated by commas"
+        ) from None
 
 
-def parse_fractions(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
-    """Return the numbers of a list such as `0.5,0.95`, each once; none for `none`."""
-    if value == "none":
+def parse_fractions(text: str) -> tuple[float, ...]:
+    """Return the numbers of a list such as `0.5,0.95`, each once; none for `none`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if text == "none":
         return ()
     try:
-        fractions = tuple(dict.fromkeys(float(part) for part in value.split(",")))
+        fractions = tuple(dict.fromkeys(float(part) for part in text.split(",")))
     except ValueError:
         fractions = ()
     if not fractions or not all(0.01 <= fraction <= 10 for fraction in fractions):
-        raise click.BadParameter(
-            f"{value!r} is not 'none' or a list of numbers from 0.01 to 10, separated by commas."
-        )
+        raise ValueError(f"{text!r} is not 'none' or a list of numbers from 0.01 to 10, separated by commas")
     return fractions
 
 
-@click.command()
-@click.option(FLAG, "url", required=True, metavar="URL", help="An OpenAI images API: http://HOST:PORT/v1.")
-@click.option(
-    "--model", metavar="NAME", help="Model of the requests; default: the only one that the server lists."
-)
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    metavar="WxH",
-    help="Image size; repeat for a random one in each request.",
-)
-@click.option(
-    "--num-inference-steps",
-    "--steps",
-    type=click.IntRange(1, 1000),
-    help="Denoising steps; default: the server's own.",
-)
-@click.option(
-    "--guidance-scale", type=options.FiniteFloat(0, 100), help="Guidance scale; default: the server's own."
-)
-@click.option(
-    "--lora",
-    "loras",
-    multiple=True,
-    metavar="NAME",
-    help="A LoRA of a vivace server; repeat for a random one in each request.",
-)
-@click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Further field of each request, e.g. output_format=webp; repeat for more.",
-)
-@click.option(
-    "--without",
-    multiple=True,
-    type=click.Choice(["seed", "n", "response_format", "model"]),
-    help="Leave a field out of requests, for a server that does not know it; repeat for more.",
-)
-@options.prompts()
-@click.option(
-    "--prompt-set",
-    type=click.Choice(["real", "tinyworld"]),
-    help="Prompts that ship with vivace; default: tinyworld for the embedded models, real for others.",
-)
-@click.option(
-    "--clients",
-    callback=parse_clients,
-    default="8",
-    show_default=True,
-    metavar="N[,N...]",
-    help="Closed loops with this many clients, after one client alone. The best throughput is the capacity.",
-)
-@click.option(
-    "--fractions",
-    callback=parse_fractions,
-    default="0.5,0.8,0.95",
-    show_default=True,
-    metavar="F[,F...]|none",
-    help="Fractions of the capacity at which users come at random (Poisson).",
-)
-@click.option(
-    "--num-requests",
-    type=click.IntRange(2, 1_000_000),
-    help="Requests of each load; default: as many as --minutes allow.",
-)
-@click.option(
-    "--minutes",
-    type=options.FiniteFloat(0.1, 10_000),
-    help="Time for all loads, at least 6 requests each; default: 5, or no limit with --num-requests.",
-)
-@click.option(
-    "--slo-factor",
-    type=options.FiniteFloat(1, 1000),
-    default=3.0,
-    show_default=True,
-    help="An image is in time if it takes at most this many times the latency of one client.",
-)
-@click.option(
-    "--slo",
-    "slo_s",
-    type=options.FiniteFloat(0.001, 86_400),
-    metavar="SECONDS",
-    help="Longest time of an image that is in time, instead of --slo-factor.",
-)
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0.1, 86_400),
-    default=600.0,
-    show_default=True,
-    help="Time limit of a request, in seconds.",
-)
-@click.option(
-    "--api-key-file",
-    "key",
-    callback=options.read_key,
-    metavar="FILE",
-    help="File with the key that requests carry (Authorization: Bearer).",
-)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of the arrivals."
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1, 100),
-    default=1,
-    show_default=True,
-    help="Independent loads of each kind: figures come with the least and the most of them.",
-)
-@click.option("--label", metavar="TEXT", help="Names the server in rows and tables; default: its URL.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Keep rows with raw samples; the same command again measures only what is missing.",
-)
-@click.option("--rerun", is_flag=True, help="Measure again what FILE already has.")
-@click.option(
-    "--against",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE",
-    help="Also compare with the rows of another file.",
-)
-@click.option(
-    "--aiperf",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Measure nothing: show the figures of a run of AIPerf (its --artifact-dir).",
-)
-@click.option(
-    "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the result as an HTML page, with each request in a chart.",
-)
-@options.results_format
-@collect(plan="vivace.benchmark.load_testing.stages:LoadPlan")
-def bench_endpoint(
-    url: str,
-    model: str | None,
-    sizes: tuple[str, ...],
-    num_inference_steps: int | None,
-    guidance_scale: float | None,
-    loras: tuple[str, ...],
-    fields: tuple[str, ...],
-    without: tuple[str, ...],
-    prompts: Sequence[str] | None,
-    prompt_set: str | None,
-    plan: LoadPlan,
-    timeout: float,
-    key: str | None,
-    label: str | None,
-    output: Path | None,
-    rerun: bool,
-    against: Path | None,
-    aiperf: Path | None,
-    page: Path | None,
-    format_: str,
-) -> int:
+class EndpointCommand(Settings):
+    url: Annotated[str, Option("An OpenAI images API: http://HOST:PORT/v1.", FLAG, metavar="URL")]
+    model: Annotated[
+        str | None,
+        Option("Model of the requests; default: the only one that the server lists.", metavar="NAME"),
+    ] = None
+    sizes: Annotated[
+        tuple[Size, ...],
+        BeforeValidator(each_once),
+        Option(
+            "Image size; repeat for a random one in each request.", "--size", metavar="WxH", multiple=True
+        ),
+    ] = ()
+    num_inference_steps: Annotated[
+        Steps, Option("Denoising steps; default: the server's own.", "--num-inference-steps --steps")
+    ] = None
+    guidance_scale: Annotated[Guidance, Option("Guidance scale; default: the server's own.")] = None
+    loras: Annotated[
+        Texts,
+        Option(
+            "A LoRA of a vivace server; repeat for a random one in each request.", "--lora", metavar="NAME"
+        ),
+    ] = ()
+    fields_: Annotated[
+        Texts,
+        Option(
+            "Further field of each request, e.g. output_format=webp; repeat for more.",
+            "--field",
+            metavar="NAME=VALUE",
+        ),
+    ] = ()
+    without: Annotated[
+        tuple[Literal["seed", "n", "response_format", "model"], ...],
+        Option("Leave a field out of requests, for a server that does not know it; repeat for more."),
+    ] = ()
+    prompts: Prompts = None
+    prompt_set: Annotated[
+        Literal["real", "tinyworld"] | None,
+        Option("Prompts that ship with vivace; default: tinyworld for the embedded models, real for others."),
+    ] = None
+    clients: Annotated[
+        tuple[int, ...],
+        read_by(parse_clients),
+        Option(
+            "Closed loops with this many clients, after one client alone. The best throughput is the capacity.",
+            metavar="N[,N...]",
+            default="8",
+        ),
+    ] = (8,)
+    fractions: Annotated[
+        tuple[float, ...],
+        read_by(parse_fractions),
+        Option(
+            "Fractions of the capacity at which users come at random (Poisson).",
+            metavar="F[,F...]|none",
+            default="0.5,0.8,0.95",
+        ),
+    ] = (0.5, 0.8, 0.95)
+    num_requests: Annotated[
+        int | None,
+        Field(ge=2, le=1_000_000),
+        Option("Requests of each load; default: as many as --minutes allow."),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Field(ge=0.1, le=10_000),
+        Option("Time for all loads, at least 6 requests each; default: 5, or no limit with --num-requests."),
+    ] = None
+    slo_factor: Annotated[
+        float,
+        Field(ge=1, le=1000),
+        Option("An image is in time if it takes at most this many times the latency of one client."),
+    ] = 3.0
+    slo_s: Annotated[
+        float | None,
+        Field(ge=0.001, le=86_400),
+        Option(
+            "Longest time of an image that is in time, instead of --slo-factor.", "--slo", metavar="SECONDS"
+        ),
+    ] = None
+    timeout: Annotated[float, Field(ge=0.1, le=86_400), Option("Time limit of a request, in seconds.")] = (
+        600.0
+    )
+    key: Annotated[
+        Key,
+        Option(
+            "File with the key that requests carry (Authorization: Bearer).",
+            "--api-key-file",
+            metavar="FILE",
+            read=read_key,
+        ),
+    ] = None
+    seed: Annotated[Seed, Option("Seed of the arrivals.")] = 0
+    repeats: Annotated[
+        int,
+        Field(ge=1, le=100),
+        Option("Independent loads of each kind: figures come with the least and the most of them."),
+    ] = 1
+    label: Annotated[
+        str | None, Option("Names the server in rows and tables; default: its URL.", metavar="TEXT")
+    ] = None
+    output: Annotated[
+        Path | None,
+        Option(
+            "Keep rows with raw samples; the same command again measures only what is missing.",
+            "-o --output",
+            metavar="FILE",
+            path=FILE,
+        ),
+    ] = None
+    rerun: Annotated[bool, Option("Measure again what FILE already has.")] = False
+    against: Annotated[
+        Path | None,
+        Option(
+            "Also compare with the rows of another file.",
+            metavar="FILE",
+            path={"dir_okay": False, "exists": True},
+        ),
+    ] = None
+    aiperf: Annotated[
+        Path | None,
+        Option(
+            "Measure nothing: show the figures of a run of AIPerf (its --artifact-dir).",
+            metavar="DIR",
+            path=FOLDER,
+        ),
+    ] = None
+    page: Annotated[
+        Path | None,
+        Option(
+            "Also write the result as an HTML page, with each request in a chart.", metavar="FILE", path=FILE
+        ),
+    ] = None
+    format_: ResultsFormat = "table"
+
+
+@command(EndpointCommand)
+def bench_endpoint(settings: EndpointCommand) -> int:
     """Measure an OpenAI images server (vivace's, sglang's, vllm-omni's) under load.
 
     One client alone, closed loops of several, then users who come at random at fractions of the capacity. The latency
@@ -233,36 +233,48 @@ def bench_endpoint(
     from vivace.benchmark.load_testing.stages import measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 
-    if prompts is not None and prompt_set is not None:
+    if settings.prompts is not None and settings.prompt_set is not None:
         raise UsageError("give prompts or --prompt-set, not both")
-    for option, path in (("-o", output), ("--page", page)):
+    for option, path in (("-o", settings.output), ("--page", settings.page)):
         if path is not None:
             check_writable(path)
             if is_standard_output(path):
                 raise UsageError(f"{option} - would mix with the results; give the name of a file")
-    further = parse_fields(fields)
-    for name, value in (("num_inference_steps", num_inference_steps), ("guidance_scale", guidance_scale)):
+    further = parse_fields(settings.fields_)
+    plan = settings.part(LoadPlan)
+    for name, value in (
+        ("num_inference_steps", settings.num_inference_steps),
+        ("guidance_scale", settings.guidance_scale),
+    ):
         if value is not None:
             further[name] = value
-    variants = tuple(Variant(size, lora) for lora in loras or (None,) for size in _checked(sizes) or (None,))
-    others = read_rows(against) if against is not None else []
-    earlier = read_rows(output) if output is not None else []
-    kept = _Kept(output, earlier)
-    if aiperf is not None:
+    variants = tuple(
+        Variant(size, lora)
+        for lora in settings.loras or (None,)
+        for size in [str(size) for size in settings.sizes] or (None,)
+    )
+    others = read_rows(settings.against) if settings.against is not None else []
+    earlier = read_rows(settings.output) if settings.output is not None else []
+    kept = _Kept(settings.output, earlier)
+    if settings.aiperf is not None:
         from vivace.benchmark.load_testing.aiperf import read_aiperf
 
-        row = read_aiperf(aiperf, label or f"{server_url(url)} (AIPerf)", plan.slo_s)
+        row = read_aiperf(
+            settings.aiperf, settings.label or f"{server_url(settings.url)} (AIPerf)", plan.slo_s
+        )
         kept.add(row)
-        return _show([row], others, format_, page)
-    endpoint = ImagesEndpoint(server_url(url), timeout, key)
-    target = LoadTarget(endpoint, model, further, (), variants, frozenset(without)).find_model()
-    target = _with_prompts(target, prompts, prompt_set)
-    settings = RequestSettings(
+        return _show([row], others, settings.format_, settings.page)
+    endpoint = ImagesEndpoint(server_url(settings.url), settings.timeout, settings.key)
+    target = LoadTarget(
+        endpoint, settings.model, further, (), variants, frozenset(settings.without)
+    ).find_model()
+    target = _with_prompts(target, settings.prompts, settings.prompt_set)
+    requests = RequestSettings(
         model=target.model,
         fields=further,
         variants=tuple((variant.size, variant.lora) for variant in variants),
         prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
-        without=tuple(sorted(set(without))),
+        without=tuple(sorted(set(settings.without))),
     )
     if plan.minutes is None and plan.num_requests is None:
         plan = replace(plan, minutes=_USUAL_MINUTES)
@@ -270,26 +282,17 @@ def bench_endpoint(
         rows = measure(
             target,
             plan,
-            label or endpoint.url,
-            settings,
-            [] if rerun else earlier,
+            settings.label or endpoint.url,
+            requests,
+            [] if settings.rerun else earlier,
             kept.add,
             _LoadProgress(),
         )
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return INTERRUPTED
-    return _show(rows, others, format_, page)
-
-
-def _checked(sizes: Sequence[str]) -> tuple[str, ...]:
-    from vivace.foundation.spec.sizes import Size
-
-    try:
-        return tuple(dict.fromkeys(str(Size.of(size)) for size in sizes))
-    except ValueError as error:
-        raise UsageError(f"--size: {error}") from None
+    return _show(rows, others, settings.format_, settings.page)
 
 
 def _with_prompts(target: LoadTarget, prompts: Sequence[str] | None, prompt_set: str | None) -> LoadTarget:
@@ -343,13 +346,13 @@ def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path |
         from vivace.benchmark.load_testing.load_page import page_of
         from vivace.foundation.untrusted.destinations import replace
 
-        replace(page, page_of(rows, others, options.command_line()).encode())
+        replace(page, page_of(rows, others, command_line()).encode())
         click.echo(f"page: {page}", err=True)
-    click.echo(f"reproduce: {options.command_line()}", err=True)
+    click.echo(f"reproduce: {command_line()}", err=True)
     return 0 if all(kind == DONE for row in rows for kind in row.samples.outcome) else _SOME_FAILED
 
 
-class ByEndpoint(SpecCommand):
+class ByEndpoint(click.Command):
     """A command that measures recipes, or a server where `--endpoint` is given, with options of its own."""
 
     def make_context(

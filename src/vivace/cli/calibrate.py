@@ -7,18 +7,29 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
 from vivace.cli.calibrate_witness import witness
-from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect
+from vivace.cli.command import AsJson, command, command_line
+from vivace.foundation.spec.limits import MinQuality
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    CallSettings,
+    DeviceName,
+    ModelName,
+    NumSeeds,
+    Option,
+    Settings,
+    Store,
+    Threads,
+)
+from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.foundation.spec.limits import Limits
-    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
 
 
@@ -30,43 +41,27 @@ def calibrate() -> None:
 calibrate.add_command(witness)
 
 
-def _measuring_options(function: Callable[..., int]) -> Callable[..., int]:
-    function = collect(workload=WORKLOAD)(function)
-    number = click.option(
-        "--images",
-        "--pictures",
-        "num_images",
-        type=click.IntRange(1, 1000),
-        default=8,
-        show_default=True,
-        help="Images to generate and measure; image k has seed k.",
-    )
-    for option in (
-        options.as_json,
-        options.threads,
-        options.device,
-        options.workload,
-        number,
-        options.model_or("tiny-flux"),
-    ):
-        function = option(function)
-    return function
+class CalibrationSettings(CallSettings):
+    """What the calibrations of step caches share."""
+
+    model: ModelName = "tiny-flux"
+    num_images: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        Option("Images to generate and measure; image k has seed k.", "--images --pictures"),
+    ] = 8
+    device: DeviceName = "auto"
+    threads: Threads = None
+    as_json: AsJson = False
 
 
-@calibrate.command(cls=SpecCommand)
-@_measuring_options
-@click.option(
-    "--degree", type=click.IntRange(1, 8), default=4, show_default=True, help="Degree of the polynomial."
-)
-def teacache(
-    model: str,
-    num_images: int,
-    degree: int,
-    device: str,
-    threads: int | None,
-    as_json: bool,
-    workload: WorkloadRequest,
-) -> int:
+class TeacacheCommand(CalibrationSettings):
+    degree: Annotated[int, Field(ge=1, le=8), Option("Degree of the polynomial.")] = 4
+
+
+@calibrate.add_command
+@command(TeacacheCommand)
+def teacache(settings: TeacacheCommand) -> int:
     """Fit the polynomial that teacache uses, for a FLUX model.
 
     The polynomial rescales the input's change from step to step. It is fitted on images that the baseline generates
@@ -75,21 +70,24 @@ def teacache(
     \b
         vivace calibrate teacache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, num_images, device, threads, workload)
+    prepared, arguments = _prepare(settings)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.cache_fits import calibrate_teacache
 
     def fit_it(is_read: Callable[[], None]) -> int:
         fit, file = calibrate_teacache(
-            prepared.located, degree=degree, on_image=_progress(num_images, is_read), **arguments
+            prepared.located,
+            degree=settings.degree,
+            on_image=_progress(settings.num_images, is_read),
+            **arguments,
         )
-        if as_json:
+        if settings.as_json:
             click.echo(json.dumps(asdict(fit) | {"degree": fit.degree, "file": str(file)}, indent=2))
             return 0
         click.echo(f"model          {fit.model}")
         click.echo(
-            f"measured on    {fit.num_pairs} pairs of steps, {num_images} images of {fit.num_steps} steps"
+            f"measured on    {fit.num_pairs} pairs of steps, {settings.num_images} images of {fit.num_steps} steps"
         )
         click.echo(f"input changes  {fit.low:.4g} to {fit.high:.4g}")
         click.echo(f"degree         {fit.degree}")
@@ -104,11 +102,9 @@ def teacache(
     return guarded(prepared.located, fit_it)
 
 
-@calibrate.command(cls=SpecCommand)
-@_measuring_options
-def magcache(
-    model: str, num_images: int, device: str, threads: int | None, as_json: bool, workload: WorkloadRequest
-) -> int:
+@calibrate.add_command
+@command(CalibrationSettings)
+def magcache(settings: CalibrationSettings) -> int:
     """Measure the magnitude ratios that magcache uses, for a FLUX model.
 
     A ratio says how the residual of the model's blocks grows from one step to the next. The ratios are measured on
@@ -118,16 +114,16 @@ def magcache(
     \b
         vivace calibrate magcache --model flux-dev --images 16
     """
-    prepared, arguments = _prepare(model, num_images, device, threads, workload)
+    prepared, arguments = _prepare(settings)
 
     from vivace.cli.guarded import guarded
     from vivace.runtime.cache_fits import calibrate_magcache
 
     def measure(is_read: Callable[[], None]) -> int:
         ratios, file = calibrate_magcache(
-            prepared.located, on_image=_progress(num_images, is_read), **arguments
+            prepared.located, on_image=_progress(settings.num_images, is_read), **arguments
         )
-        if as_json:
+        if settings.as_json:
             click.echo(json.dumps(asdict(ratios) | {"file": str(file)}, indent=2))
             return 0
         click.echo(f"model        {ratios.model}")
@@ -151,60 +147,47 @@ def _progress(num_images: int, is_read: Callable[[], None]) -> Callable[[int], N
     return on_image
 
 
-def _prepare(
-    model: str, num_images: int, device: str, threads: int | None, request: WorkloadRequest
-) -> tuple[CheckedRequest, dict[str, Any]]:
+def _prepare(settings: CalibrationSettings) -> tuple[CheckedRequest, dict[str, Any]]:
     """Return the checked request, and the arguments of its calibration."""
     from vivace.runtime.request import checked_request
     from vivace.runtime.workloads import default_threads
 
-    prepared = checked_request(model, "baseline", workload=request)
+    prepared = checked_request(settings.model, "baseline", workload=settings.part(WorkloadRequest))
 
     import torch
 
     from vivace.measure.machine import choose_device
 
-    torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
+    torch.set_num_threads(settings.threads or default_threads(prepared.located))
     workload = prepared.workload
     return prepared, {
-        "device": choose_device(device),
+        "device": choose_device(settings.device),
         "prompts": workload.prompts,
-        "num_images": num_images,
+        "num_images": settings.num_images,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
     }
 
 
-@calibrate.command(cls=SpecCommand)
-@options.model
-@click.option(
-    "--cache", "caches", multiple=True, metavar="NAME", help="Step cache; repeat for more; default: all."
-)
-@options.min_quality
-@click.option(
-    "--runs",
-    type=click.IntRange(1, 20),
-    default=6,
-    show_default=True,
-    help="Most settings to try for each cache.",
-)
-@click.option("--prompt-set", help="Prompts: tinyworld, real or edit; default: the set that suits the model.")
-@click.option("--seeds", type=click.IntRange(1, 1000), help="Seeds per prompt; default: 3.")
-@options.device
-@options.threads
-@options.store
-@options.as_json
-def cache(
-    model: str,
-    caches: tuple[str, ...],
-    limits: Limits | None,
-    runs: int,
-    prompt_set: str | None,
-    seeds: int | None,
-    device: str,
-    threads: int | None,
-    store: Path,
-    as_json: bool,
-) -> int:
+class CacheCommand(Settings):
+    model: ModelName = "tiny-sd"
+    caches: Annotated[
+        tuple[str, ...], Option("Step cache; repeat for more; default: all.", "--cache", metavar="NAME")
+    ] = ()
+    limits: MinQuality = None
+    runs: Annotated[int, Field(ge=1, le=20), Option("Most settings to try for each cache.")] = 6
+    prompt_set: Annotated[
+        str | None, Option("Prompts: tinyworld, real or edit; default: the set that suits the model.")
+    ] = None
+    seeds: Annotated[NumSeeds, Option("Seeds per prompt; default: 3.")] = None
+    device: DeviceName = "auto"
+    threads: Threads = None
+    store: Store = Path(DEFAULT_STORE)
+    as_json: AsJson = False
+
+
+@calibrate.add_command
+@command(CacheCommand)
+def cache(settings: CacheCommand) -> int:
     """Find the most aggressive step caches that pass the quality gate.
 
     Bisects each cache's threshold, or its share of cache hits if it has no threshold, with one benchmark for each
@@ -217,7 +200,7 @@ def cache(
     from vivace.cli.progress_display import for_this_terminal
     from vivace.report.summary import clock
 
-    most = runs * len(caches or CACHES)
+    most = settings.runs * len(settings.caches or CACHES)
     click.echo(f"at most {most} settings, each measured beside the baseline", err=True)
     tried: list[SettingTrial] = []
     started = time.monotonic()
@@ -234,15 +217,15 @@ def cache(
 
     try:
         calibrated = calibrate_caches(
-            model,
-            caches,
-            limits=limits,
-            runs=runs,
-            prompt_set=prompt_set,
-            num_seeds=seeds,
-            device=device,
-            threads=threads,
-            store=store,
+            settings.model,
+            settings.caches,
+            limits=settings.limits,
+            runs=settings.runs,
+            prompt_set=settings.prompt_set,
+            num_seeds=settings.seeds,
+            device=settings.device,
+            threads=settings.threads,
+            store=settings.store,
             on_tried=say,
             progress=for_this_terminal(),
         )
@@ -252,9 +235,9 @@ def cache(
             "To continue, run the same command:",
             err=True,
         )
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return 130
-    if as_json:
+    if settings.as_json:
         click.echo(json.dumps([asdict(calibrated) for calibrated in calibrated], indent=2))
         return 0
     for cached in calibrated:

@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
-from vivace.cli.spec_options import WORKLOAD, SpecCommand, collect, option
+from vivace.cli.command import AsJson, command, command_line
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    CallSettings,
+    DeviceName,
+    ModelName,
+    NumSeeds,
+    Option,
+    Prompts,
+    Store,
+    Threads,
+)
+from vivace.foundation.spec.study import PromptSet, WorkloadRequest
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
     from vivace.measure.calibrating.scores import CalibrationImages
     from vivace.measure.damage import DamageKind
@@ -25,46 +36,39 @@ _WIDTH = 10
 """Width of the answer's labels, characters."""
 
 
-@click.command(cls=SpecCommand)
-@options.model_or("tiny-sd")
-@click.option(
-    "--witness",
-    "names",
-    multiple=True,
-    metavar="KIND:NAME",
-    help="What scores the images: clip:NAME, blip:NAME, pickscore, hpsv2:NAME, or a folder; repeat for more; default: "
-    "the model's own scorer.",
-)
-@click.option(
-    "--grade",
-    type=click.IntRange(1, 5),
-    default=4,
-    show_default=True,
-    help="Damage that must fail, from 1 (at the edge of what is visible) to 5 (plain to see).",
-)
-@click.option(
-    "--damage", "only", multiple=True, metavar="NAME", help="Kind of damage; repeat for more; default: all."
-)
-@options.prompts()
-@option(WORKLOAD, "prompt_set", metavar="NAME")
-@option(WORKLOAD, "num_seeds", "--seeds", type=click.IntRange(min=1, max=1000))
-@options.workload
-@options.device
-@options.threads
-@options.store
-@options.as_json
-@collect(workload=WORKLOAD)
-def witness(
-    model: str,
-    names: tuple[str, ...],
-    grade: int,
-    only: tuple[str, ...],
-    device: str,
-    threads: int | None,
-    store: Path,
-    as_json: bool,
-    workload: WorkloadRequest,
-) -> int:
+class WitnessCommand(CallSettings):
+    model: ModelName = "tiny-sd"
+    names: Annotated[
+        tuple[str, ...],
+        Option(
+            "What scores the images: clip:NAME, blip:NAME, pickscore, hpsv2:NAME, or a folder; repeat for more; "
+            "default: the model's own scorer.",
+            "--witness",
+            metavar="KIND:NAME",
+        ),
+    ] = ()
+    grade: Annotated[
+        int,
+        Field(ge=1, le=5),
+        Option("Damage that must fail, from 1 (at the edge of what is visible) to 5 (plain to see)."),
+    ] = 4
+    only: Annotated[
+        tuple[str, ...],
+        Option("Kind of damage; repeat for more; default: all.", "--damage", metavar="NAME"),
+    ] = ()
+    prompts: Prompts = None
+    prompt_set: PromptSet = None
+    num_seeds: Annotated[
+        NumSeeds, Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds")
+    ] = None
+    device: DeviceName = "auto"
+    threads: Threads = None
+    store: Store = Path(DEFAULT_STORE)
+    as_json: AsJson = False
+
+
+@command(WitnessCommand)
+def witness(settings: WitnessCommand) -> int:
     """Find the limit of a model that judges images, on images of this model.
 
     Draws the prompt set once with the baseline, damages the images as acceleration does at graded strengths, and
@@ -77,22 +81,24 @@ def witness(
         vivace calibrate witness --model flux-dev --witness clip:openai/clip-vit-large-patch14
         vivace calibrate witness --model sdxl --witness pickscore --witness blip:models/blip-itm
     """
-    kinds = _kinds(only)
-    prepared = _checked(model, workload)
-    judges = _judges(prepared, names)
+    kinds = _kinds(settings.only)
+    prepared = _checked(settings.model, settings.part(WorkloadRequest))
+    judges = _judges(prepared, settings.names)
 
     import torch
 
     from vivace.measure.calibrating.scores import images_of
     from vivace.runtime.workloads import default_threads
 
-    torch.set_num_threads(threads if threads is not None else default_threads(prepared.located))
-    images = images_of(prepared, store)
+    torch.set_num_threads(
+        settings.threads if settings.threads is not None else default_threads(prepared.located)
+    )
+    images = images_of(prepared, settings.store)
     try:
-        status = _draw(prepared, images, device)
+        status = _draw(prepared, images, settings.device)
         calibrations = []
         for judge in judges if status == 0 else ():
-            status = _calibrate(prepared, images, judge, kinds, grade, device)
+            status = _calibrate(prepared, images, judge, kinds, settings.grade, settings.device)
             if status != 0:
                 break
             calibrations.append(_kept(prepared, judge))
@@ -103,10 +109,10 @@ def witness(
             "\ninterrupted; the images and scores so far are kept. To continue, run the same command:",
             err=True,
         )
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
     if status != 0:
         return status
-    if as_json:
+    if settings.as_json:
         click.echo(
             json.dumps([calibration.model_dump(mode="json") for calibration in calibrations], indent=2)
         )

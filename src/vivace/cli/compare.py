@@ -6,18 +6,35 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
-from vivace.cli.spec_options import TIMING, WORKLOAD, collect
+from vivace.cli.command import command, command_line
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    Argument,
+    Batch,
+    CallSettings,
+    DeviceName,
+    ModelName,
+    Option,
+    Prompts,
+    Seed,
+    SourceSettings,
+    Store,
+    TaskName,
+    Threads,
+    Timeout,
+    read_by,
+)
+from vivace.foundation.spec.study import TextForm, WorkloadRequest
+from vivace.foundation.spec.timing import MaxWarmup, Repeats, Timing
 
 if TYPE_CHECKING:
     from vivace.benchmark.pairs import Paired
     from vivace.foundation.spec.record import Record
-    from vivace.foundation.spec.study import WorkloadRequest
-    from vivace.foundation.spec.timing import Timing
     from vivace.foundation.stats.sequential import Decision
 
 REGRESSED = 1
@@ -25,78 +42,60 @@ NOT_MEASURED = 4
 UNCLEAR = 5
 
 
-def parse_percentage(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`."""
-    if value is None:
-        return None
+def parse_percentage(value: str) -> float:
+    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`.
+
+    Raises:
+        ValueError: it is something else.
+    """
     text = value.strip()
     try:
         number = float(text.removesuffix("%"))
     except ValueError:
         number = math.nan
     if not text.endswith("%") or not 0 <= number <= 1000:
-        raise click.BadParameter(f"{value!r} is not a percentage from 0% to 1000%, such as 3%.")
+        raise ValueError(f"{value!r} is not a percentage from 0% to 1000%, such as 3%")
     return number / 100
 
 
-@options.command()
-@click.argument("recipe_a")
-@click.argument("recipe_b")
-@options.model
-@click.option(
-    "--fail-if",
-    callback=parse_percentage,
-    metavar="N%",
-    help="Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is certainly slower by more.",
-)
-@options.prompts()
-@options.seed
-@options.workload
-@options.source_images(several=True)
-@options.batch
-@options.text
-@options.repeats
-@click.option(
-    "--max-pairs",
-    type=click.IntRange(3, 100),
-    default=32,
-    show_default=True,
-    help="Maximum number of pairs of rounds; after them the verdict may be unclear.",
-)
-@click.option(
-    "--max-minutes",
-    type=options.FiniteFloat(0.01, 1_000_000),
-    default=60.0,
-    show_default=True,
-    help="Start no pair after this time.",
-)
-@options.warmup
-@options.timeout
-@options.device
-@options.threads
-@options.store
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Format of the result on standard output.",
-)
-@collect(workload=WORKLOAD, timing=TIMING)
-def compare(
-    recipe_a: str,
-    recipe_b: str,
-    model: str,
-    fail_if: float | None,
-    workload: WorkloadRequest,
-    timing: Timing,
-    max_pairs: int,
-    max_minutes: float,
-    device: str,
-    store: Path,
-    format_: str,
-) -> int:
+class CompareCommand(SourceSettings, CallSettings):
+    recipe_a: Annotated[str, Argument()]
+    recipe_b: Annotated[str, Argument()]
+    model: ModelName = "tiny-sd"
+    fail_if: Annotated[
+        float | None,
+        read_by(parse_percentage),
+        Option(
+            "Slowdown of RECIPE_B that is allowed; the exit code is 1 only if it is certainly slower by more.",
+            metavar="N%",
+        ),
+    ] = None
+    prompts: Prompts = None
+    seed: Seed = 0
+    task: TaskName = None
+    batch: Batch = 1
+    text: TextForm = "prompts"
+    repeats: Repeats = None
+    max_pairs: Annotated[
+        int,
+        Field(ge=3, le=100),
+        Option("Maximum number of pairs of rounds; after them the verdict may be unclear."),
+    ] = 32
+    max_minutes: Annotated[float, Field(ge=0.01, le=1_000_000), Option("Start no pair after this time.")] = (
+        60.0
+    )
+    max_warmup: MaxWarmup = 8
+    timeout_s: Timeout = 600.0
+    device: DeviceName = "auto"
+    threads: Threads = None
+    store: Store = Path(DEFAULT_STORE)
+    format_: Annotated[
+        Literal["table", "json"], Option("Format of the result on standard output.", "--format")
+    ] = "table"
+
+
+@command(CompareCommand)
+def compare(settings: CompareCommand) -> int:
     """Decide whether RECIPE_B is faster than RECIPE_A, slower, or the same within 1 %; for CI jobs.
 
     Pairs of rounds are measured, A B, then B A, each in its own process, until the verdict is certain. With --fail-if,
@@ -115,25 +114,25 @@ def compare(
 
     try:
         paired = run_compare(
-            model,
-            recipe_a,
-            recipe_b,
-            fail_if=fail_if,
-            max_pairs=max_pairs,
-            max_minutes=max_minutes,
-            store=store,
-            command=options.command_line(),
+            settings.model,
+            settings.recipe_a,
+            settings.recipe_b,
+            fail_if=settings.fail_if,
+            max_pairs=settings.max_pairs,
+            max_minutes=settings.max_minutes,
+            store=settings.store,
+            command=command_line(),
             on_pair=say_pair,
             on_note=lambda note: click.echo(f"note: {note}", err=True),
-            workload=workload,
-            timing=timing,
-            device=device,
+            workload=settings.part(WorkloadRequest, batches=(settings.batch,)),
+            timing=settings.part(Timing),
+            device=settings.device,
         )
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return 130
-    return show(paired, format_)
+    return show(paired, settings.format_)
 
 
 def show(paired: Paired, format_: str) -> int:

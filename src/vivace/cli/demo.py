@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import Rerun, command
+from vivace.foundation.spec.settings import DEFAULT_STORE, FILE, Option, Settings, Store
 from vivace.foundation.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
 
-@click.command()
-@options.store
-@options.page("demo.html")
-@click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
-def demo(store: Path, output: Path, rerun: bool) -> int:
+class DemoCommand(Settings):
+    store: Store = Path(DEFAULT_STORE)
+    output: Annotated[Path, Option("Page to write.", "-o --output", path=FILE)] = Path("demo.html")
+    rerun: Rerun = False
+
+
+@command(DemoCommand)
+def demo(settings: DemoCommand) -> int:
     """Compare recipes on an embedded model, in about two minutes.
 
     tiny-sd generates thirteen prompts with 30 Euler-ancestral steps. Then one optimisation after the other is
@@ -26,11 +31,11 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     from vivace.cli.bench import show
     from vivace.cli.progress_display import for_this_terminal
 
-    check_writable(output)
-    if not store.exists():
-        check_folder(store)
+    check_writable(settings.output)
+    if not settings.store.exists():
+        check_folder(settings.store)
     try:
-        run, line = run_demo(store=store, rerun=rerun, progress=for_this_terminal())
+        run, line = run_demo(store=settings.store, rerun=settings.rerun, progress=for_this_terminal())
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command", err=True)
         return 130
@@ -40,8 +45,8 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
             f"none of {candidates} is clearly faster on this machine, so the demo skips that step\n", err=True
         )
     status = show(run, "table", line)
-    replace(output, page_of([store]).encode())
-    click.echo(output, err=is_standard_output(output))
+    replace(settings.output, page_of([settings.store]).encode())
+    click.echo(settings.output, err=is_standard_output(settings.output))
     click.echo("\nThese recipes were picked by hand. To have the fastest one found and proven:", err=True)
     click.echo("  vivace tune tiny-sd --minutes 4", err=True)
     return status

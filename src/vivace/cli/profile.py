@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
-from vivace.cli.spec_options import TIMING, WORKLOAD, collect, option
+from vivace.cli.command import RecipeName, command
 from vivace.errors import OutputError, UsageError
+from vivace.foundation.spec.settings import (
+    FILE,
+    Batch,
+    CallSettings,
+    DeviceName,
+    ModelName,
+    Option,
+    Prompts,
+    SourceSettings,
+    TaskName,
+    Threads,
+    Timeout,
+    read_prompts,
+)
+from vivace.foundation.spec.study import TextForm, WorkloadRequest
+from vivace.foundation.spec.timing import MaxWarmup, Timing
 from vivace.foundation.untrusted.destinations import check_writable, would_overwrite
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.profiling import Profile
-    from vivace.foundation.spec.study import WorkloadRequest
-    from vivace.foundation.spec.timing import Timing
 
 _PHASES = {
     "load": "loading the model",
@@ -29,73 +43,64 @@ _PHASES = {
 }
 
 
-@options.command()
-@options.model
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to profile.")
-@click.option("--against", metavar="R", help="Also profile this recipe, and show both side by side.")
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the trace, for Perfetto or chrome://tracing; compressed if the name ends in .gz. With --against, that "
-    "recipe's trace gets `-against` in its name.",
-)
-@click.option("--force", is_flag=True, help="Overwrite an existing trace.")
-@options.prompts(first=True)
-@options.workload
-@options.source_images()
-@options.batch
-@option(
-    WORKLOAD,
-    "text",
-    help="prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
-    "prompts before the profiled call.",
-)
-@click.option(
-    "--calls",
-    type=click.IntRange(1, 100),
-    default=3,
-    show_default=True,
-    help="Calls to profile; the figures are those of the call of median length.",
-)
-@option(
-    TIMING,
-    "max_warmup",
-    "--warmup",
-    help="Maximum number of warm-up calls; they stop once the times are steady.",
-)
-@option(TIMING, "timeout_s", "--timeout", help="Time limit of a recipe, in seconds.")
-@options.device
-@options.threads
-@click.option(
-    "--top",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    help="Rows of long tables (table, md).",
-)
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "md", "json", "csv"]),
-    default="table",
-    show_default=True,
-    help="Format on standard output; csv is the operator table, or with --against the changes.",
-)
-@collect(workload=WORKLOAD, timing=TIMING)
-def profile(
-    model: str,
-    recipe: str,
-    against: str | None,
-    trace: Path | None,
-    force: bool,
-    workload: WorkloadRequest,
-    timing: Timing,
-    calls: int,
-    device: str,
-    top: int,
-    format_: str,
-) -> int:
+class ProfileCommand(SourceSettings, CallSettings):
+    model: ModelName = "tiny-sd"
+    recipe: Annotated[RecipeName, Option("Recipe to profile.", metavar="R")] = "baseline"
+    against: Annotated[
+        str | None, Option("Also profile this recipe, and show both side by side.", metavar="R")
+    ] = None
+    trace: Annotated[
+        Path | None,
+        Option(
+            "Write the trace, for Perfetto or chrome://tracing; compressed if the name ends in .gz. With --against, "
+            "that recipe's trace gets `-against` in its name.",
+            metavar="FILE",
+            path=FILE,
+        ),
+    ] = None
+    force: Annotated[bool, Option("Overwrite an existing trace.")] = False
+    prompts: Annotated[
+        Prompts,
+        Option(
+            "A prompt; the first is used.",
+            "--prompt",
+            metavar="TEXT",
+            multiple=True,
+            from_file=("--prompts", "Text file, one prompt per line; the first is used.", read_prompts),
+        ),
+    ] = None
+    task: TaskName = None
+    batch: Batch = 1
+    text: Annotated[
+        TextForm,
+        Option(
+            "prompts: new ones in each call; repeated: the same in all, for prompt_cache; embeddings: encode the "
+            "prompts before the profiled call."
+        ),
+    ] = "prompts"
+    calls: Annotated[
+        int,
+        Field(ge=1, le=100),
+        Option("Calls to profile; the figures are those of the call of median length."),
+    ] = 3
+    max_warmup: Annotated[
+        MaxWarmup,
+        Option("Maximum number of warm-up calls; they stop once the times are steady.", "--warmup"),
+    ] = 8
+    timeout_s: Annotated[Timeout, Option("Time limit of a recipe, in seconds.", "--timeout")] = 600.0
+    device: DeviceName = "auto"
+    threads: Threads = None
+    top: Annotated[int, Field(ge=1, le=100_000), Option("Rows of long tables (table, md).")] = 20
+    format_: Annotated[
+        Literal["table", "md", "json", "csv"],
+        Option(
+            "Format on standard output; csv is the operator table, or with --against the changes.", "--format"
+        ),
+    ] = "table"
+
+
+@command(ProfileCommand)
+def profile(settings: ProfileCommand) -> int:
     """Show where the time and memory of one whole call go, by torch.profiler.
 
     The call is profiled in its own process after a warm-up. A call in which something is compiled or tuned is
@@ -113,32 +118,34 @@ def profile(
     from vivace.benchmark.studies import start_launcher
     from vivace.cli.phases import Phases
 
-    if force and trace is None:
+    if settings.force and settings.trace is None:
         raise UsageError("--force overwrites a trace; add --trace FILE")
-    files = _traces(trace, against is not None, force)
-    recipes = [recipe] if against is None else [against, recipe]
+    files = _traces(settings.trace, settings.against is not None, settings.force)
+    recipes = [settings.recipe] if settings.against is None else [settings.against, settings.recipe]
+    prompts = settings.prompts[:1] if settings.prompts else None
+    workload = settings.part(WorkloadRequest, prompts=prompts, batches=(settings.batch,))
     profiles: list[Profile] = []
-    with start_launcher(device) as launcher:
+    with start_launcher(settings.device) as launcher:
         for recipe_ in recipes:
-            click.echo(f"profiling {model}, {recipe_}", err=True)
+            click.echo(f"profiling {settings.model}, {recipe_}", err=True)
             file = files.get("after" if recipe_ is recipes[-1] else "before")
             with Phases(_PHASES) as phases:
                 done = run_profile(
-                    model,
+                    settings.model,
                     recipe_,
-                    calls=calls,
+                    calls=settings.calls,
                     trace=file,
                     launcher=launcher,
                     on_event=phases.event,
                     workload=workload,
-                    timing=timing,
-                    device=device,
+                    timing=settings.part(Timing),
+                    device=settings.device,
                 )
             profiles.append(done.profile)
             click.echo(f"took: {phases.took()}", err=True)
             if file is not None:
                 click.echo(f"wrote {file}; open it at https://ui.perfetto.dev", err=True)
-    click.echo(_shown(profiles, format_, top), nl=False)
+    click.echo(_shown(profiles, settings.format_, settings.top), nl=False)
     return 0
 
 

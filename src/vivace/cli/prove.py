@@ -6,21 +6,20 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import command, command_line
 from vivace.cli.failures import INTERRUPTED
-from vivace.cli.spec_options import IMAGE_SETTINGS, LOAD, PROOF, TIMING, WORKLOAD, collect, option
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.proofs.prover import ProveSettings
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.sizes import Size
     from vivace.models.find import LocatedModel
-    from vivace.proofs.checks.side_loads import LoadRequest
-    from vivace.proofs.sides.plan import DrawRequest, ProofPlan
+    from vivace.proofs.sides.plan import ProofPlan
     from vivace.proofs.sides.proof_store import Letter, ProofStore
     from vivace.proofs.verdicts.proof import Proof
     from vivace.proofs.verdicts.scoring import Judges
@@ -28,146 +27,22 @@ if TYPE_CHECKING:
 _SAY_EVERY_S = 5.0
 
 
-def parse_fail_under(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> dict[str, float]:
-    """Return the limits of --fail-under by metric."""
-    from vivace.proofs.verdicts.proof import METRICS
-
-    limits: dict[str, float] = {}
-    for part in value.split(",") if value is not None else ():
-        name, _, number = (text.strip() for text in part.partition("="))
-        if name not in METRICS:
-            raise click.BadParameter(
-                f"{part.strip()!r} is not NAME=VALUE; NAME is one of {', '.join(METRICS)}."
-            )
-        low, high = METRICS[name]
-        try:
-            limits[name] = float(number)
-        except ValueError:
-            raise click.BadParameter(f"{number!r} for {name} is not a number.") from None
-        if not low <= limits[name] <= high:
-            raise click.BadParameter(f"{name}={number} is not from {low:g} to {high:g}.")
-    return limits
+class ProveCommand(ProveSettings):
+    a: Annotated[str, Argument()]
+    b: Annotated[str, Argument()]
+    output: Annotated[
+        Path | None,
+        Option(
+            "Also write the result as an HTML page, with images.", "-o --output", metavar="FILE", path=FILE
+        ),
+    ] = None
+    format_: Annotated[
+        Literal["text", "json"], Option("Format of the result on standard output.", "--format")
+    ] = "text"
 
 
-def parse_sizes(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> tuple[Size, ...]:
-    """Return the sizes of --sizes, each once."""
-    from vivace.foundation.spec.sizes import Size
-
-    texts = [text.strip() for value in values for text in value.split(",")]
-    try:
-        return tuple(dict.fromkeys(Size.of(text) for text in texts))
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-
-
-@options.command()
-@click.argument("a")
-@click.argument("b")
-@options.prompts()
-@click.option(
-    "--prompt-set",
-    type=click.Choice(["real", "tinyworld"]),
-    help="Prompts that ship with vivace; default: those that the model understands, else real.",
-)
-@click.option(
-    "--num-prompts",
-    type=click.IntRange(1, 1000),
-    default=13,
-    show_default=True,
-    help="Prompts of the set; each set has 39.",
-)
-@click.option(
-    "--seeds",
-    "num_seeds",
-    type=click.IntRange(1, 1000),
-    default=3,
-    show_default=True,
-    help="Seeds of each prompt.",
-)
-@option(WORKLOAD, "seed", type=click.IntRange(0, 2**31 - 1))
-@options.workload
-@click.option(
-    "--sizes",
-    multiple=True,
-    callback=parse_sizes,
-    metavar="WxH,...",
-    help="Draw every prompt at each of these sizes, e.g. 512x512,512x768.",
-)
-@click.option(
-    "--claim",
-    "claims",
-    type=click.Choice(["same", "as-good", "legible", "honest", "fast"]),
-    multiple=True,
-    help="Claim to prove, for the exit code; repeat for more. Default: as-good, legible where words "
-    "are read, honest for a server. fast draws A once more, after B.",
-)
-@click.option(
-    "--fail-under",
-    callback=parse_fail_under,
-    metavar="NAME=VALUE,...",
-    help="Limits on B's mean distances to A: psnr_db, ssim, match (least), lpips (most).",
-)
-@options.scorer
-@options.witness
-@option(TIMING, "timeout_s", "--timeout", help="Longest wait for an answer of a server, in seconds.")
-@click.option(
-    "--key-a",
-    callback=options.read_key,
-    metavar="FILE",
-    help="File with the key that requests to A carry (Authorization: Bearer).",
-)
-@click.option("--key-b", callback=options.read_key, metavar="FILE", help="Likewise, to B.")
-@click.option(
-    "--requests",
-    "--num-requests",
-    "num_requests",
-    type=click.IntRange(8, 100_000),
-    metavar="N",
-    help="Also put load on each images endpoint: N requests of one client, of eight, and of users.",
-)
-@click.option(
-    "--aiperf-a",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Also show a run of AIPerf on A (its --artifact-dir).",
-)
-@click.option(
-    "--aiperf-b",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Likewise, on B.",
-)
-@click.option("--reuse", is_flag=True, help="Also reuse the images of an earlier run that has ended.")
-@options.device
-@options.threads
-@options.store
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the result as an HTML page, with images.",
-)
-@options.text_or_json("result")
-@collect(settings=IMAGE_SETTINGS, request=PROOF, load=LOAD)
-def prove(
-    a: str,
-    b: str,
-    request: DrawRequest,
-    load: LoadRequest,
-    claims: tuple[Any, ...],
-    fail_under: dict[str, float],
-    scorer: str | None,
-    witness: str | None,
-    reuse: bool,
-    store: Path,
-    output: Path | None,
-    format_: str,
-) -> int:
+@command(ProveCommand)
+def prove(settings: ProveCommand) -> int:
     """Prove that B draws the same images as A, or as good ones, and does what it is asked for.
 
     A, the reference, and B are each MODEL:RECIPE, a folder of images, an OpenAI images endpoint
@@ -189,29 +64,29 @@ def prove(
     from vivace.proofs.verdicts.conclude import Options
     from vivace.report.value_text import date
 
-    if output is not None:
-        check_writable(output)
-        if is_standard_output(output):
+    if settings.output is not None:
+        check_writable(settings.output)
+        if is_standard_output(settings.output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    plan = prepare(a, b, request)
-    judges = find_judges(plan, claims, scorer, witness)
-    check_loads(plan, load)
-    kept = ProofStore(store / FOLDER, plan.identity, reuse)
+    plan = prepare(settings.a, settings.b, settings)
+    judges = find_judges(plan, settings.claims, settings.scorer, settings.witness)
+    check_loads(plan, settings)
+    kept = ProofStore(settings.store / FOLDER, plan.identity, settings.reuse)
     if kept.num_resumed:
         click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
     try:
-        for letter, again in passes(claims):
+        for letter, again in passes(settings.claims):
             status = _draw(plan, letter, kept, again=again)
             if status == INTERRUPTED:  # in another process
                 raise KeyboardInterrupt
             if status != 0:
                 return status
-        loads = measure_loads(plan, kept, load, lambda text: click.echo(text, err=True))
-        judging = Options(claims, fail_under, tuple(loads))
-        return _conclude(plan, kept, judges, judging, output, format_)
+        loads = measure_loads(plan, kept, settings, lambda text: click.echo(text, err=True))
+        judging = Options(tuple(settings.claims), settings.fail_under, tuple(loads))
+        return _conclude(plan, kept, judges, judging, settings.output, settings.format_)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return INTERRUPTED
 
 
@@ -284,5 +159,5 @@ def _conclude(
 def _write(proof: Proof, output: Path | None, format_: str) -> None:
     click.echo(json.dumps(proof.to_dict(), indent=2) if format_ == "json" else str(proof))
     if output is not None:
-        replace(output, proof.page(options.command_line()).encode())
+        replace(output, proof.page(command_line()).encode())
         click.echo(f"page: {output}", err=True)

@@ -5,56 +5,66 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import AsJson, command
 from vivace.errors import UsageError
+from vivace.foundation.spec.limits import MinQuality
+from vivace.foundation.spec.settings import Argument, Option, Settings, TaskName, Texts, Witness, read_prompts
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.limits import Limits
     from vivace.foundation.spec.workload import Task
     from vivace.measure.folders import SourceOf
 
 COMPARISON_FAILED = 1
 
 
-@options.command()
-@click.argument("dir_a", type=click.Path(path_type=Path))
-@click.argument("dir_b", type=click.Path(path_type=Path))
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    help="Text file: line k is the prompt of image k, in the order of their names: image_2 before image_10.",
-)
-@click.option(
-    "--scorer",
-    metavar="NAME",
-    help="CLIP model for the CLIP metrics: tiny-clip, a folder, or org/name on the hub, downloaded if necessary.",
-)
-@click.option(
-    "--witness",
-    metavar="NAME",
-    help="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the hub.",
-)
-@click.option("--same-picture", is_flag=True, help="Require B to show the same images as A.")
-@options.source_images(several=True, each="pair, in the order of their names", drawn=True)
-@options.min_quality
-@click.option("--lpips", is_flag=True, help="Also compute LPIPS; needs AlexNet's weights on this machine.")
-@options.as_json
-def quality(
-    dir_a: Path,
-    dir_b: Path,
-    prompts: Path | None,
-    scorer: str | None,
-    witness: str | None,
-    same_picture: bool,
-    sources: options.Sources,
-    limits: Limits | None,
-    lpips: bool,
-    as_json: bool,
-) -> int:
+class QualityCommand(Settings):
+    dir_a: Annotated[Path, Argument()]
+    dir_b: Annotated[Path, Argument()]
+    prompts: Annotated[
+        Path | None,
+        Option(
+            "Text file: line k is the prompt of image k, in the order of their names: image_2 before image_10."
+        ),
+    ] = None
+    scorer: Annotated[
+        str | None,
+        Option(
+            "CLIP model for the CLIP metrics: tiny-clip, a folder, or org/name on the hub, downloaded if necessary.",
+            metavar="NAME",
+        ),
+    ] = None
+    witness: Witness = None
+    same_picture: Annotated[bool, Option("Require B to show the same images as A.")] = False
+    task: TaskName = None
+    images: Annotated[
+        Texts,
+        Option(
+            "Source image: for image-to-image, for inpainting (with --mask), or for models that edit. Repeat to give "
+            "each pair, in the order of their names, its own.",
+            "--image",
+            metavar="FILE",
+        ),
+    ] = ()
+    masks: Annotated[
+        Texts,
+        Option(
+            "Mask for --image, of the same size: white is repainted, black stays. Repeat to give each pair, in the "
+            "order of their names, its own.",
+            "--mask",
+            metavar="FILE",
+        ),
+    ] = ()
+    limits: MinQuality = None
+    lpips: Annotated[bool, Option("Also compute LPIPS; needs AlexNet's weights on this machine.")] = False
+    as_json: AsJson = False
+
+
+@command(QualityCommand)
+def quality(settings: QualityCommand) -> int:
     """Compare two folders of images from any source.
 
     DIR_A is the reference. Images are paired by name; differences have a 95 % interval over the prompts. With the
@@ -77,32 +87,37 @@ def quality(
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
 
-    if prompts is not None and scorer is None:
+    if settings.prompts is not None and settings.scorer is None:
         raise UsageError("--prompts needs a CLIP model to score the images; add --scorer NAME")
-    if witness is not None and prompts is None:
+    if settings.witness is not None and settings.prompts is None:
         raise UsageError("--witness needs the images' prompts; add --prompts FILE")
-    names, alone_in = pair(dir_a, dir_b)
-    lines = options.read_prompts(prompts) if prompts is not None else None
+    names, alone_in = pair(settings.dir_a, settings.dir_b)
+    lines = read_prompts(settings.prompts) if settings.prompts is not None else None
     if lines is not None and len(lines) != len(names):
         raise UsageError(
-            f"--prompts {prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per pair"
+            f"--prompts {settings.prompts}: {len(lines)} prompts for {len(names)} pairs of images; give one prompt per "
+            "pair"
         )
     if lines is not None:
         click.echo(f"prompts: {names[0]} is {lines[0][:60]!r}, {names[-1]} is {lines[-1][:60]!r}", err=True)
-    task, source_of = _sources(sources, len(names))
-    if task == "edit" and scorer is None:
+    task, source_of = _sources(settings, len(names))
+    if task == "edit" and settings.scorer is None:
         raise UsageError("--task edit: likeness to the source needs a CLIP model; add --scorer NAME")
-    first = find_scorer(scorer) if scorer is not None else None
-    second = find_witness(witness) if witness is not None else None
-    used = (limits or DEFAULT_LIMITS).for_scorer(first.id if first is not None else None)
+    first = find_scorer(settings.scorer) if settings.scorer is not None else None
+    second = find_witness(settings.witness) if settings.witness is not None else None
+    used = (settings.limits or DEFAULT_LIMITS).for_scorer(first.id if first is not None else None)
 
     def judge(is_read: Callable[[], None]) -> int:
         with quiet():
             clip = ClipScorer(first.folder) if first is not None else None
             witness = Witness(second.folder) if second is not None else None
         is_read()
-        compared = compare(dir_a, dir_b, names, lines, clip, lpips, witness, source_of)
-        judgement, close = judge_pairs(compared["pairs"], lines, used, same_picture=same_picture, task=task)
+        compared = compare(
+            settings.dir_a, settings.dir_b, names, lines, clip, settings.lpips, witness, source_of
+        )
+        judgement, close = judge_pairs(
+            compared["pairs"], lines, used, same_picture=settings.same_picture, task=task
+        )
         for pair_ in compared["pairs"]:
             for name in ("thumbnails", "embeddings"):
                 pair_.pop(name, None)
@@ -113,16 +128,16 @@ def quality(
         }
         compared["fidelity"] = None if close is None else close.to_json()
         compared["unpaired"] = alone_in
-        if as_json:
+        if settings.as_json:
             click.echo(json.dumps(compared, indent=2))
         else:
-            _print(compared, dir_a, dir_b)
+            _print(compared, settings.dir_a, settings.dir_b)
         return COMPARISON_FAILED if judgement.gate is Gate.FAILED else 0
 
     return guarded_scorers([judge_ for judge_ in (first, second) if judge_ is not None], judge)
 
 
-def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf | None]:
+def _sources(settings: QualityCommand, num_pairs: int) -> tuple[Task, SourceOf | None]:
     """Return the task of two folders, and the images that their images were made from.
 
     Raises:
@@ -130,8 +145,8 @@ def _sources(sources: options.Sources, num_pairs: int) -> tuple[Task, SourceOf |
     """
     from vivace.models.sources import Files, check_files, fit, opened
 
-    files = Files(sources["images"], sources["masks"])
-    task = check_files(sources["task"], files, None)
+    files = Files(tuple(settings.images), tuple(settings.masks))
+    task = check_files(settings.task, files, None)
     if task == "text":
         return task, None
     if not files:

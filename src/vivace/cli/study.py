@@ -6,13 +6,26 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli import options
 from vivace.cli.bench import SOME_NOT_MEASURED
+from vivace.cli.command import Rerun, ResultsFormat, command, command_line
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    FILE,
+    Argument,
+    DeviceName,
+    NumGpus,
+    Option,
+    PricePerHour,
+    Ray,
+    Settings,
+    Store,
+    Texts,
+)
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 if TYPE_CHECKING:
@@ -22,61 +35,43 @@ if TYPE_CHECKING:
     from vivace.evidence.studies.study_file import StudyFile
 
 
-@click.command()
-@click.argument("name", metavar="[STUDY]", required=False)
-@click.option("--tiny", is_flag=True, help="Embedded models in place of the study's: minutes on a CPU.")
-@click.option(
-    "--synthetic",
-    is_flag=True,
-    help="The study's models with random weights: full size, no download, no quality.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="List the trials with estimates of time and memory; measure nothing."
-)
-@click.option(
-    "--plan/--no-plan",
-    "check_plan",
-    default=True,
-    show_default=True,
-    help="For --dry-run: predict memory that no record knows, as `vivace plan` does; takes seconds a recipe.",
-)
-@click.option("--model", "models", multiple=True, metavar="NAME", help="Only this model; repeat for more.")
-@click.option("--part", "parts", multiple=True, metavar="NAME", help="Only this part; repeat for more.")
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Show what this record holds, e.g. results/study-001.json; measure nothing.",
-)
-@options.device
-@options.store
-@options.places
-@options.price
-@click.option("--rerun", is_flag=True, help="Measure again what the store already has.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write a page with all figures, charts and images.",
-)
-@options.results_format
-def study(
-    name: str | None,
-    tiny: bool,
-    synthetic: bool,
-    dry_run: bool,
-    check_plan: bool,
-    models: Sequence[str],
-    parts: Sequence[str],
-    record: Path | None,
-    device: str,
-    store: Path,
-    gpus: int | Literal["all"] | None,
-    ray: str | None,
-    price_per_hour: float | None,
-    rerun: bool,
-    output: Path | None,
-    format_: str,
-) -> int:
+class StudyCommand(Settings):
+    name: Annotated[str | None, Argument("[STUDY]")] = None
+    tiny: Annotated[bool, Option("Embedded models in place of the study's: minutes on a CPU.")] = False
+    synthetic: Annotated[
+        bool, Option("The study's models with random weights: full size, no download, no quality.")
+    ] = False
+    dry_run: Annotated[
+        bool, Option("List the trials with estimates of time and memory; measure nothing.")
+    ] = False
+    check_plan: Annotated[
+        bool,
+        Option(
+            "For --dry-run: predict memory that no record knows, as `vivace plan` does; takes seconds a recipe.",
+            "--plan",
+        ),
+    ] = True
+    models: Annotated[Texts, Option("Only this model; repeat for more.", "--model", metavar="NAME")] = ()
+    parts: Annotated[Texts, Option("Only this part; repeat for more.", "--part", metavar="NAME")] = ()
+    record: Annotated[
+        Path | None,
+        Option("Show what this record holds, e.g. results/study-001.json; measure nothing.", path=FILE),
+    ] = None
+    device: DeviceName = "auto"
+    store: Store = Path(DEFAULT_STORE)
+    gpus: NumGpus = None
+    ray: Ray = None
+    price_per_hour: PricePerHour = None
+    rerun: Rerun = False
+    output: Annotated[
+        Path | None,
+        Option("Also write a page with all figures, charts and images.", "-o --output", path=FILE),
+    ] = None
+    format_: ResultsFormat = "table"
+
+
+@command(StudyCommand)
+def study(settings: StudyCommand) -> int:
     """Run a whole study, and show its published numbers beside the new ones, GPU by GPU.
 
     STUDY is the number of a published study (000 to 004), or a .toml file of your own; without it the published ones
@@ -92,21 +87,34 @@ def study(
     from vivace.evidence.studies.expand import expand
     from vivace.evidence.studies.study_file import read_study
 
-    if name is None:
-        return _list(format_)
-    file = read_study(name)
-    if record is not None:
-        recorded = _recorded(file, record, tiny, models, parts)
-        if output is not None:
-            check_writable(output)
-        return _end(recorded, price_per_hour, output, format_)
-    planned = expand(file, tiny=tiny, synthetic=synthetic, models=models, parts=parts, device=device)
-    if dry_run:
-        return _dry_run(planned, store, check_plan and not tiny, format_, device)
-    if output is not None:
-        check_writable(output)
-    run = _run(file, planned, RunSettings(store=store, rerun=rerun, gpus=gpus, ray=ray))
-    return 130 if run is None else _end(run, price_per_hour, output, format_)
+    if settings.name is None:
+        return _list(settings.format_)
+    file = read_study(settings.name)
+    if settings.record is not None:
+        recorded = _recorded(file, settings.record, settings.tiny, settings.models, settings.parts)
+        if settings.output is not None:
+            check_writable(settings.output)
+        return _end(recorded, settings.price_per_hour, settings.output, settings.format_)
+    planned = expand(
+        file,
+        tiny=settings.tiny,
+        synthetic=settings.synthetic,
+        models=settings.models,
+        parts=settings.parts,
+        device=settings.device,
+    )
+    if settings.dry_run:
+        return _dry_run(
+            planned,
+            settings.store,
+            settings.check_plan and not settings.tiny,
+            settings.format_,
+            settings.device,
+        )
+    if settings.output is not None:
+        check_writable(settings.output)
+    run = _run(file, planned, settings.part(RunSettings))
+    return 130 if run is None else _end(run, settings.price_per_hour, settings.output, settings.format_)
 
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
@@ -118,11 +126,11 @@ def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings)
     if missing := left_out(file, planned):
         click.echo(f"left out: {', '.join(missing)}", err=True)
     try:
-        settings = dataclasses.replace(settings, progress=for_this_terminal(), command=options.command_line())
+        settings = dataclasses.replace(settings, progress=for_this_terminal(), command=command_line())
         return run_parts(file, planned, settings)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return None
 
 
@@ -163,7 +171,7 @@ def _show(run: StudyRun, format_: str) -> None:
     else:
         click.echo(render(run, format_), nl=False)
     if format_ == "table":
-        click.echo(f"reproduce: {options.command_line()}", err=True)
+        click.echo(f"reproduce: {command_line()}", err=True)
 
 
 def _list(format_: str) -> int:

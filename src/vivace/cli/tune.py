@@ -6,127 +6,45 @@ import json
 import math
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from vivace.cli import options
-from vivace.cli.spec_options import IMAGES, SEARCH, SETTINGS, TIMING, collect
+from vivace.cli.command import command, command_line
+from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable
 from vivace.foundation.untrusted.destinations import replace as write
+from vivace.tuning.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
     from vivace.tuning.results import Result
-    from vivace.tuning.search_settings import SearchSettings
 
 NOTHING_FOUND = 4
 
 
-def _amount(parse: str) -> Callable[[click.Context, click.Parameter, str | None], float | None]:
-    """Return a callback that reads an amount with its unit by a function of `vivace.foundation.spec.arguments`."""
+class TuneCommand(SearchSettings):
+    model: Annotated[str, Argument()] = "tiny-sd"
+    explain: Annotated[bool, Option("Also print the expected gain of each technique, and its sources.")] = (
+        False
+    )
+    output: Annotated[
+        Path | None,
+        Option(
+            "Where to write the page of the search; default: tune-MODEL.html in the store.",
+            "-o --output",
+            path=FILE,
+        ),
+    ] = None
+    format_: Annotated[
+        Literal["text", "json"], Option("Format of the answer on standard output.", "--format")
+    ] = "text"
 
-    def read(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-        if value is None:
-            return None
-        from vivace.errors import UsageError
-        from vivace.foundation.spec import arguments
 
-        try:
-            return float(getattr(arguments, parse)(value))
-        except UsageError as error:
-            raise click.BadParameter(f"{error}.") from None
-
-    return read
-
-
-@options.command()
-@click.argument("model", default="tiny-sd")
-@click.option(
-    "--goal",
-    type=click.Choice(["latency", "throughput", "memory", "cost"]),
-    default="latency",
-    show_default=True,
-    help="latency: time of one image; throughput and cost: time per image of four; memory: the peak.",
-)
-@click.option(
-    "--max-memory",
-    "max_memory_bytes",
-    callback=_amount("parse_bytes"),
-    metavar="SIZE",
-    help="Limit of the peak memory, e.g. 12GB.",
-)
-@options.min_quality
-@options.scorer
-@options.witness
-@click.option(
-    "--max-first-call",
-    "max_first_call_s",
-    callback=_amount("parse_seconds"),
-    metavar="TIME",
-    help="Limit of the first call, compilation included, e.g. 60s.",
-)
-@click.option(
-    "--minutes",
-    type=options.FiniteFloat(0.1, 10_000),
-    help="Time for the whole search; default: 8, or no limit with --trials.",
-)
-@click.option(
-    "--trials",
-    type=click.IntRange(1, 10_000),
-    help="Number of recipes to measure; those already in the store count.",
-)
-@click.option(
-    "--gpus",
-    callback=options.parse_gpus,
-    metavar="N|all",
-    help="Search on this many GPUs of this host; the final runs on one.",
-)
-@click.option("--start", metavar="RECIPE", help="Recipe to begin with.")
-@click.option(
-    "--keep", multiple=True, metavar="TECHNIQUE", help="Technique that every recipe has; repeat for more."
-)
-@click.option(
-    "--without", multiple=True, metavar="TECHNIQUE", help="Technique that no recipe has; repeat for more."
-)
-@click.option(
-    "--trust-quality-of",
-    metavar="NAME",
-    help="For random weights: also search techniques that kept the quality of this embedded model in the store.",
-)
-@options.workload
-@options.source_images(several=True)
-@options.prompts()
-@click.option(
-    "--batch", type=click.IntRange(1, 4096), default=1, help="Images per call; default: as the goal says."
-)
-@options.timeout
-@options.price
-@options.device
-@options.threads
-@options.store
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    default=0,
-    show_default=True,
-    help="Seed of the search's choices.",
-)
-@click.option(
-    "--explain", is_flag=True, help="Also print the expected gain of each technique, and its sources."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to write the page of the search; default: tune-MODEL.html in the store.",
-)
-@options.text_or_json("answer")
-@collect(timing=TIMING, request=IMAGES, run=SETTINGS, settings=SEARCH)
-def tune(model: str, settings: SearchSettings, explain: bool, output: Path | None, format_: str) -> int:
+@command(TuneCommand)
+def tune(settings: TuneCommand) -> int:
     """Find and prove the fastest recipe for MODEL that keeps the images and fits the limits.
 
     Measures little: the effects of techniques are learnt from few trials, from the store and from vivace's own
@@ -142,23 +60,24 @@ def tune(model: str, settings: SearchSettings, explain: bool, output: Path | Non
     from vivace.report.downloads import file_stem
     from vivace.tuning.tuner import search_recipe
 
-    if output is not None:
-        check_writable(output)
-    settings = replace(settings, run=replace(settings.run, command=options.command_line()))
+    if settings.output is not None:
+        check_writable(settings.output)
+    watcher = SearchDisplay(settings.allowed_minutes, settings.trials)
+    watched = settings.model_copy(update={"watcher": watcher, "command": command_line()})
     try:
-        tuned = search_recipe(model, settings, SearchDisplay(settings.allowed_minutes, settings.trials))
+        tuned = search_recipe(settings.model, watched)
     except KeyboardInterrupt:
         click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
-        click.echo(f"  {options.command_line()}", err=True)
+        click.echo(f"  {command_line()}", err=True)
         return 130
-    page = output or settings.run.folder / f"{file_stem(f'tune-{model}')}.html"
+    page = settings.output or settings.store / f"{file_stem(f'tune-{settings.model}')}.html"
     write(page, tuned.page().encode())
-    if format_ == "json":
+    if settings.format_ == "json":
         click.echo(json.dumps(tuned.to_json(), indent=2))
     else:
         from vivace.tuning.answer_text import lines
 
-        click.echo("\n".join(lines(tuned, explain)))
+        click.echo("\n".join(lines(tuned, settings.explain)))
     click.echo(f"page with the proof and the images: {page}", err=True)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 

@@ -170,7 +170,7 @@ def test_not_a_percentage(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
 def test_percentages(text: str, share: float) -> None:
-    assert parse_percentage(None, None, text) == pytest.approx(share)
+    assert parse_percentage(text) == pytest.approx(share)
 
 
 def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:

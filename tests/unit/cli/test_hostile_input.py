@@ -108,7 +108,9 @@ def test_the_test_of_a_folder_leaves_nothing_behind(
 
 
 def _no_option_is_unbounded(command: click.Command) -> list[str]:
-    commands = [] if not isinstance(command, click.Group) else list(command.commands.values())
+    context = click.Context(command)
+    names = command.list_commands(context) if isinstance(command, click.Group) else ()
+    commands = [command.get_command(context, name) for name in names]
     unbounded = [name for subcommand in commands for name in _no_option_is_unbounded(subcommand)]
     for option in command.params:
         kind = option.type

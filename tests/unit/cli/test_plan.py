@@ -64,7 +64,7 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(
     assert use.startswith("Use: vivace generate PROMPT --model tiny-sd ")
     assert use.endswith(f"--recipe '{recipe}' --height 128 --width 128")
     name, *words = shlex.split(use.removeprefix("Use: vivace "))
-    app.commands[name].make_context(name, words, parent=click.Context(app, obj={}))
+    app.get_command(None, name).make_context(name, words, parent=click.Context(app, obj={}))
     times = [
         float(re.search(r"about ([\d.]+) m?s predicted", line)[1]) for line in (first, second, third, fourth)
     ]

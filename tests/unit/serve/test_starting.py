@@ -47,7 +47,7 @@ worker.main()
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
-    return tmp_path / "serve-starts.json"
+    return tmp_path / "serve-last-starts.json"
 
 
 def start_of_five_seconds(key: str = "a") -> Startup:
@@ -79,7 +79,7 @@ def test_a_file_that_is_none_of_starts_is_said_and_written_anew(
     cache.write_text(content)
     start_of_five_seconds().finish()
     assert list(past_starts()) == ["a"]
-    assert "is no list of starts" in caplog.text
+    assert "has no times of starts" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_harms_no_start(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import CATALOGUE
-from vivace.benchmark.store import DEFAULT_STORE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -38,6 +37,7 @@ from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near
 from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Interval
 from vivace.models.find import SYNTHETIC

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vivace.benchmark.load_testing.aiperf import read_aiperf
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, read_rows, write_rows
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
+from vivace.foundation.spec.settings import FOLDER, Option, Settings
 from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.jobs import main_jobs
 from vivace.proofs.sides.plan import ProofPlan
@@ -33,8 +36,7 @@ OnLoad = Callable[[str], object]
 """Called with the description of the load that begins."""
 
 
-@dataclass(frozen=True)
-class LoadRequest:
+class LoadRequest(Settings):
     """The loads to put on the endpoints.
 
     Attributes:
@@ -42,9 +44,20 @@ class LoadRequest:
         aiperf_a, aiperf_b: artifacts of runs of AIPerf on a side.
     """
 
-    num_requests: int | None = None
-    aiperf_a: Path | None = None
-    aiperf_b: Path | None = None
+    num_requests: Annotated[
+        int | None,
+        Field(ge=LEAST_REQUESTS, le=100_000),
+        Option(
+            "Also put load on each images endpoint: N requests of one client, of eight, and of users.",
+            "--requests --num-requests",
+            metavar="N",
+        ),
+    ] = None
+    aiperf_a: Annotated[
+        Path | None,
+        Option("Also show a run of AIPerf on A (its --artifact-dir).", metavar="DIR", path=FOLDER),
+    ] = None
+    aiperf_b: Annotated[Path | None, Option("Likewise, on B.", metavar="DIR", path=FOLDER)] = None
 
     @property
     def aiperf(self) -> list[tuple[Letter, Path]]:

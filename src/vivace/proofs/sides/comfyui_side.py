@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,9 @@ from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,
-    Draw,
     DrawingFailed,
     DrawJob,
     DrawnImage,
-    OnNote,
     Settings,
     Side,
     suffix_of,
@@ -160,15 +157,6 @@ class ComfySide(Side):
 
     def check(self, plan: ProofPlan) -> None:
         assert self.workflow is not None
-
-    @contextmanager
-    def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
-    ) -> Iterator[Draw]:
-        yield self.draw
 
     def draw(self, job: DrawJob) -> DrawnImage:
         """Return one image."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -30,17 +29,15 @@ from vivace.foundation.untrusted.files import parse_json
 from vivace.proofs.sides.side import (
     NOT_AN_IMAGE,
     SETTINGS,
-    Draw,
     DrawingFailed,
     DrawJob,
     DrawnImage,
-    OnNote,
     Side,
     suffix_of,
 )
 
 if TYPE_CHECKING:
-    from vivace.proofs.sides.plan import ProofPlan
+    pass
 
 _FORM = (
     "http://HOST:PORT/v1, optionally with ?model=NAME&FIELD=VALUE; a key with --key-a FILE or --key-b FILE"
@@ -113,18 +110,6 @@ class EndpointSide(Side):
             entry = server.model_entry(None, "?model=NAME", "--key-a FILE or --key-b")
             fields = fields | ({"model": entry["id"]} if entry else {})
         return replace(self, server=server, fields=fields)
-
-    def check(self, plan: ProofPlan) -> None:
-        """Its server has answered when it was connected to."""
-
-    @contextmanager
-    def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
-    ) -> Iterator[Draw]:
-        yield self.draw
 
     def body(self, job: DrawJob, n: int = 1, **fields: Any) -> dict[str, Any]:
         """Return the JSON of a request.

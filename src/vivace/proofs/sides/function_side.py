@@ -8,8 +8,7 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +19,9 @@ from vivace.foundation.untrusted.files import reason
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,
-    Draw,
     DrawingFailed,
     DrawJob,
     DrawnImage,
-    OnNote,
     Side,
     as_png,
     suffix_of,
@@ -113,15 +110,6 @@ class FunctionSide(Side):
 
     def check(self, plan: ProofPlan) -> None:
         assert self.probed is not None
-
-    @contextmanager
-    def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
-    ) -> Iterator[Draw]:
-        yield self.draw
 
     def draw(self, job: DrawJob) -> DrawnImage:
         """Return one image."""

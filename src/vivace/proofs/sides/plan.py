@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.settings import (
+    CallSettings,
+    DeviceName,
+    Key,
+    Option,
+    Prompts,
+    Seed,
+    Threads,
+    Timeout,
+    read_key,
+)
+from vivace.foundation.spec.sizes import Size, each_once
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.sides.comfyui_side import ComfySide
@@ -29,30 +43,60 @@ _KINDS: tuple[type[EndpointSide | ComfySide | FunctionSide | FolderSide | Recipe
 )
 
 
-@dataclass(frozen=True)
-class DrawRequest:
+Sizes = Annotated[
+    tuple[Size, ...],
+    BeforeValidator(each_once),
+    Option(
+        "Draw every prompt at each of these sizes, e.g. 512x512,512x768.", metavar="WxH,...", multiple=True
+    ),
+]
+
+
+class DrawRequest(CallSettings):
     """The images to draw, and how.
 
     Attributes:
         prompts: None for the prompt set.
         prompt_set: of `vivace.models.prompts`; None for that of the sides.
         num_prompts: of the set.
+        height, width, num_inference_steps, guidance_scale: of every image; None for the model's own.
         sizes: at which every prompt is drawn; empty for the one of the settings.
+        timeout_s: longest wait for an answer of a server.
         key_a, key_b: keys that are sent to an endpoint.
     """
 
-    prompts: tuple[str, ...] | None = None
-    prompt_set: str | None = None
-    num_prompts: int = DEFAULT_NUM_PROMPTS
-    seed: int = 0
-    num_seeds: int = NUM_SEEDS
-    settings: Settings = field(default_factory=Settings)
-    sizes: tuple[Size, ...] = ()
-    device: str = "auto"
-    threads: int | None = None
-    timeout_s: float = 600.0
-    key_a: str | None = field(default=None, repr=False)
-    key_b: str | None = field(default=None, repr=False)
+    prompts: Prompts = None
+    prompt_set: Annotated[
+        Literal["real", "tinyworld"] | None,
+        Option("Prompts that ship with vivace; default: those that the model understands, else real."),
+    ] = None
+    num_prompts: Annotated[int, Field(ge=1, le=1000), Option("Prompts of the set; each set has 39.")] = (
+        DEFAULT_NUM_PROMPTS
+    )
+    num_seeds: Annotated[int, Field(ge=1, le=10_000), Option("Seeds of each prompt.", "--seeds")] = NUM_SEEDS
+    seed: Seed = 0
+    sizes: Sizes = ()
+    timeout_s: Annotated[
+        Timeout, Option("Longest wait for an answer of a server, in seconds.", "--timeout")
+    ] = 600.0
+    key_a: Annotated[
+        Key,
+        Option(
+            "File with the key that requests to A carry (Authorization: Bearer).",
+            metavar="FILE",
+            read=read_key,
+        ),
+    ] = Field(default=None, repr=False)
+    key_b: Annotated[Key, Option("Likewise, to B.", metavar="FILE", read=read_key)] = Field(
+        default=None, repr=False
+    )
+    device: DeviceName = "auto"
+    threads: Threads = None
+
+    @property
+    def settings(self) -> Settings:
+        """Size, steps and guidance of every image."""
+        return Settings(self.height, self.width, self.num_inference_steps, self.guidance_scale)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +87,11 @@ Draw = Callable[[DrawJob], DrawnImage]
 OnNote = Callable[[str], object]
 
 
-class Side(ABC):
+def _ignore(*what: object) -> None:
+    pass
+
+
+class Side:
     """One side of a proof. A is the reference.
 
     Attributes:
@@ -131,16 +134,11 @@ class Side(ABC):
         """Return the side with its server asked, if it has one."""
         return self
 
-    @abstractmethod
     def check(self, plan: ProofPlan) -> None:
         """Raise an error for what cannot be drawn, before anything is."""
 
-    @abstractmethod
     def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
+        self, plan: ProofPlan, is_read: Callable[[], None] = _ignore, on_note: OnNote = _ignore
     ) -> AbstractContextManager[Draw]:
         """Return what draws its images.
 
@@ -148,6 +146,11 @@ class Side(ABC):
             is_read: called when a model is loaded.
             on_note: called with warnings.
         """
+        return nullcontext(self.draw)
+
+    def draw(self, job: DrawJob) -> DrawnImage:
+        """Return one image; of a side that needs nothing to be opened."""
+        raise NotImplementedError
 
 
 def as_png(image: Any) -> bytes:

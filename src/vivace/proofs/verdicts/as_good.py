@@ -8,7 +8,7 @@ as the reference's, no witness of the prompt is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -49,6 +49,7 @@ class WitnessResult:
 
 
 NOTHING = "no pair of images to compare"
+_SIDES = {Equivalence.BELOW: "lower", Equivalence.ABOVE: "higher"}
 _CAP = 1.0  # of the margin: one lost image counts as an image of something else, and no more
 
 
@@ -122,69 +123,50 @@ def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessRe
     test = equivalence(
         [witness.difference(a, b) for a, b in values], [pair.prompt for pair in pairs], witness.margin
     )
-    standing, word = Standing.SAME, ""
-    if test.verdict is Equivalence.UNCLEAR:
-        standing = Standing.UNCLEAR
-    elif test.verdict is not Equivalence.WITHIN:
-        is_lower = test.verdict is Equivalence.BELOW
-        word = witness.lower if is_lower else witness.higher
-        is_worse = witness.worse in ("either", "lower" if is_lower else "higher")
-        standing = Standing.WORSE if is_worse else Standing.BETTER
-    low, high = test.interval.low, test.interval.high
-    ends = "" if low is None or high is None else f" [{witness.in_words(low)}, {witness.in_words(high)}]"
+    words = {Equivalence.BELOW: witness.lower, Equivalence.ABOVE: witness.higher}
+    worse = [side for side, word in words.items() if witness.worse in ("either", _SIDES[side])]
     a, b = (sum(column) / len(values) for column in zip(*values, strict=True))
+    difference = _difference(test, witness.in_words)
+    standing = _standing(test.verdict, worse)
     return WitnessResult(
-        witness.name,
-        a,
-        b,
-        standing,
-        word,
-        f"{witness.in_words(test.interval.point)}{ends}",
-        witness.margin_in_words,
-        test,
+        witness.name, a, b, standing, words.get(test.verdict, ""), difference, witness.margin_in_words, test
     )
 
 
 def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> WitnessResult | None:
     """Return a prompt-reading model's result; None if the reference's images do not fit their prompts either."""
     scored = [pair for pair in pairs if name in pair.a.scores and name in pair.b.scores]
-    if not scored:
-        return None
     margins = [own - others for own, others in (pair.a.scores[name] for pair in scored)]
-    margin = sum(margins) / len(margins)
-    if math.isnan(margin) or margin <= 0:
+    margin = sum(margins) / len(margins) if margins else math.nan
+    if not margin > 0:
         return None
     changes = [
         max(-_CAP, min(_CAP, (pair.b.scores[name][0] - pair.a.scores[name][0]) / margin)) for pair in scored
     ]
     test = equivalence(changes, [pair.prompt for pair in scored], 1 - limit)
-    standing, word = {
-        Equivalence.WITHIN: (Standing.SAME, ""),
-        Equivalence.BELOW: (Standing.WORSE, "further from the prompts"),
-        Equivalence.ABOVE: (Standing.BETTER, "nearer to the prompts"),
-        Equivalence.UNCLEAR: (Standing.UNCLEAR, ""),
-    }[test.verdict]
+    standing = _standing(test.verdict, [Equivalence.BELOW])
     # Images that are certainly not worse need not be shown to be no better.
-    if (
-        test.verdict is Equivalence.UNCLEAR
-        and test.interval.low is not None
-        and test.interval.low > limit - 1
-    ):
+    if standing is Standing.UNCLEAR and test.interval.low is not None and test.interval.low > limit - 1:
         standing = Standing.SAME
+    words = {Equivalence.BELOW: "further from the prompts", Equivalence.ABOVE: "nearer to the prompts"}
+    word = words.get(test.verdict, "")
+    a = sum(pair.a.scores[name][0] for pair in scored) / len(scored)
+    b = sum(pair.b.scores[name][0] for pair in scored) / len(scored)
+    difference = f"{_difference(test, lambda share: f'{100 * share:+.1f}', ' %')} of the margin"
+    margin_in_words = f"±{100 * (1 - limit):g} %"
+    return WitnessResult(name, a, b, standing, word, difference, margin_in_words, test, reads_prompt=True)
+
+
+def _standing(verdict: Equivalence, worse: Sequence[Equivalence]) -> Standing:
+    if verdict in worse:
+        return Standing.WORSE
+    return {Equivalence.WITHIN: Standing.SAME, Equivalence.UNCLEAR: Standing.UNCLEAR}.get(
+        verdict, Standing.BETTER
+    )
+
+
+def _difference(test: EquivalenceTest, in_words: Callable[[float], str], unit: str = "") -> str:
+    """Return the mean difference with its 90 % interval."""
     low, high = test.interval.low, test.interval.high
-    ends = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-    a, b = (
-        sum(image.scores[name][0] for image in images) / len(images)
-        for images in ([pair.a for pair in scored], [pair.b for pair in scored])
-    )
-    return WitnessResult(
-        name,
-        a,
-        b,
-        standing,
-        word,
-        f"{100 * test.interval.point:+.1f} %{ends} of the margin",
-        f"±{100 * (1 - limit):g} %",
-        test,
-        reads_prompt=True,
-    )
+    ends = "" if low is None or high is None else f" [{in_words(low)}, {in_words(high)}]"
+    return f"{in_words(test.interval.point)}{unit}{ends}"

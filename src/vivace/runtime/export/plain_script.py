@@ -323,7 +323,7 @@ def encode_in_fp32(x, *args, **kwargs):
 pipe.vae.encode = encode_in_fp32
 """
 _CAST_BACK = """    if pipe.vae.dtype != own:
-        pipe.vae.to(own)  # SDXL's pipeline casts it to the dtype that it was given
+        pipe.vae.to(own)  # the pipeline casts it to the dtype that it was given
 """
 
 

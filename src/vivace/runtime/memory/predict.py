@@ -214,7 +214,7 @@ def _predict(
     facts = ModelFacts(
         defaults=defaults,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name)),
+        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         stored=stored,
     )

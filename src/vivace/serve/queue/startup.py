@@ -1,6 +1,6 @@
 """The progress of a worker's start: its phases, the seconds of each, and how long the last start of the same took.
 
-`serve-starts.json` of vivace's cache folder has the last start of each model, recipe, device and set of sizes.
+`serve-last-starts.json` of vivace's cache folder has the last start of each model, recipe, device and set of sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vivace.serve.settings import ServeSettings
 
 LOG = logging.getLogger("vivace.serve")
 FIRST_PHASE = "starting a process"
-_FILE = "serve-starts.json"
+_FILE = "serve-last-starts.json"
 _KEPT = 300
 _FACTOR = 10.0
 """How many times the seconds of the last start a phase may take until the worker counts as hung."""
@@ -48,7 +48,7 @@ def past_starts() -> dict[str, PastStart]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        LOG.warning("%s is no list of starts (%s); it is written anew", path, str(error).splitlines()[0])
+        LOG.warning("%s has no times of starts (%s); it is written anew", path, str(error).splitlines()[0])
         return {}
 
 
