@@ -27,7 +27,7 @@ from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import open_session
-from vivace.runtime.warm_up import WarmedSize, draw_twice
+from vivace.runtime.session import WarmedSize
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Workload
@@ -310,7 +310,7 @@ def _draw(
     defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
     session = open_session(located, recipe, device, defaults, workload.prompts)
     on_loaded()
-    return Warmed(draw_twice(session, workload.calls()[0]))
+    return Warmed(session.draw_twice(workload.calls()[0]))
 
 
 @contextmanager
