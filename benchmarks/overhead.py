@@ -28,6 +28,7 @@ import click
 
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
+from vivace.answers.formatting import seconds
 from vivace.benchmark.round import OpenTrial
 from vivace.benchmark.worker import import_all
 from vivace.benchmark.workload_calls import draw
@@ -44,7 +45,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"

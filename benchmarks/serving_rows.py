@@ -8,13 +8,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from vivace.answers.formatting import seconds
 from vivace.benchmark.load_testing.load_report import render
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.stats import median_interval, speedup
 from vivace.foundation.stats.intervals import Interval
-from vivace.report.summary import seconds
 
 Part = Literal["ready", "pairs", "loads", "loras", "replicas"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -21,6 +21,7 @@ from benchmarks.committed_tables import APART as BESIDE_NONE
 from benchmarks.committed_tables import ENCODED_BEFORE as WITHOUT_ENCODERS
 from benchmarks.committed_tables import gain_apart
 from benchmarks.technique_cases import RESULTS
+from vivace.answers.formatting import ratio, seconds, size
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -32,7 +33,6 @@ from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 
 HEADINGS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory_caps import key_of, read_rows
+from vivace.answers.formatting import seconds, size
 from vivace.evidence.recommendation.predicted_tables import BY_OPERATIONS
-from vivace.report.summary import seconds, size
 from vivace.report.text_table import markdown_lines
 
 

@@ -14,6 +14,7 @@ from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
 from docs import fastest
 from docs.fastest import Measurement
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record
@@ -21,7 +22,6 @@ from vivace.foundation.stats import ONE_ROUND_MARGIN, median_interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 
 _HEADINGS = (

@@ -19,11 +19,11 @@ from benchmarks.several_gpus import (
 from benchmarks.step_profile import Profile
 from benchmarks.technique_records import read_records
 from docs.models_measured import conditions_of
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Interval, speedup
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 
 _HEADINGS = (

@@ -20,11 +20,11 @@ from benchmarks.technique_cases import baseline, full_length
 from benchmarks.technique_records import key_of, read_records, rows_with_baselines
 from docs.models_measured import conditions_of
 from docs.techniques_measured import cpu_notes
+from vivace.answers.formatting import plus_minus, ratio, seconds
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval, learn_spread, speedup
 from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
-from vivace.report.summary import plus_minus, ratio, seconds
 from vivace.report.text_table import markdown_lines
 
 LIMIT = 0.05

@@ -12,11 +12,11 @@ from benchmarks.step_cases import Case, read_cases, rows_with_quality
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, record_file
 from docs import curve_plot
 from docs.models_measured import conditions_of
+from vivace.answers.formatting import ratio
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval, mean_interval
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row
-from vivace.report.summary import ratio
 from vivace.report.text_table import markdown_lines
 from vivace.techniques import TECHNIQUES
 

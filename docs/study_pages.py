@@ -12,6 +12,7 @@ from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
 from docs.models_measured import describe_environment
 from docs.study_profiles import lines as profiles_of
+from vivace.answers.formatting import ratio, seconds, size
 from vivace.evidence.studies.claims import tally
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.judging import SpeedUp
@@ -33,7 +34,6 @@ from vivace.evidence.studies.view import (
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
-from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines
 
 _MEMORY = ("model_memory", "peak_memory")

@@ -7,10 +7,10 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
+from vivace.answers.formatting import seconds
 from vivace.foundation.spec.profiling import Profile, Share
 from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
 from vivace.report.profile_tables import changes_text, sections
-from vivace.report.summary import seconds
 
 TOP = 10
 _FAMILIES = ("GEMM", "convolution", "attention", "norm", "elementwise", "copy")

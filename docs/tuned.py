@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.fastest import all_measurements, fastest_known
-from vivace.report.summary import clock, seconds, size
+from vivace.answers.formatting import clock, seconds, size
 from vivace.report.text_table import markdown_lines
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"

@@ -12,6 +12,7 @@ from docs import fastest, readme
 from docs.choosing import FULL_SIZE
 from docs.fastest import Measurement, all_measurements, fastest_known
 from docs.targets import TARGETS, fastest_of
+from vivace.answers.formatting import seconds
 from vivace.errors import RecipeError, StoreError
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
@@ -19,7 +20,6 @@ from vivace.foundation.stats import Interval
 from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.report.summary import seconds
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,6 +17,7 @@ LAYERS = {
     "machinery.families": 1,
     "evidence.lint": 1,
     "report": 1,
+    "answers": 1,
     "foundation.processes": 1,
     "machinery.kernels": 1,
     "machinery.samplers": 1,
@@ -57,8 +58,10 @@ SIDEWAYS = {
     ("foundation.hardware", "errors"),
     ("machinery.multi_gpu", "machinery.fused"),
     ("machinery.families", "machinery.technique"),
+    ("report", "answers"),
+    ("evidence.lint", "answers"),
 }
-# Libraries that import torch; `report` and `foundation` must not import them.
+# Libraries that import torch; `answers`, `report` and `foundation` must not import them.
 IMPORTED_LATE = {
     "vivace.machinery.fused.convolutions",
     "vivace.machinery.fused.first_norm",
@@ -192,7 +195,7 @@ def test_heavy_libraries_are_imported_lazily() -> None:
             if module in IMPORTED_LATE and at_top:
                 wrong.append(f"{_name(path)} imports {module}, and with it torch, when it is imported itself")
             if module.split(".")[0] in HEAVY and (
-                at_top or package(path).startswith(("foundation", "report"))
+                at_top or package(path).startswith(("foundation", "report", "answers"))
             ):
                 wrong.append(f"{_name(path)} imports {module}")
     assert not wrong

@@ -150,9 +150,9 @@ def show(paired: Paired, format_: str) -> int:
 
 def judge(paired: Paired) -> tuple[int, str]:
     """Return the exit code of a comparison, and the verdict in a sentence."""
+    from vivace.answers.formatting import count
     from vivace.foundation.spec.record import Outcome
     from vivace.foundation.stats import Verdict
-    from vivace.report.value_text import count
 
     decision = paired.decision
     if decision is None:
@@ -191,7 +191,7 @@ def _limit(paired: Paired) -> str:
 
 
 def say_pair(decision: Decision, records: Sequence[Record]) -> None:
-    from vivace.report.summary import seconds
+    from vivace.answers.formatting import seconds
 
     times = " and ".join(seconds(_last_s(record)) for record in records)
     click.echo(f"pair {decision.num_pairs}: {times} a call; so far {difference(decision)}", err=True)

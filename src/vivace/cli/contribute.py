@@ -34,9 +34,9 @@ def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
     \b
         vivace contribute --sign-off -o rtx-5070.json
     """
+    from vivace.answers.formatting import size
     from vivace.benchmark.contributing import contribution_of
     from vivace.foundation.spec.contribution import SIGN_OFF
-    from vivace.report.summary import size
 
     if not sign_off:
         raise UsageError(f"give --sign-off to state: {SIGN_OFF}")

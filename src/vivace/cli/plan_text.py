@@ -38,7 +38,7 @@ class CardFit:
 
 
 def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
-    from vivace.report.summary import size
+    from vivace.answers.formatting import size
     from vivace.report.text_table import TextTable
     from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
@@ -79,8 +79,8 @@ def print_prediction(predicted: Prediction, chip: Chip | None) -> None:
 
 def _work(predicted: Prediction, chip: Chip | None) -> Iterator[str]:
     """Yield the operations of the call, and the shortest time that they can take."""
+    from vivace.answers.formatting import seconds
     from vivace.evidence.lint.model_limits import least_seconds
-    from vivace.report.summary import seconds
 
     parts, total = [], 0
     for part in predicted.work.components:
@@ -122,7 +122,7 @@ def _cards(sizes: list[int]) -> str:
 
 def print_card(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print whether a prediction fits a card, and the recipes that do."""
-    from vivace.report.summary import size
+    from vivace.answers.formatting import size
     from vivace.runtime.memory.fit import fits
 
     if fit.ranking is not None:
@@ -152,8 +152,8 @@ def _print_ranking(
     predicted: Prediction, card: CardMemory, fit: CardFit, ranking: Fitting, head: str
 ) -> None:
     """Print the recipes that fit, the fastest first, with the commands to use and to measure them."""
+    from vivace.answers.formatting import size
     from vivace.evidence.recommendation.sentences import time_of
-    from vivace.report.summary import size
 
     usual = ""
     if card.gpu is None:
@@ -188,7 +188,7 @@ def _size_flags(prediction: Prediction) -> str:
 
 def _print_changes(predicted: Prediction, card: CardMemory, fit: CardFit) -> None:
     """Print one change after the other, and whether the last one fits."""
-    from vivace.report.summary import size
+    from vivace.answers.formatting import size
     from vivace.runtime.memory.fit import fits
 
     click.echo(

@@ -14,13 +14,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
+from vivace.answers.formatting import clock, seconds, whole_words
 from vivace.cli.terminal import console
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.report.summary import clock, seconds
-from vivace.report.value_text import whole_words
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {

@@ -182,11 +182,11 @@ def prove(
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
+    from vivace.answers.formatting import date
     from vivace.proofs.prepare_sides import prepare
     from vivace.proofs.prover import FOLDER, find_judges
     from vivace.proofs.proving import Options, open_store
     from vivace.proofs.side_loads import check_loads, measure_loads
-    from vivace.report.value_text import date
 
     if output is not None:
         check_writable(output)

@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from vivace.answers.formatting import whole_words
 from vivace.foundation.untrusted.streams import unchecked
 from vivace.foundation.untrusted.terminal_text import plain
-from vivace.report.value_text import whole_words
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from vivace.answers.formatting import count
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.pair_figures import PairFigures
 from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.sides import ComfySide, FolderSide
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
-from vivace.report.value_text import count
 
 MARGIN = math.log(1.05)
 """Margin of the logarithm of the ratio: up to 5 % more time is not slower."""

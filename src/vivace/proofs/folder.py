@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.terminal_text import natural_order
 from vivace.proofs.drawing import DrawingFailed, DrawnImage, Settings, suffix_of
-from vivace.report.value_text import count
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _MAX_BYTES = 200_000_000

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vivace.answers.formatting import count
 from vivace.proofs.pair_figures import Nearness, PairFigures, ReadImage, are_equal
-from vivace.report.value_text import count
 
 _ALIKE = 2.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
 _GAP_DB, _MOST_DB = 10.0, 40.0

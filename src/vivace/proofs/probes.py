@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.proofs.drawing import SETTINGS, DrawJob, Settings
 from vivace.proofs.prepare_sides import Prepared
 from vivace.proofs.sides import ComfySide, EndpointSide, FunctionSide
-from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
 _GRID = 64  # pixels; sizes that every published model draws are multiples of it

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from vivace.answers.formatting import count
 from vivace.proofs.as_good import Standing, WitnessResult, witness_results
 from vivace.proofs.fast import SpeedAnswer
 from vivace.proofs.image_findings import ImageFinding
@@ -17,7 +18,6 @@ from vivace.proofs.proof_text import speed_dict
 from vivace.proofs.same import OwnDistances, means, worst_pairs
 from vivace.proofs.server_checks import ServerCheck
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
-from vivace.report.value_text import count
 
 Claim = Literal["same", "as-good", "legible", "honest", "fast"]
 _QUESTIONS: dict[Claim, str] = {

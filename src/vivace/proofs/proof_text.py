@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vivace.answers.formatting import count
 from vivace.benchmark.load_testing.load_report import as_dict, errors_text, figure_text, figures_of
 from vivace.benchmark.load_testing.load_rows import LoadRow
 from vivace.foundation.stats import EquivalenceTest
@@ -15,7 +16,6 @@ from vivace.proofs.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.legible import ImageText, Legibility, WordsPair, difference_in_words
 from vivace.proofs.same import means, worst_pairs
 from vivace.proofs.side_loads import SideLoad
-from vivace.report.value_text import count
 
 if TYPE_CHECKING:
     from vivace.proofs.proof import Proof

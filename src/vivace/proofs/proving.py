@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.answers.formatting import count
 from vivace.proofs.as_good import as_good, witness_results
 from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
 from vivace.proofs.endpoint import Endpoint
@@ -41,7 +42,6 @@ from vivace.proofs.scoring import Judges, add_all_scores
 from vivace.proofs.server_checks import honest
 from vivace.proofs.side_loads import SideLoad
 from vivace.proofs.verdict import ProofVerdict
-from vivace.report.value_text import count
 
 if TYPE_CHECKING:
     from vivace.proofs.drawing import Drawer

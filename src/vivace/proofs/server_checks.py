@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.measure.damage.details import resized
 from vivace.measure.image_metrics import match
 from vivace.proofs.drawing import DrawJob, DrawnImage
@@ -17,7 +18,6 @@ from vivace.proofs.image_findings import ImageFinding
 from vivace.proofs.pair_figures import ROUNDING_DB, ReadImage, are_equal, is_near, match_of, psnr_of
 from vivace.proofs.probes import Probe
 from vivace.proofs.verdict import ProofAnswer, ProofVerdict
-from vivace.report.value_text import count
 
 ReadDrawn = Callable[[DrawnImage], ReadImage]
 """Reads an image that is not kept."""

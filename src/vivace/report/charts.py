@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.answers.formatting import ratio, seconds, shortened
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.report.page import environment
 from vivace.report.rows import Row
 from vivace.report.scatter import plots
-from vivace.report.summary import ratio, seconds
-from vivace.report.value_text import shortened
 
 _WIDTH = 820
 _LABELS, _VALUES = 300, 180  # pixels beside the bars

@@ -18,6 +18,7 @@ from importlib import resources
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from vivace.answers.formatting import between_s, count, date, seconds, sentence, shortened, size
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.workload import Workload
@@ -37,11 +38,9 @@ from vivace.report.summary import (
     noise_floor,
     paid_back,
     particulars,
-    seconds,
-    size,
     standing,
 )
-from vivace.report.value_text import between_s, breakable, count, date, sentence, shortened
+from vivace.report.value_text import breakable
 
 MAX_IMAGE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
 MAX_TABLE_BYTES = 6_000_000  # of all tables that can be saved from the page

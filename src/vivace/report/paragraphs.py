@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 WIDTH = 80
 
@@ -39,9 +39,3 @@ def command_lines(command: str, label: str, room: int) -> Iterator[str]:
             line = " " * (room + 4)
         line += f"{part} "
     yield line.rstrip()
-
-
-def few(names: Sequence[str], most: int) -> str:
-    """Return the first names of a list, and the number of the others."""
-    first = ", ".join(names[:most])
-    return first if len(names) <= most else f"{first}, and {len(names) - most} more"

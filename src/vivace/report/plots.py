@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.answers.formatting import seconds
 from vivace.foundation.stats import Interval
 from vivace.report.rows import Row
-from vivace.report.summary import seconds
 
 STAGES = ("text", "steps", "vae", "other")
 

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.answers.formatting import seconds
 from vivace.report.rows import Row
-from vivace.report.summary import seconds
 
 WIDTH, HEIGHT = 1000, 56  # units; the template stretches the width to the page's
 _EDGE = 5  # units between the scale's end and the box's

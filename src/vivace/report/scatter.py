@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from vivace.answers.formatting import size
 from vivace.foundation.stats import Interval
 from vivace.report.rows import Row
-from vivace.report.summary import size
 
 SIZES = (("wide", 500, 360), ("narrow", 340, 320))
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 30, 44  # pixels, for tick labels and the names of the axes

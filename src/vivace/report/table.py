@@ -9,21 +9,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from vivace.answers.formatting import money, plus_minus, ratio, seconds, size, whole_words
 from vivace.foundation.stats import Gate
 from vivace.report.rows import Row, shared_warnings
-from vivace.report.summary import (
-    clip_kept,
-    fidelity,
-    money,
-    paid_back,
-    plus_minus,
-    quality,
-    ratio,
-    seconds,
-    size,
-)
+from vivace.report.summary import clip_kept, fidelity, paid_back, quality
 from vivace.report.text_table import TextTable, csv_text
-from vivace.report.value_text import whole_words
 
 FORMATS = ("table", "json", "csv", "md")
 _COST = "cost of 1,000"

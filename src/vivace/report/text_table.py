@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from vivace.answers.formatting import broken
 from vivace.foundation.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
-from vivace.report.value_text import broken
 
 if TYPE_CHECKING:
     from rich.console import Console

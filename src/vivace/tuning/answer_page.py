@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from vivace.answers.formatting import clock, count, money, seconds, sentence, size
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import image_path
 from vivace.errors import StoreError
@@ -32,8 +33,8 @@ from vivace.report.page import (
     style_sheet,
 )
 from vivace.report.scatter import Plot, Value, memory_plot
-from vivace.report.summary import change, clock, money, seconds, size
-from vivace.report.value_text import breakable, count, sentence
+from vivace.report.summary import change
+from vivace.report.value_text import breakable
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline
 from vivace.tuning.results import Result

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from vivace.answers.formatting import broken, clock, money, ratio, seconds, size
 from vivace.foundation.stats import Verdict
 from vivace.report.paragraphs import WIDTH, labelled, wrapped
 from vivace.report.rows import Row
-from vivace.report.summary import change, clock, money, ratio, seconds, size
-from vivace.report.value_text import broken
+from vivace.report.summary import change
 from vivace.tuning.results import Result
 
 if TYPE_CHECKING:

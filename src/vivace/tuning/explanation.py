@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.recipes.recipe import Recipe
-from vivace.report.value_text import count
 from vivace.tuning.priors import PriorSource
 from vivace.tuning.search import Search
 

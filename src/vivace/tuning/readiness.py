@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vivace.answers.formatting import clock, size
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.recorded import all_recorded
@@ -22,7 +23,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Entry, Hub
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
-from vivace.report.summary import clock, size
 from vivace.tuning.image_request import ImageRequest
 
 _CORE_FLOPS = 200e9

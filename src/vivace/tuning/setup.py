@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vivace.answers.formatting import seconds, size
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
@@ -17,7 +18,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
 from vivace.tuning.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.measuring import Bench
 from vivace.tuning.objective import Objective

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from tests.make import make_record, make_round
+from vivace.answers.formatting import broken, ratio, seconds, size
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.foundation.stats import Verdict
 from vivace.report.rows import rows_of, shared_warnings
-from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
+from vivace.report.summary import headline, particulars, summary
 from vivace.report.table import print_table, render
-from vivace.report.value_text import broken
 
 FAST = (0.5, 0.51, 0.49, 0.5)
 SLOW = (1.0, 1.02, 0.98, 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vivace.answers.formatting import few, plus_minus, ratio, seconds, size
 from vivace.evidence.recommendation.sentences import (
     elsewhere_of,
     figure_of,
@@ -14,8 +15,7 @@ from vivace.evidence.recommendation.sentences import (
     where,
 )
 from vivace.evidence.recommendation.speed_limit import ChipLimit
-from vivace.report.paragraphs import command_lines, few, labelled
-from vivace.report.summary import plus_minus, ratio, seconds, size
+from vivace.report.paragraphs import command_lines, labelled
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.recommendation import RecipeFigures, Recommendation

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from vivace.answers.formatting import count, seconds, size
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
@@ -30,9 +31,7 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
 from vivace.report.text_table import TextTable
-from vivace.report.value_text import count
 from vivace.runtime.workloads import workload_of
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from vivace.answers.formatting import ratio
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError
 from vivace.evidence.studies.claims import Claim, JudgedClaim, tally
@@ -38,7 +39,6 @@ from vivace.report.page import (
     style_sheet,
 )
 from vivace.report.rows import priced
-from vivace.report.summary import ratio
 
 if TYPE_CHECKING:
     from vivace.evidence.studies.runs import StudyRun

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vivace.answers.formatting import ratio
 from vivace.evidence.studies.claims import Claim, JudgedClaim, tally
 from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.usage import SHORT, numbers, usage_table
@@ -26,7 +27,6 @@ from vivace.evidence.studies.view import (
     views,
 )
 from vivace.foundation.untrusted.terminal_text import markdown_cell
-from vivace.report.summary import ratio
 from vivace.report.text_table import TextTable, csv_text
 
 if TYPE_CHECKING:

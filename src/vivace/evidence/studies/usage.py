@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from vivace.answers.formatting import joules, money, seconds, signed_seconds
 from vivace.evidence.studies.view import PartView
 from vivace.report.energy import cost_per_1000
 from vivace.report.rows import Row
-from vivace.report.summary import joules, money, seconds, signed_seconds
 from vivace.report.text_table import TextTable
 
 
