@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vivace.answers.formatting import count
-from vivace.benchmark.load_testing.load_report import as_dict, errors_text, figure_text, figures_of
+from vivace.benchmark.load_testing.load_answer import as_dict, errors_text, figure_text
+from vivace.benchmark.load_testing.load_figures import figures_of
 from vivace.benchmark.load_testing.load_rows import LoadRow
 from vivace.foundation.stats import EquivalenceTest
 from vivace.foundation.untrusted.terminal_text import plain

@@ -8,6 +8,5 @@ stages      which loads follow each other, and for how long
 rows        what is stored of a load
 figures     throughput, latency and goodput
 aiperf      a run of AIPerf as a row
-load_report the figures as a table, as Markdown, JSON or CSV
-load_page   the figures and each request as an HTML page
+load_answer the figures and each request as an answer
 """

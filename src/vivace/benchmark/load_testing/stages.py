@@ -24,7 +24,7 @@ from urllib.parse import urljoin, urlsplit
 
 from PIL import Image
 
-from vivace.benchmark.load_testing.load_report import figures_of, lone_latencies, throughput
+from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
 from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, Reply, exchange
 from vivace.errors import Unsupported, UsageError

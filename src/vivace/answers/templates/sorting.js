@@ -1,7 +1,7 @@
 "use strict";
 // Sorts the tables of results by the column whose heading is clicked; a second click turns the order round.
 // Rows without a value, such as those that were not measured, stay last.
-for (const table of document.querySelectorAll("table.results")) {
+for (const table of document.querySelectorAll("table.sorted")) {
   const body = table.tBodies[0];
   const headings = [...table.tHead.rows[0].cells];
 
