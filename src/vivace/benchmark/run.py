@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.data import dataframe
 from vivace.benchmark.compared import Compared as Compared
 from vivace.benchmark.planned import Planned
 from vivace.benchmark.run_page import page_of
@@ -15,7 +16,6 @@ from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.study import Study
 from vivace.report.charts import charts
-from vivace.report.dataframe import dataframe
 from vivace.report.page import in_notebook
 from vivace.report.rows import Row
 from vivace.report.summary import summary

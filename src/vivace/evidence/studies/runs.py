@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.data import dataframe
 from vivace.benchmark import studies as benches
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus
@@ -25,7 +26,6 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.task_names import Device
-from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")

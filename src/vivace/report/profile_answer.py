@@ -1,15 +1,14 @@
-"""Show profiles: the operator table, shares, gaps, synchronisations and memory; and two profiles side by side."""
+"""Profiles as an answer: operators, shares, gaps, synchronisations and memory; and two profiles side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from vivace.answers.answer import Answer, Cell, Section, Table
 from vivace.answers.formatting import seconds, size
 from vivace.foundation.spec.profiling import HostWait, MemoryTimeline, Profile, Share
-from vivace.foundation.untrusted.terminal_text import markdown_cell, plain
-from vivace.report.text_table import TextTable, csv_text
 
 TOP = 20
 _NAME_WIDTH = 56  # characters
@@ -17,15 +16,6 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 60
 _SHOWN_CHANGE = 0.005
 """Changes of less than this share of the call are left out of the text."""
-
-
-@dataclass(frozen=True)
-class ProfileSection:
-    """A table with a title; its first column is a name. `note` is printed below it."""
-
-    title: str
-    table: TextTable
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,122 +88,119 @@ def table_rows(profile: Profile) -> list[dict[str, Any]]:
     ]
 
 
-def profile_json(profile: Profile) -> dict[str, Any]:
+def answer_of(profile: Profile, before: Profile | None = None, top: int = TOP) -> Answer:
+    """Return the answer of a profile, or of two side by side.
+
+    Args:
+        before: what it is compared with.
+        top: rows of the operator table, and of the other tables that can be long.
+    """
+    if before is None:
+        return _alone(profile, top)
+    differences = changes(before, profile)
+    times = f"{seconds(profile.plain_s)} instead of {seconds(before.plain_s)}"
+    return Answer(
+        command="profile",
+        headline=f"{profile.trial.title} against {before.trial.title}: {times}",
+        data={
+            "profile": _json(profile),
+            "against": _json(before),
+            "changes": [change.to_dict() for change in differences],
+        },
+        table=[change.to_dict() for change in differences],
+        parts=(_alone(before, top), _alone(profile, top)),
+        sections=tuple(Section("", (table,)) for table in _side_by_side(before, profile, top)),
+    )
+
+
+def _alone(profile: Profile, top: int) -> Answer:
+    trial, workload = profile.trial, profile.trial.workload
+    batch = f", batch {workload.batch}" if workload.batch > 1 else ""
+    task = "" if workload.task == "text" else f"{workload.task_in_words}, "
+    calls = "one call" if profile.num_calls == 1 else f"the median of {profile.num_calls} calls"
+    cost = 100 * (profile.traced_s / profile.plain_s - 1)
+    paragraphs = []
+    if profile.gpu_busy_s is not None and profile.gpu_idle_s is not None and profile.host_late_s is not None:
+        paragraphs.append(
+            f"GPU busy {seconds(profile.gpu_busy_s)}, idle {seconds(profile.gpu_idle_s)}, of which the host was late "
+            f"{seconds(profile.host_late_s)}"
+        )
+    if profile.num_discarded:
+        paragraphs.append(
+            f"{profile.num_discarded} calls discarded, in which something was compiled or tuned"
+        )
+    return Answer(
+        command="profile",
+        headline=f"{calls} after {len(profile.warmup_s)} warm-up calls: "
+        f"{seconds(profile.traced_s)} under the profiler, {seconds(profile.plain_s)} without ({cost:+.0f} %)",
+        data={"profile": _json(profile)},
+        table=table_rows(profile),
+        about=(
+            f"{trial.model.name}, {task}{trial.title}, {workload.width}x{workload.height}, "
+            f"{profile.num_denoiser_calls} denoiser calls{batch}, on {profile.environment.device_name}",
+        ),
+        paragraphs=tuple(paragraphs),
+        sections=tuple(Section("", (table,)) for table in tables_of(profile, top)),
+        notes=tuple(profile.warnings),
+    )
+
+
+def _json(profile: Profile) -> dict[str, Any]:
     """Return the profile as plain data, with the operator table's percentages and averages."""
     return profile.model_dump(mode="json") | {"operators": table_rows(profile)}
 
 
-def profile_csv(profile: Profile) -> str:
-    """Return the operator table as CSV."""
-    rows = table_rows(profile)
-    return csv_text(list(rows[0]), rows)
-
-
-def changes_csv(changes: Sequence[ProfileChange]) -> str:
-    """Return changes as CSV."""
-    rows = [change.to_dict() for change in changes]
-    return csv_text(list(rows[0]), rows)
-
-
-def profile_text(profile: Profile, format_: str, top: int = TOP) -> str:
-    """Return the profile as text, "table" or "md".
-
-    Args:
-        top: rows of the operator table, and of the other tables that can be long.
-    """
-    parts = [_heading(profile, format_), *(_shown(section, format_) for section in sections(profile, top))]
-    parts += [f"note: {warning}" for warning in profile.warnings]
-    return "\n\n".join(parts) + "\n"
-
-
-def changes_text(before: Profile, after: Profile, format_: str, top: int = TOP) -> str:
-    """Return two profiles side by side as text, "table" or "md": shares, and the changes of operators."""
-    return "\n\n".join(_shown(section, format_) for section in _side_by_side(before, after, top)) + "\n"
-
-
-def sections(profile: Profile, top: int = TOP) -> Iterator[ProfileSection]:
-    """Yield the profile's tables; those without rows are left out."""
-    yield _operator_section(profile, top)
+def tables_of(profile: Profile, top: int = TOP) -> Iterator[Table]:
+    """Yield the tables of a profile."""
+    yield _operators(profile, top)
     is_gpu = profile.gpu_busy_s is not None
-    yield _share_section("Time by kernel family", "family", profile.families, is_gpu)
-    yield _share_section("Time by component", "component", profile.components, is_gpu)
+    yield _shares("Time by kernel family", "family", profile.families, is_gpu)
+    yield _shares("Time by component", "component", profile.components, is_gpu)
     if profile.gaps:
         rows = [
             (gap.component, gap.before, str(gap.count), seconds(gap.idle_s), seconds(gap.host_late_s))
             for gap in profile.gaps[:top]
         ]
-        yield ProfileSection(
-            "GPU idle, by what ended it",
-            TextTable(
-                ("component", "before", "gaps", "idle", "of it host late"), rows, left=frozenset({"before"})
-            ),
-        )
+        headings = ("component", "before", "gaps", "idle", "of it host late")
+        yield Table.of(headings, rows, title="GPU idle, by what ended it", texts=("before",))
     if profile.waits:
-        yield _wait_section(profile.waits, top, is_gpu)
+        yield _waits(profile.waits, top, is_gpu)
     if profile.memory is not None:
-        yield _memory_section(profile.memory, profile.traced_s)
+        yield _memory(profile.memory, profile.traced_s)
 
 
-def _heading(profile: Profile, format_: str) -> str:
-    trial = profile.trial
-    workload = trial.workload
-    batch = f", batch {workload.batch}" if workload.batch > 1 else ""
-    task = "" if workload.task == "text" else f"{workload.task_in_words}, "
-    title = (
-        f"{trial.model.name}, {task}{trial.title}, {workload.width}x{workload.height}, "
-        f"{profile.num_denoiser_calls} denoiser calls{batch}, on {profile.environment.device_name}"
-    )
-    cost = 100 * (profile.traced_s / profile.plain_s - 1)
-    lines = [
-        f"**{markdown_cell(title)}**" if format_ == "md" else title,
-        f"{_calls(profile.num_calls)} after {len(profile.warmup_s)} warm-up calls: "
-        f"{seconds(profile.traced_s)} under the profiler, "
-        f"{seconds(profile.plain_s)} without ({cost:+.0f} %)",
-    ]
-    if profile.gpu_busy_s is not None and profile.gpu_idle_s is not None and profile.host_late_s is not None:
-        lines.append(
-            f"GPU busy {seconds(profile.gpu_busy_s)}, idle {seconds(profile.gpu_idle_s)}, of which the host was late "
-            f"{seconds(profile.host_late_s)}"
+def _operators(profile: Profile, top: int) -> Table:
+    columns = [
+        (heading, key)
+        for heading, key in (
+            ("Self CPU %", "self_cpu_percent"),
+            ("Self CPU", "self_cpu_s"),
+            ("CPU total %", "cpu_total_percent"),
+            ("CPU total", "cpu_total_s"),
+            ("CPU time avg", "cpu_time_avg_s"),
+            ("Self CUDA", "self_cuda_s"),
+            ("Self CUDA %", "self_cuda_percent"),
+            ("CUDA total", "cuda_total_s"),
+            ("CUDA time avg", "cuda_time_avg_s"),
         )
-    if profile.num_discarded:
-        lines.append(f"{profile.num_discarded} calls discarded, in which something was compiled or tuned")
-    return ("  \n" if format_ == "md" else "\n").join(lines)
-
-
-def _calls(number: int) -> str:
-    return "one call" if number == 1 else f"the median of {number} calls"
-
-
-def _operator_section(profile: Profile, top: int) -> ProfileSection:
-    headings: tuple[str, ...] = (
-        "Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg", "Self CUDA", "Self CUDA %",
-        "CUDA total", "CUDA time avg", "# of Calls",
-    )  # fmt: skip
-    keys = (
-        "self_cpu_percent", "self_cpu_s", "cpu_total_percent", "cpu_total_s", "cpu_time_avg_s", "self_cuda_s",
-        "self_cuda_percent", "cuda_total_s", "cuda_time_avg_s",
-    )  # fmt: skip
+        if "cuda" not in key or profile.gpu_busy_s is not None
+    ]
     operators = table_rows(profile)
-    rows: list[tuple[str, ...]] = [
-        (row["name"], *(_cell(key, row[key]) for key in keys), str(row["num_calls"]))
+    rows: list[tuple[str | Cell, ...]] = [
+        (_name(row["name"]), *(_figure(key, row[key]) for _, key in columns), str(row["num_calls"]))
         for row in operators[:top]
     ]
-    if profile.gpu_busy_s is None:
-        headings, rows = _without_cuda(headings), [_without_cuda(row) for row in rows]
     rest = len(operators) - top
     note = (
         f"Self CPU time total: {seconds(profile.self_cpu_s)}"
         + ("" if profile.gpu_busy_s is None else f"; self CUDA time total: {seconds(profile.self_cuda_s)}")
         + (f"; {rest} more rows with --top {len(operators)}" if rest > 0 else "")
     )
-    return ProfileSection("Operators", TextTable(headings, rows), note)
+    headings = ("Name", *(heading for heading, _ in columns), "# of Calls")
+    return Table.of(headings, rows, title="Operators", note=note)
 
 
-def _without_cuda(cells: tuple[str, ...]) -> tuple[str, ...]:
-    return (*cells[:6], cells[-1])
-
-
-def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> ProfileSection:
+def _shares(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> Table:
     cpu, cuda = sum(share.cpu_s for share in shares), sum(share.cuda_s for share in shares)
     rows = []
     for share in shares:
@@ -222,10 +209,10 @@ def _share_section(title: str, what: str, shares: Sequence[Share], is_gpu: bool)
             cells += [seconds(share.cuda_s), f"{_percent(share.cuda_s, cuda):.2f}%"]
         rows.append(tuple(cells))
     headings = (what, "Self CPU", "Self CPU %", *(("Self CUDA", "Self CUDA %") * is_gpu))
-    return ProfileSection(title, TextTable(headings, rows))
+    return Table.of(headings, rows, title=title)
 
 
-def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> ProfileSection:
+def _waits(waits: Sequence[HostWait], top: int, is_gpu: bool) -> Table:
     rows = [
         (wait.kind, wait.what, place(wait), wait.component, str(wait.count), seconds(wait.seconds),
          size(wait.num_bytes) if wait.num_bytes else "-")
@@ -233,7 +220,7 @@ def _wait_section(waits: Sequence[HostWait], top: int, is_gpu: bool) -> ProfileS
     ]  # fmt: skip
     title = "The host waits for the GPU" if is_gpu else "Values read: on a GPU, the host would wait here"
     headings = ("kind", "what", "where", "component", "count", "time", "bytes")
-    return ProfileSection(title, TextTable(headings, rows, left=frozenset(headings[:4])))
+    return Table.of(headings, rows, title=title, texts=headings[:4])
 
 
 def place(wait: HostWait) -> str:
@@ -241,7 +228,7 @@ def place(wait: HostWait) -> str:
     return f"{wait.file}:{'' if wait.is_exact else 'from '}{wait.line} in {wait.function}"
 
 
-def _memory_section(memory: MemoryTimeline, length_s: float) -> ProfileSection:
+def _memory(memory: MemoryTimeline, length_s: float) -> Table:
     rows = [
         (name, size(memory.at_peak_bytes.get(name, 0)), size(peak) if peak is not None else "-")
         for name, peak in _by_component(memory)
@@ -249,7 +236,7 @@ def _memory_section(memory: MemoryTimeline, length_s: float) -> ProfileSection:
     what = f"{memory.kind}, {size(memory.before_bytes)} at the start" if memory.before_bytes else memory.kind
     note = f"peak {size(memory.peak_bytes)} ({what})\n{sparkline(memory, length_s)}"
     headings = ("allocated by", "held at the peak", "most held meanwhile")
-    return ProfileSection("Memory", TextTable(headings, rows), note)
+    return Table.of(headings, rows, title="Memory", note=note)
 
 
 def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
@@ -276,14 +263,15 @@ def sparkline(memory: MemoryTimeline, length_s: float, width: int = _BAR_WIDTH) 
     return "".join(_BARS[1 + round((value - low) / span * (len(_BARS) - 2))] for value in most)
 
 
-def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[ProfileSection]:
+def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Table]:
     names = (before.trial.title, after.trial.title)
     is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
     rows = [("call, without the profiler", *_pair(before.plain_s, after.plain_s))]
     if before.gpu_busy_s is not None and after.gpu_busy_s is not None:
         rows.append(("GPU busy", *_pair(before.gpu_busy_s, after.gpu_busy_s)))
         rows.append(("GPU idle, host late", *_pair(before.host_late_s or 0, after.host_late_s or 0)))
-    yield ProfileSection("Before and after", TextTable(("", *names, "difference"), rows))
+    headings = ("", *names, "difference")
+    yield Table.of(headings, rows, title="Before and after")
     for title, old, new in (
         ("Self time by kernel family", before.families, after.families),
         ("Self time by component", before.components, after.components),
@@ -292,13 +280,8 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Profile
             {share.name: share.cuda_s if is_gpu else share.cpu_s for share in shares} for shares in (old, new)
         )
         order = sorted({**b, **a}, key=lambda name: -max(b.get(name, 0), a.get(name, 0)))
-        yield ProfileSection(
-            title,
-            TextTable(
-                ("", *names, "difference"),
-                [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order],
-            ),
-        )
+        shares_s = [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order]
+        yield Table.of(headings, shares_s, title=title)
     least = _SHOWN_CHANGE * max(before.plain_s, after.plain_s)
     differing = [
         change
@@ -306,15 +289,16 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Profile
         if abs(change.difference_s) >= least and change.kind != "same"
     ]
     operators = [
-        (change.name, change.kind, seconds(change.before_s) if change.before_calls else "-",
+        (_name(change.name), change.kind, seconds(change.before_s) if change.before_calls else "-",
          seconds(change.after_s) if change.after_calls else "-", _signed(change.difference_s),
          f"{change.before_calls} / {change.after_calls}")
         for change in differing[:top]
     ]  # fmt: skip
-    yield ProfileSection(
-        "Operators that went, shrank, grew or appeared",
-        TextTable(("Name", "change", *names, "difference", "# of Calls"), operators),
-        f"self time on the {'GPU' if is_gpu else 'CPU'}; changes within the range of the profiled calls, "
+    yield Table.of(
+        ("Name", "change", *names, "difference", "# of Calls"),
+        operators,
+        title="Operators that went, shrank, grew or appeared",
+        note=f"self time on the {'GPU' if is_gpu else 'CPU'}; changes within the range of the profiled calls, "
         f"or under {100 * _SHOWN_CHANGE:g} % of the call, are left out",
     )
 
@@ -327,21 +311,11 @@ def _signed(value: float) -> str:
     return ("-" if value < 0 else "+") + seconds(abs(value))
 
 
-def _shown(section: ProfileSection, format_: str) -> str:
-    table = section.table
-    if format_ == "md":
-        note = ["", *(f"{line}  " for line in section.note.splitlines())] if section.note else []
-        return "\n".join([f"### {section.title}", "", *table.markdown(), *note]).rstrip()
-    short = replace(table, rows=[(_short(name), *cells) for name, *cells in table.rows])
-    return "\n".join([section.title, *short.aligned(), *([section.note] if section.note else [])])
+def _name(name: str) -> Cell:
+    return Cell(name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…", main=name)
 
 
-def _short(name: str) -> str:
-    name = plain(name)
-    return name if len(name) <= _NAME_WIDTH else name[: _NAME_WIDTH - 1] + "…"
-
-
-def _cell(key: str, value: float) -> str:
+def _figure(key: str, value: float) -> str:
     return f"{value:.2f}%" if key.endswith("percent") else _time(value)
 
 
