@@ -37,7 +37,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m docgen.generate --check
 	$(BIN)/python -m tests.repo.sizes
 
 # The server's record goes on where it was interrupted; so does a part that is missing from it.
@@ -46,7 +46,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m soak --timeout 7200 -s
 
 docs: $(READY)
-	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docgen.generate
 
 # The pages of docs/ as a site, in site/.
 site: .venv/.docs

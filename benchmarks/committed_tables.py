@@ -28,7 +28,7 @@ from benchmarks import (
 from benchmarks.study_groups import record_file
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import key_of, read_records
-from docs.technique_lines import lines_of, sets_steps
+from docgen.technique_lines import lines_of, sets_steps
 from vivace.errors import RecipeError
 from vivace.evidence.committed import FILE
 from vivace.evidence.measured import evidence_row_of, table_of

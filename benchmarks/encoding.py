@@ -26,8 +26,8 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.stats import median_interval
 from vivace.measure.this_environment import environment
-from vivace.serve.jobs import Drawn
-from vivace.serve.responses import encode_now
+from vivace.serve.http.responses import encode_now
+from vivace.serve.queue.jobs import Drawn
 
 RECORD = Path(__file__).parents[1] / "results" / "encoding-cpu.json"
 _SHAPES = 400

@@ -20,7 +20,7 @@ from benchmarks.photograph_witnesses import TWO_SIDED
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.measure.calibrating.calibrate_witness import least_detected
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.proofs.pair_figures import WITNESSES
+from vivace.proofs.checks.pair_figures import WITNESSES
 
 RUN = 39
 """Images of a run of `vivace bench --prompt-set real`."""

@@ -11,7 +11,7 @@ from vivace.measure.damage import Pixels
 from vivace.measure.image_metrics import colourfulness, match, paired_metrics, thumbnail
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer
-from vivace.proofs.pair_figures import WITNESSES, statistics_of
+from vivace.proofs.checks.pair_figures import WITNESSES, statistics_of
 
 SLOW = ("SSIM", "tiny-clip")
 TWO_SIDED = (*(witness.name for witness in WITNESSES), "colourfulness")

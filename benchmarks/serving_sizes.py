@@ -30,10 +30,10 @@ from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.sizes import Size
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
-from vivace.serve import waiting
-from vivace.serve.app import create_app
-from vivace.serve.jobs import ImageJob
-from vivace.serve.pool import ReplicaPool
+from vivace.serve.http.app import create_app
+from vivace.serve.queue import job_queue
+from vivace.serve.queue.jobs import ImageJob
+from vivace.serve.queue.pool import ReplicaPool
 from vivace.serve.settings import ServeSettings
 
 RECORD = Path(__file__).parents[1] / "results" / "serving-sizes-cpu.json"
@@ -73,7 +73,7 @@ class SizesRow(Spec):
         )
 
 
-class _ByArrival(waiting.WaitingLine):
+class _ByArrival(job_queue.JobQueue):
     """A line in the order of arrival, to compare with."""
 
     def _next(self, lora: str | None) -> ImageJob:

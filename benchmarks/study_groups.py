@@ -1,6 +1,6 @@
 """The trials of the published studies by model, what their records have of them, and what is missing.
 
-`benchmarks.studies` measures it, and docs/study_pages.py shows it.
+`benchmarks.studies` measures it, and docgen/study_pages.py shows it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vivace.proofs.legible import words_of
+from vivace.proofs.verdicts.legible import words_of
 
 SIZE = 256
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from vivace.architectures.entry import Entry
 from vivace.benchmark import studies
 from vivace.models.architectures import ARCHITECTURES, Architecture
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Entry
 from vivace.models.flow_architectures import FLOW_ARCHITECTURES
 
 SIDE = 128

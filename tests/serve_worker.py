@@ -28,9 +28,9 @@ from typing import Any
 
 from vivace.errors import Unsupported
 from vivace.foundation.processes.protocol import send_event
-from vivace.serve import worker
-from vivace.serve.ending import Finish
-from vivace.serve.messages import Draw, Load, image_file
+from vivace.serve.queue.messages import Draw, Load, image_file
+from vivace.serve.worker import main as worker
+from vivace.serve.worker.completion_thread import Finish
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
 SIZE = 16
@@ -38,7 +38,7 @@ ENERGY = {"energy_j": 2.5}
 
 
 class FakeDrawing:
-    """Stands in for `vivace.serve.warm_session.Drawing`."""
+    """Stands in for `vivace.serve.worker.warm_session.Drawing`."""
 
     def __init__(self, request: Load) -> None:
         self.request = request

@@ -19,10 +19,10 @@ from typing import Any
 import uvicorn
 from PIL import Image
 
-from vivace.serve.app import create_app
-from vivace.serve.connections import Connection
-from vivace.serve.pool import ReplicaPool
-from vivace.serve.process import COMMAND, WorkerProcess
+from vivace.serve.http.app import create_app
+from vivace.serve.http.connections import Connection
+from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.process import COMMAND, WorkerProcess
 from vivace.serve.settings import ServeSettings
 
 PATH = "/v1/images/generations"

@@ -14,11 +14,11 @@ from typing import Any
 
 from vivace.foundation.processes.protocol import send_event
 from vivace.runtime.finite_images import FiniteCheck
-from vivace.serve import worker
-from vivace.serve.editing import Editing
-from vivace.serve.lora_folder import LoraFolder
-from vivace.serve.messages import Load
-from vivace.serve.warm_session import Drawing
+from vivace.serve.queue.messages import Load
+from vivace.serve.worker import main as worker
+from vivace.serve.worker.editing import Editing
+from vivace.serve.worker.lora_folder import LoraFolder
+from vivace.serve.worker.warm_session import Drawing
 
 COMMAND = (sys.executable, "-m", "tests.sleeping_worker")
 SIZE = 1024

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from vivace.evidence.recommendation import Recommendation, recommend
     from vivace.evidence.studies import StudyFile, StudyRun, study
     from vivace.foundation.spec import Record
-    from vivace.proofs.proof import Proof
     from vivace.proofs.prover import prove
+    from vivace.proofs.verdicts.proof import Proof
     from vivace.recipes import Recipe
     from vivace.runtime.entry_points import apply, load
     from vivace.runtime.session import Session
@@ -81,7 +81,7 @@ __all__ = [
 _MODULES = {
     "Paired": "benchmark.pairs",
     "Profiled": "benchmark.profiles",
-    "Proof": "proofs.proof",
+    "Proof": "proofs.verdicts.proof",
     "Recipe": "recipes.recipe",
     "Recommendation": "evidence.recommendation.recommendation",
     "Record": "foundation.spec.record",

@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.block_formats import RECORD, _error, _smoothing, verdicts
-from docs.block_formats import section
+from docgen.block_formats import section
 
 
 def test_smoothing_helps_where_an_input_channel_is_an_outlier() -> None:

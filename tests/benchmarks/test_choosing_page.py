@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from docs import choosing
-from docs.choosing import IMAGES, Pick, page, picks
-from docs.step_curves import families
+from docgen import choosing
+from docgen.choosing import IMAGES, Pick, page, picks
+from docgen.step_curves import families
 from tests.benchmarks.test_step_curves_page import case, write
 
 ROOT = Path(__file__).parents[2]

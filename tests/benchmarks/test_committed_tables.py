@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks import committed_tables
 from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import own, record_file
-from docs.technique_lines import lines_of
+from docgen.technique_lines import lines_of
 from tests.make import make_environment, make_record, make_round
 from vivace.evidence.recommendation import Criteria
 from vivace.evidence.recommendation.advise import recommend_from

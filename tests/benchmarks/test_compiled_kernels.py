@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import memory_caps
-from docs import hardware
+from docgen import hardware
 from vivace.evidence.standing import compiled_recipes
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import shared_memory_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import lora, sizes
 from benchmarks.command import record_on
-from docs import costs
+from docgen import costs
 
 
 @pytest.mark.parametrize(("module", "start"), [(lora, "<!-- lora -->"), (sizes, "<!-- sizes -->")])

@@ -14,7 +14,7 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.energy import Device, loop, power, read_rows
 from benchmarks.energy import energy as command
 from benchmarks.energy_cases import CASES, OPERANDS, Call, Case, Way, call_of
-from docs.energy import page
+from docgen.energy import page
 
 QUICK = ["--device", "cpu", "--shrink", "48", "--seconds", "0.01", "--warmup-s", "0"]
 PRODUCTS = ["--only", "zeros", "--only", "tensor, qkv"]

@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
-from docs import fastest, readme
-from docs.choosing import FULL_SIZE
-from docs.fastest import Measurement, all_measurements, fastest_known
-from docs.targets import TARGETS, fastest_of
+from docgen import fastest, readme
+from docgen.choosing import FULL_SIZE
+from docgen.fastest import Measurement, all_measurements, fastest_known
+from docgen.targets import TARGETS, fastest_of
 from vivace.answers.formatting import seconds
 from vivace.errors import RecipeError, StoreError
 from vivace.evidence.tables import EvidenceRow, EvidenceTable

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import memory_caps as caps
-from docs import memory_caps as table
+from docgen import memory_caps as table
 from vivace.errors import StoreError
 
 ANSWER: dict[str, Any] = {

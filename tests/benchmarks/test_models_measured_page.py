@@ -8,7 +8,7 @@ import pytest
 from benchmarks import every_model
 from benchmarks.every_model import plan_file
 from benchmarks.record_files import write_records
-from docs import generate, models_measured
+from docgen import generate, models_measured
 from tests.make import make_environment, make_record, make_round
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.workload import Source

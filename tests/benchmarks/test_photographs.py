@@ -15,7 +15,7 @@ from benchmarks.photograph_crops import CROPS, PHOTOGRAPHS, SIZES, Photograph, c
 from benchmarks.photograph_power import LIMITS, seen_strengths
 from benchmarks.photograph_witnesses import Reference, distances
 from benchmarks.photographs import RECORD, main
-from docs.photographs import WITNESSES, page
+from docgen.photographs import WITNESSES, page
 from vivace.errors import UsageError
 from vivace.measure.damage import DAMAGE, HARMLESS
 

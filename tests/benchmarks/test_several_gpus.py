@@ -13,8 +13,8 @@ from benchmarks.several_gpus import cases, profile_file, read_profiles
 from benchmarks.several_gpus import several_gpus as command
 from benchmarks.step_profile import Profile, cpu_a_step, launch_bound, where_time_goes
 from benchmarks.technique_records import read_records
-from docs import several_gpus as pages
-from docs.generate import NOTE
+from docgen import several_gpus as pages
+from docgen.generate import NOTE
 from tests.make import make_record, make_round
 from tests.narrow import make_all_small
 from vivace.foundation.spec.record import Outcome, Record, Round

@@ -20,9 +20,9 @@ from benchmarks.skipped_work import (
 from benchmarks.skipped_work import skipped_work as command
 from benchmarks.technique_cases import baseline
 from benchmarks.technique_records import read_records, rows_with_baselines
-from docs import choosing
-from docs import skipped_work as skipped_work_page
-from docs.skipped_work import page, skipping_of
+from docgen import choosing
+from docgen import skipped_work as skipped_work_page
+from docgen.skipped_work import page, skipping_of
 from tests.narrow import make_all_small
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval

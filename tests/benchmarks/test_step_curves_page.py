@@ -1,5 +1,7 @@
 """The page of the curves, made of records: what dominates fewer steps and from where on, the front, the plot."""
 
+import csv
+import io
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +10,9 @@ import pytest
 
 from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
-from docs import step_curves
-from docs.generate import NOTE
-from docs.step_curves import Against, families, ssim_of_steps
+from docgen import step_curves
+from docgen.generate import NOTE
+from docgen.step_curves import Against, families, ssim_of_steps
 from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import ImageFigures
 from vivace.foundation.spec.record import ImageRecord, Outcome
@@ -95,6 +97,12 @@ def test_the_words_say_what_dominates_and_from_where_on(results: Path) -> None:
     assert "8 images a recipe (8 prompts at 1 seed)" in page
     assert "Measured on a CPU, so the plot shows savings in the denoiser's work" in page
     assert "| `taylorseer(4)` | 50.0 % | 2.00x |" in page
+    assert "| `taylorseer(2)` |" not in page, "only the front"
+    (family,) = families(results)
+    rows = list(csv.DictReader(io.StringIO(step_curves.table(family))))
+    assert [row["recipe"] for row in rows if row["recipe"].startswith("taylorseer")] == [
+        "taylorseer(2)", "taylorseer(4)", "taylorseer(8)",
+    ]  # fmt: skip
 
 
 def test_where_no_cache_is_better_it_says_so(tmp_path: Path) -> None:

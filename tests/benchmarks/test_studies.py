@@ -16,8 +16,8 @@ from benchmarks import study_groups, study_work
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import borrowed, own, record_file
-from docs import study_pages
-from docs.study_pages import page, printed
+from docgen import study_pages
+from docgen.study_pages import page, printed
 from tests import stub_worker
 from tests.make import make_record, make_round
 from tests.unit.report.test_limit import CEILINGS, WORK

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import study_profiles as script
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_profiles import OTHERS, read_profiles, shortened
-from docs.study_profiles import lines
+from docgen.study_profiles import lines
 from tests.make import make_environment, make_trial
 from vivace.foundation.spec.profiling import OperatorTime, Profile, Share
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.targets import TARGETS, Target, Timed, fastest_of, page, verdict
+from docgen.targets import TARGETS, Target, Timed, fastest_of, page, verdict
 from vivace.foundation.stats import Interval
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.record_files import write_records
 from benchmarks.technique_cases import configurations, first_calls_file, record_file
 from benchmarks.technique_records import read_records
-from docs import techniques_measured
-from docs.generate import NOTE
-from docs.technique_lines import measured_lines
+from docgen import techniques_measured
+from docgen.generate import NOTE
+from docgen.technique_lines import measured_lines
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.stats import Verdict

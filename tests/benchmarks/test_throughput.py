@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from benchmarks.technique_cases import RESULTS
-from docs import throughput
+from docgen import throughput
 
 RECORD = RESULTS / "throughput-h200.json"
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs import readme, tuned
+from docgen import readme, tuned
 
 RECORD = Path(__file__).with_name("tune-tiny-sd.json")
 PAGE = f"before\n{tuned.START}\nold\n{tuned.END}\nafter\n"

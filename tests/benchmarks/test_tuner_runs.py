@@ -20,7 +20,7 @@ from benchmarks.tuner_runs import (
     pairs_of_cores,
     row_of,
 )
-from docs.tuner_runs import END, START, filled, with_range
+from docgen.tuner_runs import END, START, filled, with_range
 
 
 def answer(recipe: str, ratio: float, verdict: str = "faster", quality: str = "passed") -> dict[str, Any]:

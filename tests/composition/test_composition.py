@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from docs.composition import page
+from docgen.composition import page
 from tests.composition.recipes import (
     MODELS,
     NUM_RANDOM,

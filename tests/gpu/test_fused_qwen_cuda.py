@@ -11,7 +11,7 @@ from diffusers import QwenImage21Transformer2DModel, QwenImageTransformer2DModel
 import vivace
 from tests import flow_models
 from tests.gpu.test_fused_cuda import too_far
-from tests.unit.fused import test_qwen_image21_blocks as of_qwen_image21
+from tests.unit.fused import test_qwen_image21 as of_qwen_image21
 from vivace.models.random_weights import fill
 
 pytestmark = pytest.mark.gpu

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vivace
-from vivace.serve.messages import Draw, Load
-from vivace.serve.warm_session import Drawing
+from vivace.serve.queue.messages import Draw, Load
+from vivace.serve.worker.warm_session import Drawing
 
 pytestmark = pytest.mark.gpu
 _STEPS = 8

@@ -166,4 +166,4 @@ def test_adding_a_technique_comes_first_with_its_command() -> None:
 
 
 def test_the_family_that_it_shows_is_the_one_in_the_package() -> None:
-    assert block("py") == (PACKAGE / "machinery" / "families" / "cogview4.py").read_text()
+    assert block("py") == (PACKAGE / "architectures" / "cogview4.py").read_text()

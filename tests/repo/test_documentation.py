@@ -53,7 +53,7 @@ def test_files_of_the_source_that_pages_name_exist() -> None:
         path
         for page in BY_HAND
         for path in re.findall(
-            r"(?:src/|tests/|docs/|benchmarks/)[\w/]+\.py\b|\bvivace/[\w/]+\.py\b", page.read_text()
+            r"(?:src/|tests/|docgen/|benchmarks/)[\w/]+\.py\b|\bvivace/[\w/]+\.py\b", page.read_text()
         )
     }
     assert len(named) > 10

@@ -33,7 +33,7 @@ def without_encoding(source: str) -> Iterator[str]:
             yield f"{call.lineno}: {text[:100]}"
 
 
-@pytest.mark.parametrize("folder", ["src", "docs", "benchmarks", "tinyworld"])
+@pytest.mark.parametrize("folder", ["src", "docgen", "benchmarks", "tinyworld"])
 def test_every_text_file_is_utf8(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
     missing = [

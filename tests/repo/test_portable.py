@@ -43,7 +43,7 @@ GUARDED = {
         "signal.SIGKILL",
         "select.poll",
     },
-    "serve/image_folder.py": {"os.getuid"},
+    "serve/queue/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }
 """Each asks `processes.system`, or for the attribute, first. `tests/unit/*/test_without_fork.py` run without them."""

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import vivace
-from docs import page_image
+from docgen import page_image
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = ROOT / "src" / "vivace" / "models" / "weights"
@@ -119,7 +119,7 @@ def test_issue_forms_are_valid(form: Path) -> None:
 
 
 def test_the_picture_of_the_readme_shows_its_record() -> None:
-    """`python -m docs.page_image` compares the page's speed-ups and verdicts with the record's."""
+    """`python -m docgen.page_image` compares the page's speed-ups and verdicts with the record's."""
     assert "was the fastest" in page_image.page()
 
 

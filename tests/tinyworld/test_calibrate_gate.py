@@ -78,6 +78,7 @@ def test_the_pages_quote_the_record(record: dict[str, Any]) -> None:
     page = gate_tables.PAGE.read_text()
     assert gate_tables.filled(page, record) == page, "run python -m tinyworld.calibrate_gate table"
     assert gate_tables.variants_page(record) == gate_tables.VARIANTS.read_text()
+    assert gate_tables.rows_csv(record) == gate_tables.ROWS.read_text()
     readme = " ".join((gate_tables.ROOT / "README.md").read_text().split())
     assert gate_tables.readme_claim(record) in readme
 

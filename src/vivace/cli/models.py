@@ -11,7 +11,7 @@ import click
 from vivace.cli import options
 
 if TYPE_CHECKING:
-    from vivace.models.entry import Entry
+    from vivace.architectures.entry import Entry
 
 
 @click.command()
@@ -83,7 +83,7 @@ def _few_steps(entry: Entry) -> list[str]:
 
 def _num_bytes(entry: Entry) -> int | None:
     """Return the size of an embedded model's files or of the download; None if it is unknown."""
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
     from vivace.models.find import find_model
     from vivace.models.model_files import num_bytes
 
@@ -95,7 +95,7 @@ def _num_bytes(entry: Entry) -> int | None:
 def _where(entry: Entry, num_bytes: int | None) -> str:
     """Return where the weights come from, and their size."""
     from vivace.answers.formatting import size
-    from vivace.models.entry import Hub
+    from vivace.architectures.entry import Hub
 
     how_large = "" if num_bytes is None else f"{size(num_bytes)} "
     if isinstance(entry.origin, Hub):

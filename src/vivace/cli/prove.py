@@ -19,11 +19,11 @@ from vivace.foundation.untrusted.destinations import check_writable, is_standard
 if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
     from vivace.models.find import LocatedModel
-    from vivace.proofs.prepare_sides import DrawRequest, Prepared
-    from vivace.proofs.proof import Proof
-    from vivace.proofs.proof_store import Letter, ProofStore
-    from vivace.proofs.scoring import Judges
-    from vivace.proofs.side_loads import LoadRequest
+    from vivace.proofs.checks.side_loads import LoadRequest
+    from vivace.proofs.sides.prepare_sides import DrawRequest, Prepared
+    from vivace.proofs.sides.proof_store import Letter, ProofStore
+    from vivace.proofs.verdicts.proof import Proof
+    from vivace.proofs.verdicts.scoring import Judges
 
 _SAY_EVERY_S = 5.0
 
@@ -32,7 +32,7 @@ def parse_fail_under(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> dict[str, float]:
     """Return the limits of --fail-under by metric."""
-    from vivace.proofs.proof import METRICS
+    from vivace.proofs.verdicts.proof import METRICS
 
     limits: dict[str, float] = {}
     for part in value.split(",") if value is not None else ():
@@ -183,10 +183,10 @@ def prove(
         vivace prove old new --prompts prompts.txt --seeds 1
     """
     from vivace.answers.formatting import date
-    from vivace.proofs.prepare_sides import prepare
+    from vivace.proofs.checks.side_loads import check_loads, measure_loads
     from vivace.proofs.prover import FOLDER, find_judges
     from vivace.proofs.proving import Options, open_store
-    from vivace.proofs.side_loads import check_loads, measure_loads
+    from vivace.proofs.sides.prepare_sides import prepare
 
     if output is not None:
         check_writable(output)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.sizes import Size
     from vivace.foundation.spec.task_names import Device
     from vivace.foundation.spec.workload import Task
-    from vivace.serve.keys import Keys
+    from vivace.serve.http.keys import Keys
     from vivace.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
@@ -181,7 +181,7 @@ def serve(
         vivace serve flux-dev --ray auto --replicas 2-8
     """
     _check_installed()
-    from vivace.serve.keys import Keys
+    from vivace.serve.http.keys import Keys
 
     keys = None if key_file is None else Keys.read(key_file)
     _check_key(keys, host)
@@ -262,7 +262,7 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
 
 async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
     """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
-    from vivace.serve.pool import EarlyProcesses, ReplicaPool
+    from vivace.serve.queue.pool import EarlyProcesses, ReplicaPool
 
     early = EarlyProcesses(settings)
     await early.start()
@@ -280,8 +280,8 @@ async def _serve(
 
     import uvicorn
 
-    from vivace.serve.app import create_app
-    from vivace.serve.connections import Connection
+    from vivace.serve.http.app import create_app
+    from vivace.serve.http.connections import Connection
 
     app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
     server = uvicorn.Server(
@@ -349,14 +349,14 @@ def _url(option: str, text: str, *, has_path: bool = True) -> str:
 
 
 def _check_key(keys: Keys | None, host: str) -> None:
-    from vivace.serve.hosts import is_loopback
+    from vivace.serve.http.hosts import is_loopback
 
     if keys is None and not is_loopback(host.lower()):
         raise UsageError(f"--host {host} lets other machines in; give --api-key-file FILE, too")
 
 
 def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
-    from vivace.serve.hosts import name_of
+    from vivace.serve.http.hosts import name_of
 
     if names and keys is not None:
         raise UsageError("--allow-host is for a server without a key; with one, any name is answered")

@@ -27,7 +27,7 @@ def drawers_on_ray(
     settings: ServeSettings, address: str, replicas: str | None
 ) -> Iterator[Callable[..., Any]]:
     """Deploy the drawers on a cluster until the block ends; yield what makes the pool of the routes."""
-    from vivace.serve.ray_application import NAME, Replicas, application, connect, num_gpus, pool_maker
+    from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, num_gpus, pool_maker
 
     number = None if replicas is None else Replicas.of(replicas)
     connect(address)

@@ -27,9 +27,9 @@ STUDY = "vivace.foundation.spec.study:Study"
 SETTINGS = "vivace.benchmark.run_settings:RunSettings"
 IMAGES = "vivace.tuning.image_request:ImageRequest"
 SEARCH = "vivace.tuning.search_settings:SearchSettings"
-IMAGE_SETTINGS = "vivace.proofs.drawing:Settings"
-PROOF = "vivace.proofs.prepare_sides:DrawRequest"
-LOAD = "vivace.proofs.side_loads:LoadRequest"
+IMAGE_SETTINGS = "vivace.proofs.sides.drawing:Settings"
+PROOF = "vivace.proofs.sides.prepare_sides:DrawRequest"
+LOAD = "vivace.proofs.checks.side_loads:LoadRequest"
 
 
 class FiniteFloat(click.FloatRange):

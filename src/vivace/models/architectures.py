@@ -7,7 +7,7 @@ and FLOPs without memory, and to build the pipeline with random weights (`vivace
 
 from __future__ import annotations
 
-from vivace.models.architecture import Architecture, Component, Library, of_diffusers, replaced
+from vivace.architectures.components import Architecture, Component, Library, of_diffusers, replaced
 from vivace.models.flow_architectures import (
     CLIP_L,
     FLOW_ARCHITECTURES,

@@ -13,7 +13,7 @@ so not part of a baseline.
 
 from __future__ import annotations
 
-from vivace.models.entry import Embedded, Entry, FewSteps, Hub, SamplerEntry, StoredPart
+from vivace.architectures.entry import Embedded, Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.models.flow_catalogue import FLOW_ENTRIES, TAEF1
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 

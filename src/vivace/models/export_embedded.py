@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures.entry import Embedded
 from vivace.errors import OutputError, UnknownModel, nearest
 from vivace.foundation.untrusted.files import user_path
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Embedded
 from vivace.models.find import TINY_VAE, LocatedModel, find_model
 from vivace.models.folder_defaults import NAME, text_of
 from vivace.models.model_files import component_class, num_bytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures.entry import Embedded, Entry, Hub, StoredPart
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
 from vivace.foundation.spec.trial import Model
@@ -20,7 +21,6 @@ from vivace.models.catalogue import CATALOGUE
 from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.signatures import SD2
 from vivace.models.checkpoints.weight_scales import check_plain
-from vivace.models.entry import Embedded, Entry, Hub, StoredPart
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole, read_metadata
 from vivace.models.model_files import files_of, fingerprint

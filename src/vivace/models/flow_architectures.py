@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.models.architecture import Architecture, Component, of_diffusers, of_transformers, replaced
+from vivace.architectures.components import Architecture, Component, of_diffusers, of_transformers, replaced
 
 # The published eos_token_id of 2 is a mistake that must be kept: with it, the pooled vector is taken at the highest id,
 # which is the true end token, 49407.

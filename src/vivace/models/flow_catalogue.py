@@ -8,7 +8,7 @@ parameters, in the precision in which the weights are published (bf16; SD 3.5 in
 
 from __future__ import annotations
 
-from vivace.models.entry import Entry, Hub, StoredPart
+from vivace.architectures.entry import Entry, Hub, StoredPart
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 
 _VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")

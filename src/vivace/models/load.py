@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures.entry import SamplerEntry, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.reading import reading
@@ -16,7 +17,6 @@ from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.checkpoints.whole_files import check_whole_file
-from vivace.models.entry import SamplerEntry, StoredPart
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.headers import check_whole, main_dtype

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures.entry import Hub, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models import hub
 from vivace.models.bounds import check_files
-from vivace.models.entry import Hub, StoredPart
 from vivace.models.repository import INDEX, Chosen, choose, read_index
 
 _LORA = "lora"  # no component has this name

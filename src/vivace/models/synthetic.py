@@ -16,11 +16,10 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from vivace.architectures.components import Architecture, Component
 from vivace.errors import UnknownModel, nearest
-from vivace.models.architecture import Architecture, Component
 from vivace.models.architectures import ARCHITECTURES
-from vivace.models.hashed_processor import with_processor
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.quiet import quiet
 from vivace.models.random_weights import fill
 

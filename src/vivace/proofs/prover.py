@@ -13,14 +13,14 @@ from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.task_names import Device
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
-from vivace.proofs.drawing import Settings
-from vivace.proofs.fast import untimed
-from vivace.proofs.legible import check_words_can_be_read
-from vivace.proofs.prepare_sides import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
-from vivace.proofs.proof import METRICS, Claim, Proof
+from vivace.proofs.checks.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
 from vivace.proofs.proving import OnProgress, Options, conclude, draw_side, open_store
-from vivace.proofs.scoring import Judges, find_all
-from vivace.proofs.side_loads import LEAST_REQUESTS, LoadRequest, check_loads, measure_loads
+from vivace.proofs.sides.drawing import Settings
+from vivace.proofs.sides.prepare_sides import DEFAULT_NUM_PROMPTS, DrawRequest, Prepared, prepare
+from vivace.proofs.verdicts.fast import untimed
+from vivace.proofs.verdicts.legible import check_words_can_be_read
+from vivace.proofs.verdicts.proof import METRICS, Claim, Proof
+from vivace.proofs.verdicts.scoring import Judges, find_all
 
 FOLDER = "prove"
 """Folder of images in the store."""

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.answers.formatting import count
-from vivace.proofs.as_good import as_good, witness_results
-from vivace.proofs.drawing import DrawingFailed, DrawJob, Settings
-from vivace.proofs.endpoint import Endpoint
-from vivace.proofs.examining import StoredImages, checks_of, endpoint_of, findings_of, request_for
-from vivace.proofs.fast import speed, untimed
-from vivace.proofs.image_findings import broken_in_words
-from vivace.proofs.legible import NOTHING_READ, Legibility, left_out, legibility
-from vivace.proofs.pair_figures import ROUNDING_DB, Distances, PairFigures, ReadImage, compare_pair
-from vivace.proofs.prepare_sides import Prepared
-from vivace.proofs.probes import (
+from vivace.proofs.checks.examining import StoredImages, checks_of, endpoint_of, findings_of, request_for
+from vivace.proofs.checks.image_findings import broken_in_words
+from vivace.proofs.checks.pair_figures import ROUNDING_DB, Distances, PairFigures, ReadImage, compare_pair
+from vivace.proofs.checks.server_checks import honest
+from vivace.proofs.checks.side_loads import SideLoad
+from vivace.proofs.sides.drawing import DrawingFailed, DrawJob, Settings
+from vivace.proofs.sides.endpoint import Endpoint
+from vivace.proofs.sides.prepare_sides import Prepared
+from vivace.proofs.sides.probes import (
     main_jobs,
     own_jobs,
     probes,
@@ -27,7 +26,11 @@ from vivace.proofs.probes import (
     repeat_jobs,
     timing_jobs,
 )
-from vivace.proofs.proof import (
+from vivace.proofs.sides.proof_store import Letter, ProofStore
+from vivace.proofs.verdicts.as_good import as_good, witness_results
+from vivace.proofs.verdicts.fast import speed, untimed
+from vivace.proofs.verdicts.legible import NOTHING_READ, Legibility, left_out, legibility
+from vivace.proofs.verdicts.proof import (
     Claim,
     FailUnder,
     Failure,
@@ -36,15 +39,12 @@ from vivace.proofs.proof import (
     with_worst_size,
     worse_at_a_size,
 )
-from vivace.proofs.proof_store import Letter, ProofStore
-from vivace.proofs.same import OwnDistances, add_nearness, means, same_picture
-from vivace.proofs.scoring import Judges, add_all_scores
-from vivace.proofs.server_checks import honest
-from vivace.proofs.side_loads import SideLoad
-from vivace.proofs.verdict import ProofVerdict
+from vivace.proofs.verdicts.same import OwnDistances, add_nearness, means, same_picture
+from vivace.proofs.verdicts.scoring import Judges, add_all_scores
+from vivace.proofs.verdicts.verdict import ProofVerdict
 
 if TYPE_CHECKING:
-    from vivace.proofs.drawing import Drawer
+    from vivace.proofs.sides.drawing import Drawer
 
 OnProgress = Callable[[Letter, int, int], None]
 """Called with the side, the number of its finished images, and the number of all."""

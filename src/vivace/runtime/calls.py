@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UsageError, nearest
 from vivace.foundation.spec.workload import steps_for, steps_run
-from vivace.machinery.families.pipeline_code import rounds_steps_up
 from vivace.machinery.technique import CallContext, call_of, call_parameters, ignores_guidance_scale
+from vivace.machinery.technique.pipeline_code import rounds_steps_up
 from vivace.models.sources import example_images
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.architectures import family_of_pipeline
 from vivace.errors import Unsupported
-from vivace.machinery.families import family_of_pipeline
 from vivace.machinery.technique import call_parameters
 from vivace.models.tasks import EDITS
 from vivace.runtime.session import Session

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported, UsageError, VivaceError
 from vivace.foundation.spec.workload import Task
-from vivace.machinery.families.pipeline_code import call_code
 from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     ModelFacts,
@@ -21,6 +20,7 @@ from vivace.machinery.technique import (
     call_of,
     component_of,
 )
+from vivace.machinery.technique.pipeline_code import call_code
 from vivace.machinery.technique.traits import traits_by_techniques, with_traits
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model

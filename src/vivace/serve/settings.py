@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task, steps_run
-from vivace.serve.keys import Keys
+from vivace.serve.http.keys import Keys
 
 MAX_IMAGES = 10
 """Images of one request."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from vivace.architectures import family_of
 from vivace.errors import NoEffect
 from vivace.machinery.attention_backends.kernels import (
     CACHE_TAG,
@@ -38,8 +39,6 @@ from vivace.machinery.attention_backends.kernels import (
 )
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.machinery.families import family_of
-from vivace.machinery.families.pipeline_code import never_asks_pytorch
 from vivace.machinery.technique import (
     COMPONENTS,
     Arithmetic,
@@ -53,6 +52,7 @@ from vivace.machinery.technique import (
     knob,
     working_part,
 )
+from vivace.machinery.technique.pipeline_code import never_asks_pytorch
 from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.traits import traits_of
 

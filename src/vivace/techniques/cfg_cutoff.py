@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from vivace.machinery.families import family_of
+from vivace.architectures import family_of
 from vivace.machinery.guidance.cut import (
     SHOWN,
     CutCalls,

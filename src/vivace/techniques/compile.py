@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
+from vivace.architectures import family_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.foundation.spec.sizes import Size, in_order
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.machinery.compilation.graph_limits import graph_limit, limited, num_kinds
 from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
-from vivace.machinery.families import family_of
 from vivace.machinery.technique import (
     COMPONENTS,
     CallContext,

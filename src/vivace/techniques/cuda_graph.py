@@ -37,11 +37,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.architectures import family_of
 from vivace.errors import Unpredictable
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
 from vivace.machinery.compilation.padded_captions import PaddedCaptions
 from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
-from vivace.machinery.families import family_of
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
 from vivace.machinery.samplers.generators import Method, override
 from vivace.machinery.technique import (

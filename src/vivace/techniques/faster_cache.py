@@ -29,7 +29,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.machinery.families.pipeline_code import doubles_latents
 from vivace.machinery.guidance.cut import is_cut
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import (
@@ -40,6 +39,7 @@ from vivace.machinery.step_caching.cached_denoiser import (
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, Trait, knob
+from vivace.machinery.technique.pipeline_code import doubles_latents
 
 if TYPE_CHECKING:
     import torch

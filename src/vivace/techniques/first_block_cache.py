@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vivace.architectures import family_of
 from vivace.errors import NoEffect
-from vivace.machinery.families import family_of
-from vivace.machinery.families.pipeline_code import names_its_calls
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit
 from vivace.machinery.step_caching.cached_denoiser import StepCounter
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import CallContext, Component, Target, Trait, knob
+from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal
 
 if TYPE_CHECKING:

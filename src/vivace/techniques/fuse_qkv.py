@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.families.pipeline_code import replaces_processors
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
+from vivace.machinery.technique.pipeline_code import replaces_processors
 from vivace.machinery.technique.script import Script
 
 _REPLACED = {

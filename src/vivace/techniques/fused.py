@@ -38,7 +38,7 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
-from vivace.machinery.fused.transformers import form_of, heads_of
+from vivace.machinery.fused.forms import form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
 from vivace.machinery.technique.anatomy import Component
@@ -144,7 +144,7 @@ class Fused(Technique):
         if target.pipe is None:
             return None
         if "vae" in self.targets and (vae := target.module("vae")) is not None:
-            from vivace.machinery.fused.vae_blocks import unsuited
+            from vivace.machinery.fused.vae import unsuited
 
             if not hasattr(vae, _ATTRIBUTE) and (reason := unsuited(vae)) is not None:
                 return f"{reason}; leave vae out of fused's components"
@@ -189,7 +189,7 @@ class Fused(Technique):
 
         from vivace.machinery.fused.casts import cast_all
         from vivace.machinery.fused.convolutions import num_own
-        from vivace.machinery.fused.vae_blocks import fuse_vae
+        from vivace.machinery.fused.vae import fuse_vae
 
         vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
@@ -207,7 +207,7 @@ class Fused(Technique):
         from vivace.machinery.fused.casts import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.text_projections import TextHoisting
-        from vivace.machinery.fused.unet_blocks import fuse_unet
+        from vivace.machinery.fused.unet import fuse_unet
 
         unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
@@ -320,7 +320,7 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if type(layer).__name__ == "Linear" and is_quantised(layer):
             return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
     if _is_unet(denoiser):
-        from vivace.machinery.fused.unet_blocks import unsuited
+        from vivace.machinery.fused.unet import unsuited
 
         channels = denoiser.config.block_out_channels
         if quantize and on_gpu and any(number % 16 for number in channels):

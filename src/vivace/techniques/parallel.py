@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
+from vivace.architectures import family_of
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.machinery.families import family_of
 from vivace.machinery.lora.hot import follow_writes
 from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.machinery.multi_gpu.split_tokens import (

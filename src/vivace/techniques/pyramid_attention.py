@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from vivace.machinery.families import family_of
-from vivace.machinery.families.pipeline_code import names_its_calls
+from vivace.architectures import family_of
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, last_tokens
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, knob
+from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:

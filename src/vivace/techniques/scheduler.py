@@ -28,15 +28,15 @@ import math
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.machinery.families.pipeline_code import (
+from vivace.machinery.samplers.generators import give_generators
+from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
+from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique.pipeline_code import (
     asks_the_scheduler_for_flow_sigmas,
     passed_to_set_timesteps,
     passes_a_shift_to_dynamic_schedulers,
     passes_sigmas_as_an_array,
 )
-from vivace.machinery.samplers.generators import give_generators
-from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
-from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
 from vivace.machinery.technique.script import Script, literal, written_call
 
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -25,8 +25,7 @@ import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.machinery.families import family_of
-from vivace.machinery.families.pipeline_code import names_its_calls
+from vivace.architectures import family_of
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
 from vivace.machinery.step_caching.cached_denoiser import (
     CachedDenoiser,
@@ -36,6 +35,7 @@ from vivace.machinery.step_caching.cached_denoiser import (
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, Trait, knob
+from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from vivace.architectures import family_of_pipeline
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
-from vivace.machinery.families import family_of_pipeline
 from vivace.machinery.technique import Component, Effect, Facts, Stage, Target, Technique
 from vivace.machinery.technique.anatomy import component_of
 from vivace.machinery.technique.traits import is_compiled

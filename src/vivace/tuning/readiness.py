@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivace.answers.formatting import clock, size
+from vivace.architectures.entry import Entry, Hub
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.recorded import all_recorded
@@ -20,7 +21,6 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import user_path
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Entry, Hub
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
 from vivace.tuning.image_request import ImageRequest

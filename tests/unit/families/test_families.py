@@ -8,8 +8,8 @@ import torch
 
 from tests.flow_models import MODELS, WORDS, draw, pipeline, session
 from tests.narrow import SIDE
+from vivace.architectures import FAMILIES, family_of, family_of_pipeline
 from vivace.errors import Unsupported, UsageError
-from vivace.machinery.families import FAMILIES, family_of, family_of_pipeline
 from vivace.machinery.step_caching.block_residual import (
     blocks_of,
     residual_forwards,

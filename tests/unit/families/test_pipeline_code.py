@@ -5,7 +5,7 @@ from typing import Any
 import diffusers
 import pytest
 
-from vivace.machinery.families import pipeline_code as code
+from vivace.machinery.technique import pipeline_code as code
 
 
 def pipe(name: str) -> Any:

@@ -10,10 +10,10 @@ import vivace
 from tests import families
 from tests.families import STEPS, draw
 from tests.targets import target_of
-from tests.unit.fused.test_flux_forward import Pipe, transformer
+from tests.unit.fused.test_flux import Pipe, transformer
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import modulations
-from vivace.machinery.fused.flux_forward import FLUX
+from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.offloading.components import ComponentOffloader

@@ -12,11 +12,11 @@ import torch
 from triton.runtime import interpreter
 
 from tests import fused_kernels as kernels
-from tests.unit.fused import test_krea2_blocks as krea2
-from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
-from tests.unit.fused import test_qwen_image_forward as qwen_image
-from tests.unit.fused import test_sd3_forward as sd3
-from tests.unit.fused.test_flux_forward import target
+from tests.unit.fused import test_krea2 as krea2
+from tests.unit.fused import test_qwen_image as qwen_image
+from tests.unit.fused import test_qwen_image21 as qwen_image21
+from tests.unit.fused import test_sd3 as sd3
+from tests.unit.fused.test_flux import target
 from vivace.machinery.fused import operations
 from vivace.techniques.fused import Fused
 

@@ -12,13 +12,13 @@ from unittest import mock
 import torch
 
 from tests import fused_unets
-from tests.unit.fused import test_flux2_forward as flux2
-from tests.unit.fused import test_flux_forward as flux
-from tests.unit.fused import test_krea2_blocks as krea2
-from tests.unit.fused import test_qwen_image21_blocks as qwen_image21
-from tests.unit.fused import test_qwen_image_forward as qwen_image
-from tests.unit.fused import test_sd3_forward as sd3
-from tests.unit.fused import test_z_image_blocks as z_image
+from tests.unit.fused import test_flux as flux
+from tests.unit.fused import test_flux2 as flux2
+from tests.unit.fused import test_krea2 as krea2
+from tests.unit.fused import test_qwen_image as qwen_image
+from tests.unit.fused import test_qwen_image21 as qwen_image21
+from tests.unit.fused import test_sd3 as sd3
+from tests.unit.fused import test_z_image as z_image
 from vivace.foundation.hardware import shared_memory_bytes
 from vivace.machinery.fused import image_operations, modulations, operations
 from vivace.machinery.kernels import (

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from tests.families import build
 from tests.flow_models import pipeline
 from vivace.errors import UnusableModel
-from vivace.machinery.lora.account import LoraFile
 from vivace.machinery.lora.distillations import merge, merge_all
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import LoraFile, read_lora
 
 RANK, ALPHA = 4, 2.0
 Expected = dict[str, torch.Tensor]

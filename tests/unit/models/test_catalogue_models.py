@@ -17,11 +17,11 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.narrow import FLOW
 from tinyworld import flux
+from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported
 from vivace.machinery.lora.distillations import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
-from vivace.models.entry import StoredPart
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
 from vivace.runtime.opening import open_session

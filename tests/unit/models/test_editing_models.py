@@ -16,8 +16,7 @@ from vivace.errors import Unsupported, WorkloadError
 from vivace.foundation.spec.record import Outcome
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.find import find_model
-from vivace.models.hashed_processor import with_processor
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.sources import FOLDER
 from vivace.models.synthetic import on_meta
 from vivace.models.tasks import check_installed

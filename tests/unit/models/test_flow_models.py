@@ -8,7 +8,7 @@ from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
 from vivace.errors import WorkloadError
 from vivace.models.architectures import ARCHITECTURES
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import on_meta
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import _call_block

@@ -13,7 +13,7 @@ from tests.narrow import SIDE, narrow
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
 from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Component
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import build, build_component, on_meta
 
 PROMPT = "a red circle above a blue square"

@@ -9,10 +9,10 @@ from PIL import Image, ImageEnhance, ImageFilter
 
 from tests.drawn_shapes import COLOURS, draw
 from vivace.measure.image_metrics import pixels
-from vivace.proofs.as_good import Standing, WitnessResult, as_good, witness_results
-from vivace.proofs.pair_figures import PairFigures, ReadImage, statistics_of
-from vivace.proofs.proof_store import KeptImage
-from vivace.proofs.verdict import ProofVerdict
+from vivace.proofs.checks.pair_figures import PairFigures, ReadImage, statistics_of
+from vivace.proofs.sides.proof_store import KeptImage
+from vivace.proofs.verdicts.as_good import Standing, WitnessResult, as_good, witness_results
+from vivace.proofs.verdicts.verdict import ProofVerdict
 
 PROMPTS = [f"a {first} and a {second} shape" for first in COLOURS for second in COLOURS if first < second][
     :13

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from tests.drawn_shapes import draw
 from vivace.cli import app
 from vivace.errors import UsageError
-from vivace.proofs.comfyui import Workflow
-from vivace.proofs.drawing import Settings
+from vivace.proofs.sides.comfyui import Workflow
+from vivace.proofs.sides.drawing import Settings
 
 WORKFLOW: dict[str, Any] = {
     "3": {

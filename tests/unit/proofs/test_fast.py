@@ -10,10 +10,10 @@ from tests.images_server import serving
 from tests.unit.load_testing.test_aiperf import POISSON, record, run_of
 from vivace.cli import app
 from vivace.errors import StoreError, UsageError
-from vivace.proofs.fast import speed
-from vivace.proofs.pair_figures import PairFigures, ReadImage
-from vivace.proofs.proof_store import KeptImage
-from vivace.proofs.verdict import ProofVerdict
+from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
+from vivace.proofs.sides.proof_store import KeptImage
+from vivace.proofs.verdicts.fast import speed
+from vivace.proofs.verdicts.verdict import ProofVerdict
 
 SHAPES = "python:tests.drawn_shapes:draw"
 SLOW, QUICK = "python:tests.drawn_shapes:draw_slowly", "python:tests.drawn_shapes:draw_quickly"
@@ -93,7 +93,7 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
 def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ("--format", "json", "--claim", "same")
     assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
-    monkeypatch.setattr("vivace.proofs.proof_store.os.getpid", lambda: -1)
+    monkeypatch.setattr("vivace.proofs.sides.proof_store.os.getpid", lambda: -1)
     notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", "--seeds", "3"))["notes"]
     assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from tests import drawn_words
 from vivace.cli import app
 from vivace.errors import Unsupported, UsageError
-from vivace.proofs import scoring
-from vivace.proofs.legible import find_reader, legibility, share_missed, words_of
-from vivace.proofs.pair_figures import PairFigures, ReadImage
-from vivace.proofs.proof_store import KeptImage
-from vivace.proofs.verdict import ProofVerdict
+from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
+from vivace.proofs.sides.proof_store import KeptImage
+from vivace.proofs.verdicts import scoring
+from vivace.proofs.verdicts.legible import find_reader, legibility, share_missed, words_of
+from vivace.proofs.verdicts.verdict import ProofVerdict
 
 WORDS = [
     "OPEN 24 HOURS",

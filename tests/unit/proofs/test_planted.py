@@ -4,7 +4,7 @@ import pytest
 
 import tests.planted as planted
 from vivace import prove
-from vivace.proofs.proof import Proof
+from vivace.proofs.verdicts.proof import Proof
 
 PROMPTS = [
     f"a {first} circle and a {second} square"

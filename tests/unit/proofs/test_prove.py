@@ -13,7 +13,7 @@ from tests.drawn_shapes import draw
 from tests.images_server import serving
 from vivace.cli import app
 from vivace.errors import UsageError
-from vivace.proofs import endpoint
+from vivace.proofs.sides import endpoint
 
 SHAPES = "python:tests.drawn_shapes:draw"
 PROMPTS = [

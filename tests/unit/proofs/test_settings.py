@@ -9,9 +9,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.drawn_shapes import draw
 from vivace import prove
-from vivace.proofs.drawing import Settings
-from vivace.proofs.prepare_sides import DrawRequest, prepare
-from vivace.proofs.proof import Proof
+from vivace.proofs.sides.drawing import Settings
+from vivace.proofs.sides.prepare_sides import DrawRequest, prepare
+from vivace.proofs.verdicts.proof import Proof
 
 PROMPT = "a red circle above a blue square"
 

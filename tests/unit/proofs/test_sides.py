@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import RecipeError, UsageError
-from vivace.proofs.sides import EndpointSide, FolderSide, FunctionSide, RecipeSide, parse_side
+from vivace.proofs.sides.sides import EndpointSide, FolderSide, FunctionSide, RecipeSide, parse_side
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import numpy as np
 from PIL import Image
 
 from vivace.measure.image_metrics import match, pixels, thumbnail
-from vivace.proofs.image_findings import ImageFinding, switched
-from vivace.proofs.pair_figures import PairFigures
-from vivace.proofs.proof_store import KeptImage
-from vivace.proofs.same import OwnDistances, add_nearness
+from vivace.proofs.checks.image_findings import ImageFinding, switched
+from vivace.proofs.checks.pair_figures import PairFigures
+from vivace.proofs.sides.proof_store import KeptImage
+from vivace.proofs.verdicts.same import OwnDistances, add_nearness
 
 OWN = OwnDistances(({"psnr_db": np.inf, "match": 1.0},), ({"psnr_db": 12.0, "match": -0.5},))
 SIDE = 48

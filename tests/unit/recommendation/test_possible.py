@@ -6,6 +6,7 @@ import pytest
 
 import vivace
 from tests.typed import typed
+from vivace.architectures.entry import Embedded
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation import Recommendation
@@ -16,7 +17,6 @@ from vivace.foundation.hardware import CHIPS, named_gpu, near
 from vivace.foundation.hardware.nearness import Near
 from vivace.foundation.stats import Gate
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Embedded
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import predict

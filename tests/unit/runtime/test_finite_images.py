@@ -17,7 +17,7 @@ from vivace.errors import NotFinite
 from vivace.runtime.entry_points import apply
 from vivace.runtime.finite_images import FiniteCheck
 from vivace.runtime.safety import EmptyImageWarning
-from vivace.serve.partials import Projection
+from vivace.serve.worker.partials import Projection
 
 SMALL: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
 

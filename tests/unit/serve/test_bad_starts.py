@@ -14,7 +14,7 @@ from tests.hub_server import serve as serve_hub
 from vivace.cli.serve import _best_recorded, _check_installed, _loras
 from vivace.errors import Unsupported, UsageError
 from vivace.recipes.resolve import resolve
-from vivace.serve.memory_room import check_fits, memory_of
+from vivace.serve.worker.memory_room import check_fits, memory_of
 
 SERVE = (sys.executable, "-m", "vivace", "serve")
 GB = 10**9

@@ -20,8 +20,8 @@ from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Answer, Served, form_of, image_of, served
 from tests.unit.serve.test_edits import encoded, png
 from vivace.errors import UsageError
-from vivace.serve import image_routes, request_checks
-from vivace.serve.keys import Keys
+from vivace.serve.http import image_routes, request_checks
+from vivace.serve.http.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 

@@ -17,8 +17,8 @@ from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, form_of, served
 from tests.unit.serve.test_edits import png
 from tests.unit.serve.test_restarts import wait_until
-from vivace.serve import request_checks
-from vivace.serve.connections import Connection
+from vivace.serve.http import request_checks
+from vivace.serve.http.connections import Connection
 from vivace.serve.settings import ServeSettings
 
 
@@ -80,7 +80,7 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(server: Served) ->
 def test_a_client_that_does_not_take_its_answer_is_cut_off(
     server: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("vivace.serve.connections._LONGEST_STALL_S", 0.3)
+    monkeypatch.setattr("vivace.serve.http.connections._LONGEST_STALL_S", 0.3)
     caplog.set_level(logging.WARNING, "vivace.serve")
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -98,8 +98,8 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(
 
 
 def test_a_slow_client_gets_all_of_its_answer(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.serve.connections._LONGEST_STALL_S", 0.4)
-    monkeypatch.setattr("vivace.serve.connections._LEAST_TAKEN", 2_000)
+    monkeypatch.setattr("vivace.serve.http.connections._LONGEST_STALL_S", 0.4)
+    monkeypatch.setattr("vivace.serve.http.connections._LEAST_TAKEN", 2_000)
     page = server.send("/").body
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -197,7 +197,7 @@ def test_a_socket_is_not_upgraded(server: Served) -> None:
 def test_the_limit_on_files_is_raised_and_connections_stay_below_it() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
-        "from vivace.serve.connections import most_connections;"
+        "from vivace.serve.http.connections import most_connections;"
         "print(most_connections(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     for soft, hard, expected in ((256, 4096, "2000 4096"), (256, 1024, "768 1024")):

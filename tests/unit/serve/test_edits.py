@@ -14,8 +14,8 @@ from PIL import Image
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, Served, image_of, served
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.edits import nearest_size
-from vivace.serve.request_checks import LARGEST_UPLOAD
+from vivace.serve.http.edit_form import nearest_size
+from vivace.serve.http.request_checks import LARGEST_UPLOAD
 from vivace.serve.settings import ModelState, ServeSettings, StepTimes
 
 

@@ -12,11 +12,11 @@ from PIL import Image
 from tests.served import served
 from tests.sleeping_worker import CALL_S, COMMAND
 from vivace.runtime.finite_images import FiniteCheck
-from vivace.serve.call_times import phases_of
-from vivace.serve.ending import CallEnding
-from vivace.serve.energy_meter import EnergyMeter, RunningEnergy
-from vivace.serve.pixels import Pixels
 from vivace.serve.settings import ServeSettings
+from vivace.serve.worker.call_times import phases_of
+from vivace.serve.worker.completion_thread import CompletionThread
+from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
+from vivace.serve.worker.pixels import Pixels
 
 
 def test_the_next_call_begins_when_the_last_has_returned(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_next_call_begins_when_the_last_has_returned(tmp_path: Path) -> None
 
 def test_calls_end_in_order_and_one_that_fails_harms_no_other() -> None:
     events: list[dict[str, object]] = []
-    ending = CallEnding(events.append, lambda error: {"event": "failed", "message": str(error)})
+    ending = CompletionThread(events.append, lambda error: {"event": "failed", "message": str(error)})
 
     def slow() -> dict[str, object]:
         time.sleep(0.05)

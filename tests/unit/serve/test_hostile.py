@@ -110,7 +110,7 @@ def test_what_nobody_foresaw_is_an_error_like_others(server: Served, monkeypatch
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("vivace.serve.image_routes.jobs_of", fail)
+    monkeypatch.setattr("vivace.serve.http.image_routes.jobs_of", fail)
     answer = server.draw()
     monkeypatch.undo()
     assert (answer.status, answer.message) == (

@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import PATH, Served, served
-from vivace.serve.keys import Keys
+from vivace.serve.http.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", hosts=frozenset({"images.lan"}))

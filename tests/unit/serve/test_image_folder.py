@@ -10,13 +10,13 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
-from vivace.serve.image_folder import ImageFolder, remove_abandoned, remove_images
+from vivace.serve.queue.image_folder import ImageFolder, remove_abandoned, remove_images
 from vivace.serve.settings import ServeSettings
 
 KEEPS_ONE = """
 import sys, time
 from pathlib import Path
-from vivace.serve.image_folder import ImageFolder
+from vivace.serve.queue.image_folder import ImageFolder
 folder = ImageFolder(Path(sys.argv[1]))
 (folder.path / "img-1-image").write_bytes(b"x" * 100)
 print(folder.path, flush=True)

@@ -15,10 +15,10 @@ from vivace.errors import UnusableModel
 from vivace.foundation.spec.sizes import Size
 from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
-from vivace.serve import memory_room, speeds
-from vivace.serve.messages import Draw, Load, SentPicture, parsed, written
-from vivace.serve.replica import state_of
-from vivace.serve.warm_session import Drawing
+from vivace.serve.queue.messages import Draw, Load, SentPicture, parsed, written
+from vivace.serve.queue.replica import state_of
+from vivace.serve.worker import memory_room, speeds
+from vivace.serve.worker.warm_session import Drawing
 
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")

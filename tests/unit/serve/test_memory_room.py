@@ -9,10 +9,10 @@ import pytest
 
 from vivace.errors import Unsupported
 from vivace.recipes.resolve import resolve
-from vivace.serve import worker
-from vivace.serve.memory_room import check_fits
-from vivace.serve.messages import Load
-from vivace.serve.warm_session import Drawing
+from vivace.serve.queue.messages import Load
+from vivace.serve.worker import main as worker
+from vivace.serve.worker.memory_room import check_fits
+from vivace.serve.worker.warm_session import Drawing
 
 GB = 10**9
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
-from vivace.serve.energy_meter import EnergyMeter
 from vivace.serve.settings import ServeSettings
+from vivace.serve.worker.energy_meter import EnergyMeter
 
 LORAS = {"outlines": Path("outlines.safetensors"), "ink": Path("ink.safetensors")}
 

@@ -76,7 +76,7 @@ def draw(server: Served, seed: int) -> tuple[int, int]:
 def test_a_node_is_lost_under_load_and_no_image_is(cluster: Any) -> None:
     from ray import serve
 
-    from vivace.serve.ray_application import NAME, Replicas, application, connect, pool_maker
+    from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, pool_maker
 
     connect(cluster.address)
     settings, two = ServeSettings("fake", "baseline"), Replicas(2, 2)

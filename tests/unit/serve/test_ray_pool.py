@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from vivace.cli import app
 from vivace.errors import UsageError, VivaceError
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora, State
-from vivace.serve.ray_application import Replicas
-from vivace.serve.ray_drawer import DrawerEvent, Order
-from vivace.serve.ray_pool import RayPool
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora, State
+from vivace.serve.queue.ray_application import Replicas
+from vivace.serve.queue.ray_drawer import DrawerEvent, Order
+from vivace.serve.queue.ray_pool import RayPool
 from vivace.serve.settings import ModelState, ServeSettings, StepTimes
 
 SIZE = Size(16, 16)

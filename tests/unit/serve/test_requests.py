@@ -19,8 +19,8 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import EDITS, PATH, Served, image_of, served
-from vivace.serve.keys import Keys
-from vivace.serve.request_checks import LARGEST_BODY, LARGEST_UPLOAD
+from vivace.serve.http.keys import Keys
+from vivace.serve.http.request_checks import LARGEST_BODY, LARGEST_UPLOAD
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
@@ -77,7 +77,7 @@ def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None
 
 
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.serve.request_checks._LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr("vivace.serve.http.request_checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
     kind = "content-type: application/json"
     client.sendall(
@@ -107,7 +107,7 @@ def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: 
 
 
 def test_headers_that_do_not_come_are_not_waited_for(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vivace.serve.connections._LONGEST_HEADERS_S", 0.3)
+    monkeypatch.setattr("vivace.serve.http.connections._LONGEST_HEADERS_S", 0.3)
     for begun in (
         b"",
         b"GET /livez HTTP/1.1\r\nhost: loc",
@@ -378,6 +378,6 @@ def test_an_idle_worker_ends_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_this_process_imports_no_torch() -> None:
-    code = "import sys, vivace.serve.app, vivace.cli.serve; print('torch' in sys.modules, 'diffusers' in sys.modules)"
+    code = "import sys, vivace.cli.serve, vivace.serve.http.app; print({'torch', 'diffusers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False False"
+    assert done.stdout.strip() == "set()"

@@ -12,9 +12,9 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
-from vivace.serve import replica, starting
+from vivace.serve.queue import replica, startup
+from vivace.serve.queue.startup import PastStarts, Startup
 from vivace.serve.settings import ServeSettings
-from vivace.serve.starting import PastStarts, Starting
 
 SETTINGS = ServeSettings("fake", "baseline", timeout_s=30.0)
 
@@ -64,7 +64,7 @@ def test_a_phase_may_take_ten_times_what_it_took(tmp_path: Path) -> None:
     for seconds in (40.0, 200.0):
         past.add(seconds, {"warming 64x64": seconds, "importing": 1.0})
     began = time.monotonic() - 600
-    start = Starting(past, began)
+    start = Startup(past, began)
     start.enter("downloading", began)
     assert start.limit_s == 3600, "no start had it yet"
     start.enter("importing", began)
@@ -83,7 +83,7 @@ def test_a_phase_may_take_ten_times_what_it_took(tmp_path: Path) -> None:
 def test_a_worker_that_hangs_while_it_loads_is_killed_and_started_again(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(starting, "_FIRST_S", 3.0)
+    monkeypatch.setattr(startup, "_FIRST_S", 3.0)
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
     variables = {"VIVACE_TEST_DIED": str(tmp_path / "died"), "VIVACE_TEST_HANGS": phase}
     with served(SETTINGS, COMMAND, **variables) as server:

@@ -13,7 +13,7 @@ from schemathesis.generation import GenerationMode
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
 from tests.unit.serve.test_edits import bomb, png
-from vivace.serve.requests import EditRequest
+from vivace.serve.http.requests import EditRequest
 from vivace.serve.settings import ServeSettings
 
 OPERATIONS = {

@@ -12,7 +12,7 @@ import yaml
 
 from tests.serve_worker import COMMAND
 from tests.served import served
-from vivace.serve.keys import Keys
+from vivace.serve.http.keys import Keys
 from vivace.serve.settings import ServeSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

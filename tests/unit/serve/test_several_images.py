@@ -11,7 +11,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import PATH, Served, served
-from vivace.serve.jobs import State
+from vivace.serve.queue.jobs import State
 from vivace.serve.settings import ServeSettings
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save
 
 from tests.served import Served, served
 from vivace.foundation.spec.sizes import Size
+from vivace.serve.queue.startup import PastStarts
 from vivace.serve.settings import ServeSettings
-from vivace.serve.starting import PastStarts
 
 pytestmark = pytest.mark.long  # two servers and their workers
 

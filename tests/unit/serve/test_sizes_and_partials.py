@@ -10,9 +10,9 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import Served, served
-from vivace.serve.messages import Draw, Load
+from vivace.serve.queue.messages import Draw, Load
 from vivace.serve.settings import ServeSettings
-from vivace.serve.warm_session import Drawing
+from vivace.serve.worker.warm_session import Drawing
 
 
 @pytest.fixture

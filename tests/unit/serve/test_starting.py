@@ -15,10 +15,10 @@ from tests.serve_worker import COMMAND
 from tests.served import served
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.pool import EarlyProcesses
-from vivace.serve.process import WorkerProcess
+from vivace.serve.queue.pool import EarlyProcesses
+from vivace.serve.queue.process import WorkerProcess
+from vivace.serve.queue.startup import FIRST_PHASE, PastStarts, Startup, key_of
 from vivace.serve.settings import ServeSettings
-from vivace.serve.starting import FIRST_PHASE, PastStarts, Starting, key_of
 
 SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
 
@@ -28,7 +28,7 @@ def past(folder: Path, key: str = "a") -> PastStarts:
 
 
 def test_the_first_start_says_that_nothing_is_known(tmp_path: Path) -> None:
-    start = Starting(past(tmp_path), time.monotonic())
+    start = Startup(past(tmp_path), time.monotonic())
     assert start.expected_s is None
     assert start.expectation.startswith("it is the first start of this model, recipe, device and sizes")
     assert start.health()["expected_seconds"] is None
@@ -39,7 +39,7 @@ def test_what_is_expected_is_the_median_of_the_last_three(tmp_path: Path) -> Non
         past(tmp_path).add(seconds, {"import": seconds})
     past(tmp_path, "another").add(40.0, {})
     assert [start.seconds for start in past(tmp_path).read()] == [7.0, 9.0, 8.0]
-    start = Starting(past(tmp_path), time.monotonic() - 2)
+    start = Startup(past(tmp_path), time.monotonic() - 2)
     assert start.expectation == "about 8.0 s, as the last 3 starts took"
     assert start.health()["expected_seconds"] == 8.0
     assert start.health()["seconds"] == pytest.approx(2.0, abs=0.5)
@@ -47,7 +47,7 @@ def test_what_is_expected_is_the_median_of_the_last_three(tmp_path: Path) -> Non
 
 def test_phases_add_up_and_are_kept_for_the_next_start(tmp_path: Path) -> None:
     began = time.monotonic() - 5
-    start = Starting(past(tmp_path), began)
+    start = Startup(past(tmp_path), began)
     start.enter("importing", began + 1)
     start.enter("loading", began + 3)
     words = start.finish()
@@ -100,7 +100,7 @@ def test_readyz_and_the_log_say_how_a_start_goes(
             (replica,) = server.pool.replicas
             answer = server.send("/readyz").json["workers"][0]
             assert "start" not in answer, "it is over"
-            replica.starting = Starting(replica.past, time.monotonic() - 1)
+            replica.starting = Startup(replica.past, time.monotonic() - 1)
             start = server.send("/readyz").json["workers"][0]["start"]
             replica.starting = None
         assert start["seconds"] >= 1.0

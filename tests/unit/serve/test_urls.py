@@ -7,8 +7,8 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import PATH, Served, served
-from vivace.serve import image_routes, responses
-from vivace.serve.responses import KeptImages
+from vivace.serve.http import image_routes, responses
+from vivace.serve.http.responses import KeptImages
 from vivace.serve.settings import ServeSettings
 
 

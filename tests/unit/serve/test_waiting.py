@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.jobs import ImageJob, RequestedLora
+from vivace.serve.queue.job_queue import EXCHANGE_S, JobQueue, QueueFull
+from vivace.serve.queue.jobs import ImageJob, RequestedLora
 from vivace.serve.settings import ModelState, StepTimes
-from vivace.serve.waiting import EXCHANGE_S, QueueFull, WaitingLine
 
 
 class Clock:
@@ -25,7 +25,7 @@ def job(name: str, seconds: float, lora: str | None = None, owner: str = "") -> 
     return ImageJob(name, 0, Size(8, 8), 1, {}, seconds, float("inf"), of_lora, owner)
 
 
-async def order(line: WaitingLine, jobs: list[ImageJob], lora: str | None = None) -> list[str]:
+async def order(line: JobQueue, jobs: list[ImageJob], lora: str | None = None) -> list[str]:
     for each in jobs:
         await line.put(each)
     names = []
@@ -39,7 +39,7 @@ async def order(line: WaitingLine, jobs: list[ImageJob], lora: str | None = None
 
 def test_short_jobs_come_first_and_equal_ones_in_order() -> None:
     async def run() -> None:
-        line = WaitingLine(9, 100)
+        line = JobQueue(9, 100)
         assert await order(line, [job("large", 9), job("a", 1), job("b", 1)]) == ["a", "b", "large"]
 
     asyncio.run(run())
@@ -48,7 +48,7 @@ def test_short_jobs_come_first_and_equal_ones_in_order() -> None:
 def test_a_large_job_does_not_wait_for_ever() -> None:
     async def run() -> None:
         clock = Clock()
-        line = WaitingLine(99, 1000, clock=clock)
+        line = JobQueue(99, 1000, clock=clock)
         large = job("large", 3)
         await line.put(large)
         for number in range(20):
@@ -66,21 +66,21 @@ def test_a_large_job_does_not_wait_for_ever() -> None:
 def test_requests_of_a_lora_follow_each_other() -> None:
     async def run() -> None:
         jobs = [job("a", 1, "x"), job("b", 1, "y"), job("c", 1, "x"), job("d", 1 - 2 * EXCHANGE_S, "y")]
-        assert await order(WaitingLine(9, 100), jobs, "x") == ["d", "b", "a", "c"]
+        assert await order(JobQueue(9, 100), jobs, "x") == ["d", "b", "a", "c"]
 
     asyncio.run(run())
 
 
 def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
     async def run() -> None:
-        line = WaitingLine(2, 10, num_workers=2)
+        line = JobQueue(2, 10, num_workers=2)
         line.check_room(5)  # an empty line takes a request of several images
         await line.put(job("a", 8))
         await line.put(job("b", 8))
         with pytest.raises(QueueFull, match="2 images wait, and no more than 2 may") as raised:
             line.check_room(1)
         assert raised.value.retry_after_s == 4
-        wide = WaitingLine(9, 10)
+        wide = JobQueue(9, 10)
         await wide.put(job("a", 30))
         with pytest.raises(QueueFull, match="about 30 s, and no more than 10 may") as raised:
             wide.check_room(1)
@@ -91,7 +91,7 @@ def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
 
 def test_clients_that_are_refused_come_back_one_after_the_other() -> None:
     async def run() -> None:
-        line = WaitingLine(2, 1000, clock=lambda: 0.0)
+        line = JobQueue(2, 1000, clock=lambda: 0.0)
         await line.put(job("a", 8))
         await line.put(job("b", 8))
         times = []
@@ -106,7 +106,7 @@ def test_clients_that_are_refused_come_back_one_after_the_other() -> None:
 
 def test_owners_of_keys_take_turns_and_share_the_places() -> None:
     async def run() -> None:
-        line = WaitingLine(8, 1000, num_owners=lambda: 2)
+        line = JobQueue(8, 1000, num_owners=lambda: 2)
         for number in range(4):
             await line.put(job(f"many {number}", 1, owner="anna"))
         with pytest.raises(QueueFull, match="4 images of this key wait, and no more than 4 may"):
@@ -123,7 +123,7 @@ def test_owners_of_keys_take_turns_and_share_the_places() -> None:
 
 def test_a_job_is_not_lost_with_the_worker_that_was_woken_for_it() -> None:
     async def run() -> None:
-        line = WaitingLine(9, 100)
+        line = JobQueue(9, 100)
         dying, living = (asyncio.create_task(line.take(None)) for _ in range(2))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -137,7 +137,7 @@ def test_a_job_is_not_lost_with_the_worker_that_was_woken_for_it() -> None:
 
 def test_a_worker_that_still_draws_lets_an_idle_one_go_first() -> None:
     async def run() -> None:
-        line = WaitingLine(9, 100, num_workers=2)
+        line = JobQueue(9, 100, num_workers=2)
         is_drawing = True
         busy = asyncio.create_task(line.take(None, lambda: not is_drawing))
         idle = asyncio.create_task(line.take(None))
@@ -161,7 +161,7 @@ def test_a_worker_that_still_draws_lets_an_idle_one_go_first() -> None:
 def test_a_job_at_a_worker_waits_until_it_is_drawn() -> None:
     async def run() -> None:
         clock = Clock()
-        line = WaitingLine(2, 100, clock=clock)
+        line = JobQueue(2, 100, clock=clock)
         for name in "ab":
             await line.put(job(name, 10))
         (first,), (second,) = await line.take(None), await line.take(None)
@@ -183,7 +183,7 @@ def test_batches_are_of_jobs_that_one_call_draws() -> None:
         return (2, 4)
 
     async def run() -> None:
-        line = WaitingLine(99, 1000)
+        line = JobQueue(99, 1000)
         jobs = [job("a", 1), job("b", 1, "x"), job("c", 1), job("d", 1), job("e", 1, "x")]
         other = job("f", 1)
         other.call = {"num_inference_steps": 2}
@@ -211,7 +211,7 @@ def test_the_time_to_come_back_is_of_the_measured_rate() -> None:
     """A machine that is slower than at its start tells clients to come back later."""
 
     async def run() -> None:
-        line = WaitingLine(2, 1000)
+        line = JobQueue(2, 1000)
         await line.put(job("a", 1))
         await line.put(job("b", 1))
         with pytest.raises(QueueFull) as before:

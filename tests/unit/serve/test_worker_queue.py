@@ -258,7 +258,7 @@ def test_a_lora_that_does_not_fit_is_named_with_why(batching: Served) -> None:
 
 def test_a_hung_worker_that_reads_nothing_is_killed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of emoji fill the pipe to a worker that has stopped reading."""
-    monkeypatch.setattr("vivace.serve.replica._CANCEL_GRACE_S", 1.0)
+    monkeypatch.setattr("vivace.serve.queue.replica._CANCEL_GRACE_S", 1.0)
     process = server.pool.replicas[0]._process
     assert process is not None
     assert process.pid is not None

@@ -12,12 +12,12 @@ import vivace
 from tests.families import draw, psnr
 from tests.targets import target_of
 from tests.typed import run_vivace
+from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import FewSteps, SamplerEntry, StoredPart
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS

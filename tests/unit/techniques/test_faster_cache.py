@@ -13,7 +13,7 @@ from benchmarks.flops import count_denoiser
 from tests.families import build, draw, psnr, session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.families.pipeline_code import doubles_latents
+from vivace.machinery.technique.pipeline_code import doubles_latents
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -13,8 +13,7 @@ from tests.families import build, draw, psnr
 from tests.unit.techniques.test_cuda_graph import captured
 from vivace.errors import NoEffect, Unsupported, UnusableModel, UsageError
 from vivace.machinery.compilation.captured import replace_forward
-from vivace.machinery.lora.beside import DOWN, UP
-from vivace.machinery.lora.hot import hot_loras
+from vivace.machinery.lora.hot import DOWN, UP, hot_loras
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -14,7 +14,7 @@ import vivace
 from tests.contract.test_technique_contract import ALL, RECIPES
 from tests.families import build, draw, drawn
 from vivace.errors import NoEffect, Unsupported
-from vivace.machinery.families.pipeline_code import never_asks_pytorch
+from vivace.machinery.technique.pipeline_code import never_asks_pytorch
 
 CALL: dict[str, Any] = {"num_inference_steps": 2, "height": 32, "width": 32}
 FIRST = {name: next(recipe for technique, recipe in RECIPES if technique == name) for name in ALL}

@@ -10,8 +10,8 @@ import vivace
 from benchmarks.flops import count_denoiser
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
+from vivace.architectures.family import grid_of_ids
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.families.family import grid_of_ids
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.cache_state import relative_change
 from vivace.machinery.technique import Machine

@@ -11,8 +11,8 @@ from diffusers import ChromaPipeline, ChromaTransformer2DModel
 
 import vivace
 from tests.families import build
+from vivace.architectures import FAMILIES
 from vivace.errors import Unsupported
-from vivace.machinery.families import FAMILIES
 from vivace.machinery.step_caching.step_cache import guides_in_unnamed_calls
 
 

@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures import family_of_pipeline
+from vivace.architectures.entry import Embedded
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object
 from vivace.foundation.untrusted.reading import reading
-from vivace.machinery.families import family_of_pipeline
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.repository import INDEX

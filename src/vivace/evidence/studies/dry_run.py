@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vivace.answers.formatting import count, seconds, size
+from vivace.architectures.entry import Embedded
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
@@ -28,7 +29,6 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.catalogue import CATALOGUE
-from vivace.models.entry import Embedded
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.report.text_table import TextTable

@@ -98,7 +98,7 @@ class FusedArchitecture:
         return num_doubles * OF_DOUBLE + index * OF_SINGLE
 
 
-class Norms(nn.Module):  # type: ignore[misc]
+class Norms(nn.Module):
     """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
 
     A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
@@ -125,7 +125,7 @@ class Norms(nn.Module):  # type: ignore[misc]
         return AttentionScales(self.scales, of_values)
 
 
-class BlockWeights(nn.Module):  # type: ignore[misc]
+class BlockWeights(nn.Module):
     """The products and norms of one block, or of a second attention: see `BlockLayers`."""
 
     def __init__(self, layers: BlockLayers, activation: Activation, quantize: bool, bounded: bool) -> None:
@@ -155,7 +155,7 @@ class BlockWeights(nn.Module):  # type: ignore[misc]
         return torch.stack(products) if self.down is not None else torch.stack(products).amax(dim=(0, 1))
 
 
-class FusedBlocks(nn.Module):  # type: ignore[misc]
+class FusedBlocks(nn.Module):
     """All blocks of a transformer, whose weights are taken over and removed from it.
 
     Args:

@@ -25,7 +25,7 @@ _LARGEST_GROUP = 2**20
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
 
 
-class TimeProjections(nn.Module):  # type: ignore[misc]
+class TimeProjections(nn.Module):
     """The time embedding's projections for all residual blocks as one matmul.
 
     Their biases include those of the convolutions whose outputs they are added to.
@@ -80,7 +80,7 @@ class TimeProjections(nn.Module):  # type: ignore[misc]
         return self._projected
 
 
-class NormedConvolution(nn.Module):  # type: ignore[misc]
+class NormedConvolution(nn.Module):
     """A GroupNorm, SiLU and a convolution of cuDNN's, in bf16."""
 
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
@@ -108,7 +108,7 @@ class NormedConvolution(nn.Module):  # type: ignore[misc]
         return images.add_biased(residual, made, bias)
 
 
-class OwnConvolution(nn.Module):  # type: ignore[misc]
+class OwnConvolution(nn.Module):
     """The same in e4m3 by `vivace.machinery.kernels.convolution`, for convolutions that `has_own_form` allows.
 
     The input's scale is `scale_of_norm`'s, since SiLU enlarges nothing. Each output channel's weights have a scale of
@@ -143,7 +143,7 @@ class OwnConvolution(nn.Module):  # type: ignore[misc]
         return self.lora.add((normed.unpadded().float() * self.scale).permute(0, 3, 1, 2), made)
 
 
-class FusedResnet(nn.Module):  # type: ignore[misc]
+class FusedResnet(nn.Module):
     """Replaces diffusers' `ResnetBlock2D`.
 
     The time embedding and the first convolution's bias are added by the second norm's kernel.
@@ -208,7 +208,7 @@ class FusedResnet(nn.Module):  # type: ignore[misc]
         return [tensor for slot in self.lora_slots for tensor in slot.tensors()]
 
 
-class FusedUpsample(nn.Module):  # type: ignore[misc]
+class FusedUpsample(nn.Module):
     """Replaces diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
 
     The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
@@ -257,7 +257,7 @@ class FusedUpsample(nn.Module):  # type: ignore[misc]
         return self.lora.tensors()
 
 
-class FusedNorm(nn.Module):  # type: ignore[misc]
+class FusedNorm(nn.Module):
     """Replaces a GroupNorm and the SiLU after it."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:

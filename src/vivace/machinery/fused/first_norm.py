@@ -8,7 +8,7 @@ from torch import nn
 from vivace.machinery.fused.modulations import Modulations
 
 
-class FirstModulation(nn.Module):  # type: ignore[misc]
+class FirstModulation(nn.Module):
     """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels).
 
     Args:
@@ -32,7 +32,7 @@ class FirstModulation(nn.Module):  # type: ignore[misc]
         return made if change is None else made + change[:, rows]
 
 
-class FirstNorm(nn.Module):  # type: ignore[misc]
+class FirstNorm(nn.Module):
     """The first double block's `norm1`, over the fused weights."""
 
     def __init__(self, modulations: Modulations) -> None:
@@ -45,7 +45,7 @@ class FirstNorm(nn.Module):  # type: ignore[misc]
         return (normed * (1 + scale[:, None]) + shift[:, None],)
 
 
-class FirstBlock(nn.Module):  # type: ignore[misc]
+class FirstBlock(nn.Module):
     """Replaces the first double block: its norm, and nothing else."""
 
     def __init__(self, modulations: Modulations) -> None:

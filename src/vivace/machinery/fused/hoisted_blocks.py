@@ -13,7 +13,7 @@ from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
 from vivace.machinery.fused.operations import Places
 
 
-class HoistedBlocks(nn.Module):  # type: ignore[misc]
+class HoistedBlocks(nn.Module):
     """All weights that are taken over: see `FusedBlocks`.
 
     Args:

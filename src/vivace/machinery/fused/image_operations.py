@@ -24,13 +24,13 @@ _LIBRARY.define("fused_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out) -
 _LIBRARY.impl("fused_attention", lambda q, k, v, out: None, "Meta")
 
 
-@register_flop_formula(torch.ops.vivace.fused_convolution)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.vivace.fused_convolution)
 def _num_operations(_: Any, weight: Sequence[int], out: Sequence[int], **__: Any) -> int:
     planes, outputs, inputs = weight
     return 2 * reference.side_and_scale(planes)[0] ** 2 * outputs * inputs * out[0]
 
 
-@register_flop_formula(torch.ops.vivace.fused_attention)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.vivace.fused_attention)
 def _num_operations_of_attention(q: Sequence[int], k: Sequence[int], *_: Any, **__: Any) -> int:
     return 4 * math.prod(q) * k[1]
 

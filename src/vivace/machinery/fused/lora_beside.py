@@ -34,7 +34,7 @@ class _Run:
         return int(self.slots.stop - self.slots.start)
 
 
-class LorasBeside(nn.Module):  # type: ignore[misc]
+class LorasBeside(nn.Module):
     """LoRAs of layers that read the same rows and whose outputs lie side by side.
 
     Attributes:
@@ -148,7 +148,7 @@ class LorasBeside(nn.Module):  # type: ignore[misc]
         return up
 
 
-class ConvolutionSlot(nn.Module):  # type: ignore[misc]
+class ConvolutionSlot(nn.Module):
     """A convolution within a fused block, beside which there can be LoRAs.
 
     Attributes:

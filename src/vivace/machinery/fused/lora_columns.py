@@ -30,7 +30,7 @@ _TYPICAL_OF_SCALED_ROWS = 1200.0
 """The same where each row of x has a scale of its own, so that elements are 10 to 110."""
 
 
-class LoraSlot(nn.Module):  # type: ignore[misc]
+class LoraSlot(nn.Module):
     """One of diffusers' layers within a product, beside which there can be LoRAs.
 
     Args:
@@ -85,7 +85,7 @@ def name_layers(transformer: nn.Module) -> None:
         layer.vivace_name = name
 
 
-class LoraColumns(nn.Module):  # type: ignore[misc]
+class LoraColumns(nn.Module):
     """What a product computes A x with.
 
     Args:

@@ -32,7 +32,7 @@ CAPACITY = 64
 """Rows of the table: 2.1 MB each for FLUX.1."""
 
 
-class Modulations(nn.Module):  # type: ignore[misc]
+class Modulations(nn.Module):
     """The Linear layers of all modulations as one, and the table.
 
     Args:

@@ -26,12 +26,12 @@ _LIBRARY.define("fused_product(Tensor values, Tensor weight, Tensor(a!) out) -> 
 _LIBRARY.impl("fused_product", lambda values, weight, out: None, "Meta")
 
 
-@register_flop_formula(torch.ops.vivace.fused_product)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.vivace.fused_product)
 def _num_operations(values: Sequence[int], weight: Sequence[int], *_: Any, **__: Any) -> int:
     return 2 * values[0] * values[1] * weight[0]
 
 
-class Product(nn.Module):  # type: ignore[misc]
+class Product(nn.Module):
     """Weights (streams, outputs, inputs), one or two streams, and biases (streams, outputs) or None.
 
     Args:

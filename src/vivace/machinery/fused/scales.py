@@ -44,7 +44,7 @@ class StepScales:
     hidden: torch.Tensor | None
 
 
-class Bounds(nn.Module):  # type: ignore[misc]
+class Bounds(nn.Module):
     """The limits of all blocks' products.
 
     Args:

@@ -42,7 +42,7 @@ class TextShare:
     blocks: slice
 
 
-class TextProjections(nn.Module):  # type: ignore[misc]
+class TextProjections(nn.Module):
     """The weights of all blocks' keys and values, (columns, channels of the text), in bf16: a text has few rows.
 
     Args:

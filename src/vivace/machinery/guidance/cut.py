@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
+from vivace.architectures import family_of
 from vivace.errors import Unsupported
-from vivace.machinery.families import family_of
-from vivace.machinery.families.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
 from vivace.machinery.step_caching.cached_denoiser import latents_of
 from vivace.machinery.technique import component_of
+from vivace.machinery.technique.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
 
 SHOWN = ("prompt_embeds",)
 """Tensors that a step's callback can replace by their conditional rows, where the pipeline only passes them on."""

@@ -25,8 +25,8 @@ from vivace.machinery.kernels.convolution_tiles import Tiles, choose
 from vivace.machinery.kernels.reference import PaddedImages, side_and_scale
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _store(  # type: ignore[no-untyped-def]
+@triton.jit
+def _store(
     sums,
     column,
     row,
@@ -38,10 +38,10 @@ def _store(  # type: ignore[no-untyped-def]
     channels,
     split,
     num_pixels,
-    WIDTH: tl.constexpr,  # noqa: N803
-    PARTIAL: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     channel = column + tl.arange(0, WIDTH)
     exists = channel < channels
@@ -59,8 +59,8 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 # Sizes are not compiled in, so that another shape is not another kernel.
-@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])  # type: ignore[untyped-decorator, unused-ignore]
-def _convolve(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["batch", "height", "width", "num_columns", "num_blocks", "steps"])
+def _convolve(
     x,
     weight,
     more_weight,
@@ -75,16 +75,16 @@ def _convolve(  # type: ignore[no-untyped-def]
     num_columns,
     num_blocks,
     steps,
-    SIDE: tl.constexpr,  # noqa: N803
-    SCALE: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    MAIN: tl.constexpr,  # noqa: N803
-    EXTRA: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    PARTIAL: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
-    STAGES: tl.constexpr,  # noqa: N803
+    SIDE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ROWS: tl.constexpr,
+    MAIN: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     tile, split, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tile // num_columns * ROWS
@@ -128,8 +128,8 @@ def _convolve(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])  # type: ignore[untyped-decorator, unused-ignore]
-def _add_parts(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows", "splits"])
+def _add_parts(
     parts,
     scales,
     bias,
@@ -138,10 +138,10 @@ def _add_parts(  # type: ignore[no-untyped-def]
     rows,
     channels,
     splits,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_RESIDUAL: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

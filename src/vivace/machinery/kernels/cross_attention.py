@@ -21,16 +21,16 @@ _PROGRAMS = 132
 """Multiprocessors of a Hopper GPU: programs take many queries, and so read a text less often, if that many are left."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _rows(  # type: ignore[no-untyped-def]
+@triton.jit
+def _rows(
     x,
     first,
     stride,
     limit,
-    CHANNELS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    NUMBER: tl.constexpr,  # noqa: N803
-    UNIT: tl.constexpr,  # noqa: N803
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUMBER: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Load rows from `first` on; those from `limit` on, and channels that do not exist, are zeros."""
     row, channel = tl.arange(0, NUMBER), tl.arange(0, BLOCK)
@@ -39,14 +39,14 @@ def _rows(  # type: ignore[no-untyped-def]
     return tl.load(x + tl.cast(first, tl.int64) * stride * UNIT + at, mask=inside, other=0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _products(q, k, first, words, NUMBER: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _products(q, k, first, words, NUMBER: tl.constexpr):
     exists = first + tl.arange(0, NUMBER) < words
     return tl.where(exists[None, :], tl.dot(q, tl.trans(k)), float("-inf"))
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _block(  # type: ignore[no-untyped-def]
+@triton.jit
+def _block(
     q,
     k,
     v,
@@ -54,11 +54,11 @@ def _block(  # type: ignore[no-untyped-def]
     words,
     k_stride,
     v_stride,
-    CHANNELS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    WORDS: tl.constexpr,  # noqa: N803
-    MORE: tl.constexpr,  # noqa: N803
-    UNIT: tl.constexpr,  # noqa: N803
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WORDS: tl.constexpr,
+    MORE: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """Return a block's products of queries and keys, and its values: each in two parts."""
     keys = _rows(k, first, k_stride, words, CHANNELS, BLOCK, WORDS, UNIT)
@@ -70,8 +70,8 @@ def _block(  # type: ignore[no-untyped-def]
 
 
 # Sizes are not compiled in, so that another image or text is not another kernel.
-@triton.jit(do_not_specialize=["tokens", "words"])  # type: ignore[untyped-decorator, unused-ignore]
-def _cross_attention(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["tokens", "words"])
+def _cross_attention(
     q,
     k,
     v,
@@ -84,14 +84,14 @@ def _cross_attention(  # type: ignore[no-untyped-def]
     k_strides,
     v_strides,
     out_stride,
-    ROWS: tl.constexpr,  # noqa: N803
-    CHANNELS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    WORDS: tl.constexpr,  # noqa: N803
-    MORE: tl.constexpr,  # noqa: N803
-    UNIT: tl.constexpr,  # noqa: N803
-    IS_LONG: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WORDS: tl.constexpr,
+    MORE: tl.constexpr,
+    UNIT: tl.constexpr,
+    IS_LONG: tl.constexpr,
+    QUANTIZE: tl.constexpr,
 ) -> None:
     # Heads are next to each other in time as in memory: they share the cache lines where one ends and the next begins.
     head, first, image = tl.program_id(0), tl.program_id(1) * ROWS, tl.program_id(2).to(tl.int64)

@@ -18,15 +18,15 @@ _BYTES = 2048
 
 
 # Without annotations: Triton reads them as code.
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _dequantize(  # type: ignore[no-untyped-def]
+@triton.jit
+def _dequantize(
     packed,
     scale,
     zero,
     weights,
     num_bytes,
-    GROUP_BYTES: tl.constexpr,  # noqa: N803
-    BYTES: tl.constexpr,  # noqa: N803
+    GROUP_BYTES: tl.constexpr,
+    BYTES: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     inside = at < num_bytes

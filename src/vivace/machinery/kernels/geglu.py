@@ -16,13 +16,13 @@ from vivace.machinery.kernels.blocks import two_blocks
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _values(  # type: ignore[no-untyped-def]
+@triton.jit
+def _values(
     x,
     bias,
     channels,
     at,
-    HAS_BIAS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,
 ):
     inside = at < channels
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -38,8 +38,8 @@ def _values(  # type: ignore[no-untyped-def]
     return value * gate * tl.where(gate < 0.0, tail, 1.0 - tail)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _geglu(  # type: ignore[no-untyped-def]
+@triton.jit
+def _geglu(
     x,
     bias,
     out,
@@ -49,10 +49,10 @@ def _geglu(  # type: ignore[no-untyped-def]
     channels,
     largest,
     tiny,
-    FIRST: tl.constexpr,  # noqa: N803
-    SECOND: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     own, to = x + row * x_stride, out + row * out_stride

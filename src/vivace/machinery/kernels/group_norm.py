@@ -29,8 +29,8 @@ _SMALL = 16384
 
 # Sizes of images are not compiled in, so that another size is not another kernel. That addresses can be
 # divided by 16 is known by the channels.
-@triton.jit(do_not_specialize=["pixels", "num_chunks", "chunk"])  # type: ignore[untyped-decorator, unused-ignore]
-def _moments(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "num_chunks", "chunk"])
+def _moments(
     x,
     means,
     deviations,
@@ -38,8 +38,8 @@ def _moments(  # type: ignore[no-untyped-def]
     channels,
     chunk,
     num_chunks,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     part, image = tl.program_id(0), tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -67,8 +67,8 @@ def _moments(  # type: ignore[no-untyped-def]
     tl.store(deviations + to, squares - total * shift, mask=exists)
 
 
-@triton.jit(do_not_specialize=["pixels", "chunk", "num_chunks"])  # type: ignore[untyped-decorator, unused-ignore]
-def _factors(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "chunk", "num_chunks"])
+def _factors(
     means,
     deviations,
     weight,
@@ -82,9 +82,9 @@ def _factors(  # type: ignore[no-untyped-def]
     per_group,
     added_stride,
     eps,
-    CHUNKS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    HAS_ADDED: tl.constexpr,  # noqa: N803
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
 ) -> None:
     group, image = tl.program_id(0), tl.program_id(1)
     within = tl.arange(0, BLOCK)
@@ -113,8 +113,8 @@ def _factors(  # type: ignore[no-untyped-def]
     tl.store(to + channels, shift, mask=exists)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _finish(  # type: ignore[no-untyped-def]
+@triton.jit
+def _finish(
     value,
     out,
     scale,
@@ -126,9 +126,9 @@ def _finish(  # type: ignore[no-untyped-def]
     channels,
     width,
     out_stride,
-    SILU: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    HAS_SCALE: tl.constexpr,  # noqa: N803
+    SILU: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ) -> None:
     """Store pixels of an image, or SiLU of them; of a padded one also as many rows of its padding, from the first.
 
@@ -154,8 +154,8 @@ def _finish(  # type: ignore[no-untyped-def]
         tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["pixels", "width"])  # type: ignore[untyped-decorator, unused-ignore]
-def _apply(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "width"])
+def _apply(
     x,
     factors,
     out,
@@ -164,11 +164,11 @@ def _apply(  # type: ignore[no-untyped-def]
     channels,
     width,
     out_stride,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    SILU: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    HAS_SCALE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SILU: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ) -> None:
     image = tl.program_id(1)
     channel = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -199,8 +199,8 @@ def _apply(  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit(do_not_specialize=["pixels", "width"])  # type: ignore[untyped-decorator, unused-ignore]
-def _whole_group(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["pixels", "width"])
+def _whole_group(
     x,
     out,
     weight,
@@ -214,12 +214,12 @@ def _whole_group(  # type: ignore[no-untyped-def]
     per_group,
     added_stride,
     eps,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    HAS_ADDED: tl.constexpr,  # noqa: N803
-    SILU: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    HAS_SCALE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    SILU: tl.constexpr,
+    PADDED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
 ) -> None:
     group, image = tl.program_id(0), tl.program_id(1)
     within = tl.arange(0, BLOCK)

@@ -22,8 +22,8 @@ _FEW_CHANNELS, _MANY_ROWS = 1280, 1792
 SDXL's deepest layers have 1,920 rows or more at every size of a megapixel."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _with_branch(  # type: ignore[no-untyped-def]
+@triton.jit
+def _with_branch(
     x,
     y,
     bias,
@@ -33,9 +33,9 @@ def _with_branch(  # type: ignore[no-untyped-def]
     channel,
     inside,
     exists,
-    HAS_Y: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
+    HAS_Y: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
 ):
     """Load the stream, and add the branch. Nothing is stored yet: see `_residual_norm`."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -51,8 +51,8 @@ def _with_branch(  # type: ignore[no-untyped-def]
     return value
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):  # type: ignore[no-untyped-def]
+@triton.jit
+def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):
     scale = tl.load(scale + channel, mask=exists, other=0.0).to(tl.float32)
     shift = tl.load(shift + channel, mask=exists, other=0.0).to(tl.float32)
     value = (normed * (1.0 + scale)[None, :] + shift[None, :]) * by
@@ -60,8 +60,8 @@ def _modulate(normed, scale, shift, by, out, at, channel, inside, exists):  # ty
 
 
 # Numbers of tokens are not compiled in, so that another size of an image is not another kernel.
-@triton.jit(do_not_specialize=["num_text_rows", "text", "image"])  # type: ignore[untyped-decorator, unused-ignore]
-def _residual_norm(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["num_text_rows", "text", "image"])
+def _residual_norm(
     x,
     y,
     bias,
@@ -84,15 +84,15 @@ def _residual_norm(  # type: ignore[no-untyped-def]
     scale_image,
     channels,
     eps,
-    ROWS: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    SECOND: tl.constexpr,  # noqa: N803
-    HAS_Y: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
-    NORM: tl.constexpr,  # noqa: N803
-    CENTRE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    HAS_Y: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    CENTRE: tl.constexpr,
 ) -> None:
     # All rows of a program are of one stream and one batch row, so modulations are read once for them.
     first = tl.program_id(0) * ROWS

@@ -17,21 +17,21 @@ _LANES = 32  # of a warp: with fewer elements than threads, several threads woul
 _TRIES = 100  # between two looks at host memory, which take longer
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _any(lanes):  # type: ignore[no-untyped-def]
+@triton.jit
+def _any(lanes):
     return tl.max(lanes.to(tl.int32), axis=0) > 0
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _barrier(  # type: ignore[no-untyped-def]
+@triton.jit
+def _barrier(
     count,
     slots,
     others,
     abandoned,
     rank,
-    NUM: tl.constexpr,  # noqa: N803
-    LANES: tl.constexpr,  # noqa: N803
-    TRIES: tl.constexpr,  # noqa: N803
+    NUM: tl.constexpr,
+    LANES: tl.constexpr,
+    TRIES: tl.constexpr,
 ) -> None:
     mine = tl.atomic_add(count, 1) + 1
     lane = tl.arange(0, LANES)

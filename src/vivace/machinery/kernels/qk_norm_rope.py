@@ -20,8 +20,8 @@ _HEADS, _WARPS = 8, 2
 """Heads and warps per program: 8 heads of 128 channels are 16 elements a thread."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _normed_and_rotated(x, weight, cos, sin, eps, HEADS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _normed_and_rotated(x, weight, cos, sin, eps, HEADS: tl.constexpr, CHANNELS: tl.constexpr):
     mean = tl.sum(x * x, axis=1) / CHANNELS
     x = x * (1.0 / tl.sqrt(mean + eps))[:, None] * weight[None, :]
     even, odd = tl.split(tl.reshape(x, (HEADS, CHANNELS // 2, 2)))
@@ -29,22 +29,22 @@ def _normed_and_rotated(x, weight, cos, sin, eps, HEADS: tl.constexpr, CHANNELS:
     return tl.reshape(rotated, (HEADS, CHANNELS))
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _projected(source, bias, at, inside, HAS_BIAS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _projected(source, bias, at, inside, HAS_BIAS: tl.constexpr):
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     return x
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _scaled(x, scale):  # type: ignore[no-untyped-def]
+@triton.jit
+def _scaled(x, scale):
     return x * (1.0 / scale)  # the cast saturates
 
 
 # Numbers of tokens are not compiled in, so that another size of an image is not another kernel.
-@triton.jit(do_not_specialize=["num_text_rows", "text", "image"])  # type: ignore[untyped-decorator, unused-ignore]
-def _qk_norm_rope(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["num_text_rows", "text", "image"])
+def _qk_norm_rope(
     qkv,
     bias,
     weights,
@@ -68,13 +68,13 @@ def _qk_norm_rope(  # type: ignore[no-untyped-def]
     bias_stride,
     weights_stride,
     eps,
-    HEADS: tl.constexpr,  # noqa: N803
-    CHANNELS: tl.constexpr,  # noqa: N803
-    HAS_BIAS: tl.constexpr,  # noqa: N803
-    HAS_QUERIES: tl.constexpr,  # noqa: N803
-    HAS_KEYS: tl.constexpr,  # noqa: N803
-    HAS_VALUES: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_QUERIES: tl.constexpr,
+    HAS_KEYS: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+    QUANTIZE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     is_image = row >= num_text_rows

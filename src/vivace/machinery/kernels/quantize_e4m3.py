@@ -12,15 +12,15 @@ from vivace.machinery.kernels.reference import E4M3_MAX, TINY
 _ROWS = 4
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _quantize(  # type: ignore[no-untyped-def]
+@triton.jit
+def _quantize(
     x,
     out,
     scale,
     x_stride,
     out_stride,
     channels,
-    BLOCK: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -51,8 +51,8 @@ def quantize(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor) -> None:
 
 
 # The number of rows is not compiled in, so that another size of an image is not another kernel.
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
-def _quantize_rows(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _quantize_rows(
     x,
     out,
     scales,
@@ -62,9 +62,9 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     channels,
     largest,
     tiny,
-    ROWS: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    SECOND: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     exists = row < rows

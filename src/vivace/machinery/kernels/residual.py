@@ -10,16 +10,16 @@ _ELEMENTS = 4096
 
 
 # The number of rows is not compiled in, so that another size of an image is not another kernel.
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator, unused-ignore]
-def _add(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["rows"])
+def _add(
     x,
     y,
     bias,
     out,
     rows,
     channels,
-    ROWS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -16,8 +16,8 @@ from vivace.machinery.kernels.blocks import two_blocks
 _WARPS = 4
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _loaded(x, y, row_scale, at, inside, HAS_Y: tl.constexpr, HAS_ROW_SCALES: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+@triton.jit
+def _loaded(x, y, row_scale, at, inside, HAS_Y: tl.constexpr, HAS_ROW_SCALES: tl.constexpr):
     """Return the stream's elements and the branch's."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     change = value
@@ -28,14 +28,14 @@ def _loaded(x, y, row_scale, at, inside, HAS_Y: tl.constexpr, HAS_ROW_SCALES: tl
     return value, change
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _vector(vectors, start, channel, exists):  # type: ignore[no-untyped-def]
+@triton.jit
+def _vector(vectors, start, channel, exists):
     return tl.load(vectors + start + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
 
 
 # The number of tokens is not compiled in, so that another size of an image is not another kernel.
-@triton.jit(do_not_specialize=["length"])  # type: ignore[untyped-decorator, unused-ignore]
-def _rms_residual(  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["length"])
+def _rms_residual(
     x,
     y,
     row_scales,
@@ -49,13 +49,13 @@ def _rms_residual(  # type: ignore[no-untyped-def]
     weight_start,
     channels,
     eps,
-    ROWS: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    SECOND: tl.constexpr,  # noqa: N803
-    HAS_Y: tl.constexpr,  # noqa: N803
-    HAS_ROW_SCALES: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
-    NORM: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    HAS_Y: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    NORM: tl.constexpr,
 ) -> None:
     # All rows of a program are of one image, so vectors are read once for them.
     first = tl.program_id(0) * ROWS

@@ -10,8 +10,8 @@ _MOST = 2048
 """Channels of a program."""
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _sigmoid_gate(  # type: ignore[no-untyped-def]
+@triton.jit
+def _sigmoid_gate(
     x,
     gate,
     out,
@@ -20,8 +20,8 @@ def _sigmoid_gate(  # type: ignore[no-untyped-def]
     gate_stride,
     out_stride,
     channels,
-    SCALED: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -13,8 +13,8 @@ import triton.language as tl
 MAX_ROWS = 64
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _skinny_product(  # type: ignore[no-untyped-def]
+@triton.jit
+def _skinny_product(
     x,
     weight,
     scale,
@@ -24,12 +24,12 @@ def _skinny_product(  # type: ignore[no-untyped-def]
     num_rows,
     num_outputs,
     out_stride,
-    CHANNELS: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    OUTPUTS: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    HAS_SCALE: tl.constexpr,  # noqa: N803
-    HAS_SKIP: tl.constexpr,  # noqa: N803
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
 ) -> None:
     if HAS_SKIP:  # noqa: SIM102
         if tl.load(skip) != 0:

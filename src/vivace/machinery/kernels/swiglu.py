@@ -16,26 +16,26 @@ from vivace.machinery.kernels.blocks import two_blocks
 from vivace.machinery.kernels.reference import E4M3_MAX, TINY
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _gated(x, hidden, at):  # type: ignore[no-untyped-def]
+@triton.jit
+def _gated(x, hidden, at):
     inside = at < hidden
     gate = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + hidden + at, mask=inside, other=0.0).to(tl.float32)
     return value * gate / (1.0 + tl.exp(-gate))
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _loaded(x, channels, at):  # type: ignore[no-untyped-def]
+@triton.jit
+def _loaded(x, channels, at):
     return tl.load(x + at, mask=at < channels, other=0.0).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _stored(out, value, by, at, length):  # type: ignore[no-untyped-def]
+@triton.jit
+def _stored(out, value, by, at, length):
     tl.store(out + at, (value * by).to(out.dtype.element_ty), mask=at < length)
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _swiglu(  # type: ignore[no-untyped-def]
+@triton.jit
+def _swiglu(
     up,
     attended,
     attended_scale,
@@ -47,12 +47,12 @@ def _swiglu(  # type: ignore[no-untyped-def]
     channels,
     largest,
     tiny,
-    FIRST: tl.constexpr,  # noqa: N803
-    SECOND: tl.constexpr,  # noqa: N803
-    FIRST_ATTENDED: tl.constexpr,  # noqa: N803
-    SECOND_ATTENDED: tl.constexpr,  # noqa: N803
-    IS_SCALED: tl.constexpr,  # noqa: N803
-    QUANTIZE: tl.constexpr,  # noqa: N803
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    FIRST_ATTENDED: tl.constexpr,
+    SECOND_ATTENDED: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    QUANTIZE: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     own, to = up + row * up_stride, out + row * out_stride

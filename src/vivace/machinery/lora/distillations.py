@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures.entry import Entry, FewSteps, StoredPart
 from vivace.errors import UnusableModel
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.changes import LoraLayers, WeightChange
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.technique import COMPONENTS, Component, Distillation, component_of
 from vivace.machinery.technique.script import literal
-from vivace.models.entry import Entry, FewSteps, StoredPart
 from vivace.models.find import WEIGHTS
 from vivace.models.remote import fetch_part
 

@@ -1,6 +1,6 @@
 """A transformer's blocks as one residual, which step caches keep and add again instead of computing the blocks.
 
-Where the blocks are is known of each family in `vivace.machinery.families`.
+Where the blocks are is known of each family in `vivace.architectures`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.families import FAMILIES, Blocks, family_of
+from vivace.architectures import FAMILIES, Blocks, family_of
 from vivace.machinery.step_caching.cached_denoiser import StepForwards, last_tokens
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A transformer's blocks in three parts: the first, the middle ones, and the last.
 
 The middle ones are one residual, which a step cache keeps and adds again; the others are always computed. Where the
-blocks are is known of each family in `vivace.machinery.families`.
+blocks are is known of each family in `vivace.architectures`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivace.machinery.families import Blocks
+from vivace.architectures import Blocks
 from vivace.machinery.step_caching.block_residual import blocks_of, own_arguments, stand_in_for
 from vivace.machinery.step_caching.cached_denoiser import StepForwards
 

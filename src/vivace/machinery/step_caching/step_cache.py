@@ -10,13 +10,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from vivace.architectures import family_of_pipeline
 from vivace.errors import UsageError
-from vivace.machinery.families import family_of_pipeline
-from vivace.machinery.families.pipeline_code import (
-    guides_by_the_usual_scale,
-    names_its_calls,
-    number_of_denoiser_calls,
-)
 from vivace.machinery.step_caching.cache_state import IsHit
 from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, latents_of, never
 from vivace.machinery.technique import (
@@ -29,6 +24,11 @@ from vivace.machinery.technique import (
     Technique,
     Trait,
     knob,
+)
+from vivace.machinery.technique.pipeline_code import (
+    guides_by_the_usual_scale,
+    names_its_calls,
+    number_of_denoiser_calls,
 )
 
 Changed = dict[str, int | float | str]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.models.entry import Entry, SamplerEntry
+from vivace.architectures.entry import Entry, SamplerEntry
 
 _KINDS = {
     "turbo": r"turbo",

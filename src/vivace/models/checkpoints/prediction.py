@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures.entry import SamplerEntry
 from vivace.errors import UnusableModel
-from vivace.models.entry import SamplerEntry
 
 MARKERS = ("v_pred", "ztsnr")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no", "none", "")

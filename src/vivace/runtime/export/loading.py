@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from vivace.architectures.entry import Embedded, Hub, StoredPart
 from vivace.errors import UsageError
 from vivace.machinery.technique.script import Script, literal, written_call
-from vivace.models.entry import Embedded, Hub, StoredPart
 from vivace.models.find import LocatedModel
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.load import precision

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from vivace.architectures import family_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import STRENGTHS, Task
 from vivace.foundation.untrusted.reading import reading, reason
-from vivace.machinery.families import family_of
 from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     DENOISERS,

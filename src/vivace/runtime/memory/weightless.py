@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from vivace.architectures.components import Architecture, Component, Library
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.architecture import Architecture, Component, Library
 from vivace.models.architectures import ARCHITECTURES
 from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
-from vivace.models.hashed_processor import with_processor
-from vivace.models.hashed_tokenizer import tokenizer_for
+from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.headers import read_header
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from vivace.architectures.components import Component, Library
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.untrusted.files import read_object
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.architecture import Component, Library
 from vivace.models.find import LocatedModel
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import files_of

@@ -1,0 +1,1 @@
+"""What is observed of the images: figures of pairs, checks of requests, loads."""

@@ -1,0 +1,337 @@
+"""The figures of every pair of images: each alone, against each other, and by models that read the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vivace.errors import VivaceError
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
+from vivace.foundation.untrusted.image_files import open_image
+from vivace.measure.holes import hole_share, num_rectangles
+from vivace.measure.image_metrics import (
+    Pixels,
+    faults,
+    luminance,
+    match,
+    paired_metrics,
+    pixels,
+    sharpness,
+    thumbnail,
+)
+from vivace.proofs.sides.drawing import DrawJob, Settings
+from vivace.proofs.sides.proof_store import KeptImage
+
+AGAINST = ("psnr_db", "ssim", "match", "lpips")
+ROUNDING_DB = 48.0
+"""PSNR from which only the last bit of 8 differs: an error of one level in every value has 48.1 dB."""
+_LEAST = {"sharpness": 1.0, "contrast": 1.0, "saturation": 1.0}
+"""Added to both values of a ratio, so that flat and grey images have one."""
+_BLOCK = 8  # pixels
+_CALM = 0.1  # share of the blocks
+_GAIN = 6.0  # standard deviation of the difference of two Laplacians, for white noise of 1
+
+
+#     sharpness    variance of the Laplacian of the luminance (`measure.image_metrics`); a blurring decoder lowers it
+#     contrast     standard deviation of the luminance
+#     saturation   mean of max(R, G, B) - min(R, G, B)
+#     brightness   mean luminance
+#     noise        standard deviation of the noise in the calmest tenth of the image's blocks, in grey levels
+#                  (Immerkaer 1996, Fast noise variance estimation: the difference of two Laplacians)
+#
+# The first three are compared as ratios, the last two as differences. The margins are differences visible side by side,
+# wide enough that another seed's images of the same prompts stay within them on average.
+@dataclass(frozen=True)
+class ImageWitness:
+    """A figure of an image, with the margin for its mean.
+
+    Attributes:
+        margin: of the logarithm of the ratio, or of the difference.
+        worse: the direction that is worse.
+        lower, higher: words for an image with a lower or higher value.
+    """
+
+    name: str
+    is_ratio: bool
+    margin: float
+    worse: Literal["lower", "higher", "either"]
+    lower: str
+    higher: str
+
+    def difference(self, a: float, b: float) -> float:
+        """Return the distance of B's value from A's, on the scale of the margin."""
+        if not self.is_ratio:
+            return b - a
+        least = _LEAST[self.name]
+        return math.log((b + least) / (a + least))
+
+    @property
+    def margin_in_words(self) -> str:
+        if not self.is_ratio:
+            return f"±{self.margin:g}"
+        return f"×{math.exp(-self.margin):.2f} to ×{math.exp(self.margin):.2f}"
+
+    def in_words(self, difference: float) -> str:
+        """Return a difference as printed: a ratio, or a signed number."""
+        return f"×{math.exp(difference):.2f}" if self.is_ratio else f"{difference:+.1f}"
+
+
+WITNESSES = (
+    ImageWitness("sharpness", True, math.log(1.5), "lower", "softer", "sharper"),
+    ImageWitness("contrast", True, math.log(1.25), "either", "flatter", "harsher"),
+    ImageWitness("saturation", True, math.log(1.25), "either", "paler", "more colourful"),
+    ImageWitness("brightness", False, 12.0, "either", "darker", "brighter"),
+    ImageWitness("noise", False, 2.0, "higher", "cleaner", "noisier"),
+)
+
+
+class Nearness(StrEnum):
+    """How near an image is to the reference's; see `same`."""
+
+    ITSELF = "as near as the reference is to itself"
+    NEAR = "near"
+    CHANGED = "changed"
+    ANOTHER = "another image"
+
+
+@dataclass
+class ReadImage:
+    """An image with its figures. Its pixels are read when they are needed.
+
+    Attributes:
+        size: width and height; None if there is no image.
+        digest: of its pixels.
+        faults: e.g. "black"; see `measure.image_metrics.faults`.
+        reason: why there is no image; "" if there is one.
+        scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
+        thumbnail: (THUMBNAIL, THUMBNAIL, 3); empty if there is no image.
+        num_rectangles: of one exact colour; see `measure.holes`.
+    """
+
+    kept: KeptImage
+    size: tuple[int, int] | None = None
+    digest: str = ""
+    faults: tuple[str, ...] = ()
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    alone: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+    thumbnail: Pixels = field(default_factory=lambda: np.zeros(0))
+    num_rectangles: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        return self.size is not None
+
+    @property
+    def picture(self) -> Any:
+        """The image as RGB (PIL)."""
+        assert self.kept.path is not None
+        return open_image(self.kept.path)
+
+    @property
+    def pixels(self) -> Pixels:
+        return pixels(self.picture)
+
+
+@dataclass
+class PairFigures:
+    """An image of A and the one of B of the same prompt and seed.
+
+    Attributes:
+        settings: the requested ones.
+        size: the requested one; "" if all images have the same.
+        against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
+        has_hole: whether B's image has a patch of one colour where A's has none.
+        num_rectangles: of one exact colour in B's image, where A's has another; see `measure.holes`.
+        nearness: None if they were not compared.
+        reason: why they cannot be compared pixel by pixel; "" if they were.
+        request: which draws B's image; "" if it is not an endpoint's.
+    """
+
+    prompt: str
+    seed: int
+    a: ReadImage
+    b: ReadImage
+    settings: Settings = field(default_factory=Settings)
+    size: str = ""
+    against: dict[str, float] = field(default_factory=dict)
+    has_hole: bool = False
+    num_rectangles: int = 0
+    nearness: Nearness | None = None
+    reason: str = ""
+    request: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether B's image is not near A's."""
+        return self.nearness in (Nearness.CHANGED, Nearness.ANOTHER)
+
+    @property
+    def label(self) -> str:
+        """The prompt and the seed, e.g. “a red circle” seed 0."""
+        return f"“{self.prompt[:60]}” {self.seed_in_words}"
+
+    @property
+    def seed_in_words(self) -> str:
+        """The seed, and the size where there are several."""
+        return f"seed {self.seed}" + (f" at {self.size}" if self.size else "")
+
+    @property
+    def is_complete(self) -> bool:
+        return self.a.is_there and self.b.is_there
+
+
+class Distances:
+    """Compares images pixel by pixel, by LPIPS too where its weights are on this machine."""
+
+    def __init__(self) -> None:
+        from vivace.measure.lpips import Lpips, default_weights
+
+        self.lpips = Lpips() if default_weights().is_file() else None
+
+    def between(self, image: Pixels, reference: Pixels) -> dict[str, float]:
+        """Return the metrics of an image against a reference.
+
+        Raises:
+            ValueError: their sizes differ, or are too small.
+        """
+        metrics = paired_metrics(image, reference)
+        if self.lpips is not None and min(image.shape[:2]) >= 32:
+            (metrics["lpips"],) = self.lpips.distances([image], [reference])
+        return metrics
+
+
+def read_image(kept: KeptImage | None) -> ReadImage:
+    """Return an image with its figures; what cannot be read has a reason."""
+    if kept is None:
+        return ReadImage(KeptImage(None), reason="it was not drawn")
+    if kept.path is None:
+        return ReadImage(kept, reason=kept.reason)
+    notes = list(kept.notes)
+    try:
+        image = open_image(kept.path, lambda text: notes.append(f"an image: {text}"))
+    except VivaceError as error:
+        text = str(error).replace(str(kept.path), "the image")
+        return ReadImage(kept, reason=text, notes=tuple(notes))
+    array = pixels(image)
+    all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
+    digest = hashlib.sha256(image.tobytes()).hexdigest()
+    return ReadImage(
+        kept,
+        image.size,
+        digest,
+        all_faults,
+        "",
+        tuple(notes),
+        statistics_of(array),
+        thumbnail=thumbnail(array),
+        num_rectangles=num_rectangles(array),
+    )
+
+
+def compare_pair(
+    job: DrawJob, a: ReadImage, b: ReadImage, distances: Distances, *, names_size: bool = False
+) -> PairFigures:
+    """Return the figures of B's image against A's.
+
+    Args:
+        names_size: whether images are requested at several sizes.
+    """
+    size = f"{job.settings.width}x{job.settings.height}" if names_size else ""
+    pair = PairFigures(job.prompt, job.seed, a, b, job.settings, size)
+    if not pair.is_complete:
+        return pair
+    try:
+        pixels_b, pixels_a = b.pixels, a.pixels
+        pair.against = distances.between(pixels_b, pixels_a)
+        pair.has_hole = hole_share(pixels_b, pixels_a) > 0
+        pair.num_rectangles = num_rectangles(pixels_b, pixels_a)
+    except ValueError as error:
+        pair.reason = str(error)
+    return pair
+
+
+def psnr_of(a: ReadImage, b: ReadImage) -> float:
+    """Return the PSNR of two images in dB: infinite for equal ones, 0 for images of different sizes."""
+    if a.size != b.size:
+        return 0.0
+    error = float(((a.pixels - b.pixels) ** 2).mean())
+    return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)
+
+
+def are_equal(a: ReadImage, b: ReadImage) -> bool:
+    """Return whether two images differ by rounding at most."""
+    return psnr_of(a, b) >= ROUNDING_DB
+
+
+def match_of(a: ReadImage, b: ReadImage) -> float:
+    return match(b.pixels, a.pixels) if a.size == b.size else -1.0
+
+
+def is_near(a: ReadImage, b: ReadImage) -> bool:
+    return match_of(a, b) >= (DEFAULT_LIMITS.match or 0.9)
+
+
+def add_scores(
+    images: Sequence[tuple[str, ReadImage]],
+    prompts: Sequence[str],
+    name: str,
+    score: Callable[[Sequence[Any], Sequence[str]], Any],
+) -> None:
+    """Add to each image its scores with its own prompt and, on average, with the others.
+
+    Args:
+        images: each with its prompt.
+        name: of the model.
+        score: returns a matrix (images, prompts).
+    """
+    complete = [(prompt, image) for prompt, image in images if image.is_there]
+    batch = 32
+    for start in range(0, len(complete), batch):
+        part = complete[start : start + batch]
+        rows = score([image.picture for _, image in part], prompts)
+        for (prompt, image), row in zip(part, rows, strict=True):
+            own = prompts.index(prompt)
+            others = [float(value) for k, value in enumerate(row) if k != own]
+            image.scores[name] = (
+                float(row[own]),
+                sum(others) / len(others) if others else math.nan,
+            )
+
+
+def statistics_of(image: Pixels) -> dict[str, float]:
+    """Return the figures of an image (H, W, 3), 0 to 255, by the names of `WITNESSES`; empty if it is not finite."""
+    if not np.isfinite(image).all():
+        return {}
+    light = luminance(image)
+    return {
+        "sharpness": sharpness(image),
+        "contrast": float(light.std()),
+        "saturation": float((image.max(axis=-1) - image.min(axis=-1)).mean()),
+        "brightness": float(light.mean()),
+        "noise": noise(light),
+    }
+
+
+def noise(light: NDArray[np.float64]) -> float:
+    """Return the standard deviation of the noise of a luminance (H, W), where the image is calm.
+
+    Blocks of one exact colour do not count: a drawn background has no noise to measure, however noisy the rest is.
+    """
+    padded = np.pad(light, 1, mode="reflect")
+    rows = padded[:-2] - 2 * padded[1:-1] + padded[2:]
+    doubled = rows[:, :-2] - 2 * rows[:, 1:-1] + rows[:, 2:]
+    height, width = (side // _BLOCK * _BLOCK for side in doubled.shape)
+    if not height or not width:
+        return 0.0
+    blocks = doubled[:height, :width].reshape(height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK)
+    deviations = np.sort(np.sqrt((blocks**2).mean(axis=(1, 3))).ravel()) / _GAIN
+    return float(deviations[: max(1, round(_CALM * deviations.size))].mean())

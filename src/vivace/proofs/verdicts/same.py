@@ -1,0 +1,127 @@
+"""Same image? The distances of B's images to A's, compared with the distances among A's own.
+
+itself     as near as the reference is to itself: as its own repetition, or different by rounding alone
+another    another picture (see `report.other_pictures`), as far away as what another seed draws: less than half-way
+           from there to the reference
+near       the reference's contrast is reproduced (`match` of 0.9 or more)
+changed    between near and another
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vivace.answers.formatting import count
+from vivace.foundation.spec.limits import DEFAULT_LIMITS
+from vivace.foundation.stats import mean_interval
+from vivace.proofs.checks.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.report.fidelity import other_pictures
+
+_CLOSER_BY_DB = 1.0
+_DEFAULT_OTHER = 0.0
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class OwnDistances:
+    """The reference's own distances.
+
+    Attributes:
+        repeats: metrics of images that A drew a second time; empty if it cannot, as a folder.
+        other_seeds: of A's images against those of the same prompt and another seed.
+    """
+
+    repeats: tuple[dict[str, float], ...] = ()
+    other_seeds: tuple[dict[str, float], ...] = ()
+
+    @property
+    def repeats_exactly(self) -> bool | None:
+        """Whether the reference draws the same image twice; None if it was not tried."""
+        return all(math.isinf(m["psnr_db"]) for m in self.repeats) if self.repeats else None
+
+    @property
+    def another_below(self) -> float:
+        """The match below which an image is nearer to another seed's."""
+        values = [m["match"] for m in self.other_seeds]
+        other = sum(values) / len(values) if values else _DEFAULT_OTHER
+        return min(_near(), (1 + other) / 2)
+
+
+def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
+    """Set how near the image of each pair is, and whether it has a hole."""
+    repeat_db = min((m["psnr_db"] for m in own.repeats), default=math.inf)
+    compared = [pair for pair in pairs if pair.against]
+    others = other_pictures(
+        [pair.against["match"] for pair in compared],
+        [pair.b.thumbnail for pair in compared],
+        [pair.a.thumbnail for pair in compared],
+        own.another_below,
+    )
+    draws_rectangles = any(pair.a.num_rectangles for pair in pairs)
+    for k, pair in enumerate(compared):
+        pair.has_hole |= pair.num_rectangles > 0 and not draws_rectangles
+        if pair.against["psnr_db"] >= min(ROUNDING_DB, repeat_db - _CLOSER_BY_DB):
+            pair.nearness = Nearness.ITSELF
+        elif k in others:
+            pair.nearness = Nearness.ANOTHER
+        else:
+            pair.nearness = Nearness.NEAR if pair.against["match"] >= _near() else Nearness.CHANGED
+
+
+def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric; infinite PSNRs are left out unless all are."""
+    result = {}
+    for name in AGAINST:
+        values = [m[name] for m in metrics if name in m]
+        finite = [value for value in values if not math.isinf(value)]
+        if values:
+            result[name] = sum(finite) / len(finite) if finite else math.inf
+    return result
+
+
+def worst_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
+    """Return the pairs that are not near, or have a hole, the worst first."""
+    off = [pair for pair in pairs if pair.against and (pair.differs or pair.has_hole)]
+    return sorted(off, key=lambda pair: pair.against["match"])[:_MOST_NAMED]
+
+
+def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
+    """Return whether B draws the same images as A. One that is another image, or has a hole, is enough for no."""
+    compared = [pair for pair in pairs if pair.against]
+    if not compared:
+        reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
+        reason = next((reason for reason in reasons if reason), "no pair of images to compare")
+        return ProofAnswer(ProofVerdict.UNCLEAR, reason)
+    counts = Counter(pair.nearness for pair in compared)
+    listed = ", ".join(f"{counts[level]} {level.value}" for level in Nearness if counts[level])
+    summary = f"of {count(len(compared), 'image')}: {listed}"
+    if num_holes := sum(pair.has_hole for pair in compared):
+        summary += f"; {num_holes} with a hole"
+    if worst := worst_pairs(pairs):
+        named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)
+        summary += f"; the worst: {named}"
+    if num_holes or counts[Nearness.ANOTHER]:
+        return ProofAnswer(ProofVerdict.FAILED, summary)
+    if not counts[Nearness.CHANGED]:
+        if counts[Nearness.ITSELF] == len(compared):
+            what = "every image" if len(compared) > 1 else "the image"
+            summary = f"{what} ({len(compared)}) is as near as the reference is to itself"
+        return ProofAnswer(ProofVerdict.PROVEN, summary)
+    interval = mean_interval(
+        [pair.against["match"] for pair in compared], [pair.prompt for pair in compared], 0.9
+    )
+    if interval.high is not None and interval.high < _near():
+        return ProofAnswer(ProofVerdict.FAILED, summary)
+    if interval.low is not None and interval.low >= _near():
+        return ProofAnswer(ProofVerdict.PROVEN, summary)
+    return ProofAnswer(ProofVerdict.UNCLEAR, f"{summary}; give more prompts")
+
+
+def _near() -> float:
+    limit = DEFAULT_LIMITS.match
+    assert limit is not None
+    return limit

@@ -1,0 +1,1 @@
+"""The routes: HTTP, its checks, and the OpenAI images API."""

@@ -1,0 +1,250 @@
+"""Requests that send images: the form of POST /v1/images/edits, read, checked and fitted to a size."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import FormData, UploadFile
+
+from vivace.errors import UsageError
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
+from vivace.foundation.untrusted.image_files import mask_in, picture_in
+from vivace.models.sources import PixelLimits, fit
+from vivace.models.tasks import names_of
+from vivace.serve.http.multipart_form import read_parts
+from vivace.serve.http.requests import EditRequest, RequestError, RequestSource, check_model, requested_size
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobPicture
+from vivace.serve.settings import ModelState, ServeSettings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from starlette.requests import Request
+
+IMAGE_NAMES = ("image", "image[]")
+_TOLERATED_CUT = 0.01
+_MOST_RATIO = 4
+"""Largest ratio of the sides of an image that is drawn at its own proportions."""
+_KEPT = "pixels outside of the mask are those of the image that was sent; keep_unmasked: false leaves them as drawn"
+_READERS = ThreadPoolExecutor(1, thread_name_prefix="read-image")
+"""Number of readers: an image of the largest size takes hundreds of megabytes while it is read."""
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The images of a form, as received."""
+
+    images: tuple[bytes, ...]
+    mask: bytes | None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Images fitted to a size, and the assumptions about the received ones."""
+
+    source: RequestSource
+    notes: tuple[str, ...]
+
+
+async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
+    """Return the text fields of a form, and its images.
+
+    Raises:
+        RequestError: it is no form, or its parts are of the wrong kind.
+        JobError: the client went away.
+    """
+    form = await read_parts(request)
+    try:
+        return _fields(form), Uploads(
+            tuple([await part.read() for name in IMAGE_NAMES for part in _files(form, name)]),
+            await _mask(form),
+        )
+    finally:
+        await form.close()
+
+
+def _fields(form: FormData) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for name, value in form.multi_items():
+        if name in (*IMAGE_NAMES, "mask"):
+            continue
+        if not isinstance(value, str):
+            raise RequestError(
+                name, f"{name[:100]} is sent as a file; only image, image[] and mask are files"
+            )
+        if name in fields:
+            raise RequestError(name, f"{name[:100]} is given twice; give it once")
+        fields[name] = value
+    return fields
+
+
+def _files(form: FormData, name: str) -> list[UploadFile]:
+    parts = form.getlist(name)
+    if any(isinstance(part, str) for part in parts):
+        raise RequestError("image", f"{name} is text; send it as a file. URLs are not fetched")
+    return [part for part in parts if isinstance(part, UploadFile)]
+
+
+async def _mask(form: FormData) -> bytes | None:
+    files = _files(form, "mask")
+    if len(files) > 1:
+        raise RequestError("mask", f"{len(files)} masks are sent; send one")
+    return await files[0].read() if files else None
+
+
+def task_for(uploads: Uploads, state: ModelState) -> Task:
+    """Return the task of a request with these images.
+
+    Raises:
+        RequestError: the task is not served.
+    """
+    edits = state.edits
+    task: Task = "inpaint" if uploads.mask is not None else "edit" if "edit" in edits.tasks else "image"
+    if task not in edits.tasks:
+        field = "mask" if task == "inpaint" else "image"
+        reason = edits.refused.get(task)
+        served = ", ".join(sorted(edits.tasks)) or "none; it draws from prompts alone"
+        raise RequestError(
+            field,
+            f"the task {task!r} is not served"
+            + (f": {reason}" if reason else f"; of those with images this server does: {served}"),
+        )
+    if not uploads.images:
+        raise RequestError("image", "no image is sent; add the file as image or image[]")
+    if len(uploads.images) > edits.most_images:
+        raise RequestError(
+            "image",
+            f"{len(uploads.images)} images are sent; {state.name} draws from at most {edits.most_images}",
+        )
+    return task
+
+
+async def fitted(body: EditRequest, uploads: Uploads, settings: ServeSettings, state: ModelState) -> Fitted:
+    """Read the images of a request, beside the event loop, and fit them to the size that is drawn.
+
+    Raises:
+        RequestError: an image cannot be used, or the request asks for something that this server does not do.
+    """
+    check_model(body, settings, state)
+    task = task_for(uploads, state)
+    size = requested_size(body.size, settings, state)
+    call: dict[str, Any] = {}
+    strength = state.edits.strength if body.strength is None else body.strength
+    if "strength" in state.edits.takes and strength is not None:
+        call["strength"] = strength
+    elif body.strength is not None:
+        raise RequestError("strength", f"{state.name} has no strength; leave it out")
+    return await asyncio.get_running_loop().run_in_executor(
+        _READERS, _read, task, uploads, size, call, settings, state
+    )
+
+
+def _read(
+    task: Task,
+    uploads: Uploads,
+    size: Size | None,
+    call: dict[str, Any],
+    settings: ServeSettings,
+    state: ModelState,
+) -> Fitted:
+    notes: list[str] = []
+    images = [_image(data, number, notes) for number, data in enumerate(uploads.images)]
+    names = names_of("", task)
+    size = size or nearest_size(Size(*images[0].size), settings, state)
+    notes += [note for number, image in enumerate(images) if (note := _note(number, image, size))]
+    pictures = [_sent(names.image, fit(image, size.height, size.width)) for image in images]
+    if uploads.mask is not None:
+        mask = _readable("mask", lambda: mask_in(uploads.mask or b"", "mask"))
+        if mask.size != images[0].size:
+            raise RequestError(
+                "mask",
+                f"the mask has {mask.width}x{mask.height} pixels and the image {images[0].width}x{images[0].height}; "
+                "send one of the image's size",
+            )
+        if mask.getextrema() == (0, 0):
+            raise RequestError(
+                "mask", "it marks nothing: make transparent what is to change, or paint it white on black"
+            )
+        pictures.append(_sent(names.mask, fit(mask, size.height, size.width)))
+    return Fitted(RequestSource(task, size, tuple(pictures), call), tuple(notes))
+
+
+async def keep_unmasked(drawn: Drawn, job: ImageJob) -> Drawn:
+    """Return an image whose pixels outside of its mask are those of the image that it was drawn from.
+
+    The VAE changes all of them. At the border of a mask that was resized both are mixed.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_READERS, _pasted, drawn, job)
+
+
+def _pasted(drawn: Drawn, job: ImageJob) -> Drawn:
+    from PIL import Image
+
+    source, mask = (
+        Image.frombytes(picture.mode, (picture.width, picture.height), picture.pixels)
+        for picture in job.pictures
+    )
+    image = Image.frombytes("RGB", (drawn.width, drawn.height), drawn.pixels)
+    if image.size != source.size:
+        return drawn
+    pasted = Image.composite(image, source, mask)
+    return replace(drawn, pixels=pasted.tobytes(), notes=(*drawn.notes, _KEPT))
+
+
+def nearest_size(sent: Size, settings: ServeSettings, state: ModelState) -> Size:
+    """Return the size at which an image is drawn if the request names none.
+
+    If any size is allowed, it is the image's own, reduced if it has more pixels than the model's own size; else the
+    warmed size with the nearest proportions, and among these the nearest number of pixels.
+    """
+    if settings.any_size and max(sent) <= _MOST_RATIO * min(sent):
+        largest = _MOST_RATIO * max(max(size) for size in state.speeds)
+        height, width = PixelLimits(state.multiple, largest, state.size.height, state.size.width).size_of(
+            sent, None, None
+        )
+        return Size(width, height)
+
+    def distance(size: Size) -> tuple[float, float]:
+        shapes = _log_ratio(size.width / size.height, sent.width / sent.height)
+        return round(shapes, 3), _log_ratio(size.width * size.height, sent.width * sent.height)
+
+    return min(state.speeds, key=distance)
+
+
+def _log_ratio(a: float, b: float) -> float:
+    return abs(math.log(a / b))
+
+
+def _image(data: bytes, number: int, notes: list[str]) -> Image:
+    name = "the image" if number == 0 else f"image {number + 1}"
+    image: Image = _readable(
+        "image", lambda: picture_in(data, name, lambda note: notes.append(f"{name}: {note}"))
+    )
+    return image
+
+
+def _readable(field: str, read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except UsageError as error:
+        raise RequestError(field, str(error)) from None
+
+
+def _sent(argument: str, image: Image) -> JobPicture:
+    return JobPicture(argument, image.mode, image.width, image.height, image.tobytes())
+
+
+def _note(number: int, image: Image, size: Size) -> str:
+    """Return a note on the part that fitting an image cuts off; empty if hardly any."""
+    scale = max(size.width / image.width, size.height / image.height)
+    cut = max(1 - size.width / (scale * image.width), 1 - size.height / (scale * image.height))
+    if cut <= _TOLERATED_CUT:
+        return ""
+    where = "left and right" if size.width < scale * image.width - 0.5 else "top and bottom"
+    name = "the image" if number == 0 else f"image {number + 1}"
+    return f"{name}: {image.width}x{image.height} pixels fitted to {size}, cutting {cut:.0%} off at {where}"

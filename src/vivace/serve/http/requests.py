@@ -1,0 +1,330 @@
+"""Bodies of requests: the fields of the OpenAI images API, and further ones under diffusers' names. Unknown fields are
+errors."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
+from vivace.serve.http.strict_json import parsed_json
+from vivace.serve.queue.jobs import ImageJob, JobPicture, RequestedLora
+from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
+
+_SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
+_MAX_SEED = 2**32 - 1
+_MOST_STEPS = 4
+"""Most steps of a request, as a multiple of the model's own, and `_FEW` at least."""
+_FEW = 50
+
+
+class RequestError(Exception):
+    """A request that cannot be served.
+
+    Attributes:
+        field: the wrong one.
+        status, code: of the answer.
+    """
+
+    def __init__(self, field: str | None, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field, self.status, self.code = field, status, code
+
+
+class LoraRequest(BaseModel):
+    """A LoRA by its name in the server's folder."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    scale: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = 1.0
+
+
+class ImageBody(BaseModel):
+    """The fields of every request for images."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT)]
+    model: Annotated[str, Field(max_length=300)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    size: Annotated[str, Field(max_length=20)] | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] = 0
+    user: Annotated[str, Field(max_length=300)] | None = None
+    seed: Annotated[int, Field(ge=0, le=_MAX_SEED)] | None = None
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
+    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT)] | None = None
+    loras: Annotated[list[LoraRequest], Field(max_length=8)] = []
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    quality: Literal["auto", "standard"] | None = None
+    background: Literal["auto", "opaque"] | None = None
+    moderation: Literal["auto", "low"] | None = None
+    """These three of OpenAI's may be left to the server, and nothing else: it has no other value."""
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    for name, field_schema in schema["properties"].items():
+        if name not in schema["required"] and {"type": "null"} not in field_schema.get("anyOf", ()):
+            default = {"default": field_schema.pop("default")}
+            schema["properties"][name] = {"anyOf": [field_schema, {"type": "null"}], **default}
+
+
+class GenerationRequest(ImageBody):
+    """The body of POST /v1/images/generations. true and "1" are not accepted as numbers. Null means left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_allow_null)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, content: object) -> object:
+        """Leave nulls out, which OpenAI's API allows and clients send for unset fields."""
+        if not isinstance(content, dict):
+            return content
+        fields = cls.model_fields
+        return {name: value for name, value in content.items() if value is not None or name not in fields}
+
+
+_NOT_TEXT = {
+    "n": "a number",
+    "output_compression": "a number",
+    "partial_images": "a number",
+    "seed": "a number",
+    "num_inference_steps": "a number",
+    "guidance_scale": "a number",
+    "timeout": "a number",
+    "strength": "a number",
+    "stream": "true or false",
+    "keep_unmasked": "true or false",
+    "loras": 'JSON, e.g. [{"name": "outlines", "scale": 0.8}]',
+}
+
+
+class EditRequest(ImageBody):
+    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON.
+
+    Attributes:
+        keep_unmasked: whether pixels that a mask leaves out are those of the image that was sent.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    strength: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    keep_unmasked: bool = True
+
+    @field_validator(*_NOT_TEXT, mode="before")
+    @classmethod
+    def _from_text(cls, value: object, info: ValidationInfo) -> object:
+        """Read a field of a form, which has text only."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return parsed_json(value)
+        except ValueError:
+            raise ValueError(f"give {_NOT_TEXT[str(info.field_name)]}") from None
+
+
+@dataclass(frozen=True)
+class RequestSource:
+    """Source images of a request.
+
+    Attributes:
+        task: "text" for a prompt alone.
+        size: of the images; None for what the request says.
+        call: arguments of the pipeline's call besides.
+    """
+
+    task: Task = "text"
+    size: Size | None = None
+    pictures: tuple[JobPicture, ...] = ()
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+def jobs_of(
+    request: ImageBody,
+    settings: ServeSettings,
+    state: ModelState,
+    source: RequestSource | None = None,
+    owner: str = "",
+) -> list[ImageJob]:
+    """Return the jobs of a request.
+
+    Args:
+        source: None for the prompt alone.
+        owner: of the request's key.
+
+    Raises:
+        RequestError: it asks for something that this server does not do.
+    """
+    if source is None:
+        if not state.draws_text:
+            raise RequestError(None, "this server draws from images; POST /v1/images/edits")
+        source = RequestSource()
+    check_model(request, settings, state)
+    _check_output(request, state)
+    size = source.size or requested_size(request.size, settings, state) or state.size
+    steps = _steps(request, state)
+    strength = source.call.get("strength")
+    num_run = state.steps_run(steps, strength)
+    if num_run < 1:
+        raise RequestError(
+            "strength",
+            f"{strength:g} of {steps} steps runs none of them; give {1 / steps:.2g} or more, or more steps",
+        )
+    call = {
+        "height": size.height,
+        "width": size.width,
+        "num_inference_steps": steps,
+        **_guidance(request, state, state.takes if source.task == "text" else state.edits.takes),
+        **source.call,
+    }
+    lora = _lora(request, settings, state)
+    seed = _seed(request)
+    timeout_s = min(settings.timeout_s, request.timeout or settings.timeout_s)
+    deadline = time.monotonic() + timeout_s
+    parts = request.partial_images
+    return [
+        ImageJob(
+            prompt=request.prompt,
+            seed=seed + number,
+            size=size,
+            steps=num_run,
+            call=call,
+            predicted_s=state.predicted_s(size, num_run),
+            deadline=deadline,
+            lora=lora,
+            owner=owner,
+            task=source.task,
+            pictures=source.pictures,
+            partials=tuple(
+                sorted({round(num_run * (k + 1) / (parts + 1)) for k in range(parts)} - {0, num_run})
+            ),
+        )
+        for number in range(request.n)
+    ]
+
+
+def _seed(request: ImageBody) -> int:
+    """Return the seed of the first image. Each image can be asked for alone by its own."""
+    most = _MAX_SEED - (request.n - 1)
+    if request.seed is None:
+        return secrets.randbelow(most + 1)
+    if request.seed > most:
+        raise RequestError(
+            "seed", f"image k of n has seed + k, which is at most {_MAX_SEED}; give {most} or less"
+        )
+    return request.seed
+
+
+def check_model(request: ImageBody, settings: ServeSettings, state: ModelState) -> None:
+    """Raise RequestError if a request names another model."""
+    if request.model not in (None, settings.name, state.name):
+        message = f"this server has {settings.name!r}, not {request.model!r}"
+        raise RequestError("model", message, 404, "model_not_found")
+
+
+def _check_output(request: ImageBody, state: ModelState) -> None:
+    if request.partial_images and not request.stream:
+        raise RequestError("partial_images", "partial images come in a stream only; add stream=true")
+    if request.partial_images and not state.has_partials:
+        raise RequestError("partial_images", f"{state.name} has no partial images; leave it out")
+    if request.output_format == "png" and request.output_compression not in (None, 100):
+        raise RequestError("output_compression", "png is not compressed with loss; ask for jpeg or webp")
+    if request.stream and request.response_format == "url":
+        raise RequestError("response_format", "a stream has images as b64_json; leave response_format out")
+
+
+def requested_size(text: str | None, settings: ServeSettings, state: ModelState) -> Size | None:
+    """Return the size that a request names; None if it leaves it to the server.
+
+    Raises:
+        RequestError: it is not served.
+    """
+    if text in (None, "auto"):
+        return None
+    match = _SIZE.fullmatch(text or "")
+    if match is None:
+        raise RequestError("size", f"a size is WIDTHxHEIGHT in pixels, e.g. {state.size}; got {text!r}")
+    size = Size(int(match[1]), int(match[2]))
+    if size in state.speeds:
+        return size
+    if not settings.any_size:
+        raise RequestError(
+            "size", f"this server draws {', '.join(map(str, sorted(state.speeds)))}; got {size}"
+        )
+    if size.width % state.multiple or size.height % state.multiple:
+        raise RequestError("size", f"width and height must be multiples of {state.multiple}; got {size}")
+    largest = 4 * max(each.width * each.height for each in state.speeds)
+    if size.width * size.height > largest:
+        raise RequestError("size", f"an image has at most {largest:,} pixels here; {size} has more")
+    return size
+
+
+def _steps(request: ImageBody, state: ModelState) -> int:
+    steps = request.num_inference_steps
+    if steps is None:
+        return state.steps
+    most = max(_FEW, _MOST_STEPS * state.steps)
+    if steps > most:
+        raise RequestError("num_inference_steps", f"at most {most} steps are drawn here; got {steps}")
+    return steps
+
+
+def _guidance(request: ImageBody, state: ModelState, takes: frozenset[str]) -> dict[str, float | str]:
+    call: dict[str, float | str] = {}
+    scale = state.guidance if request.guidance_scale is None else request.guidance_scale
+    if request.guidance_scale is not None:
+        if "guidance_scale" not in takes:
+            raise RequestError("guidance_scale", f"{state.name} has no guidance scale; leave it out")
+        call["guidance_scale"] = request.guidance_scale
+    if request.negative_prompt is not None:
+        if "negative_prompt" not in takes or state.guided_above is None:
+            raise RequestError("negative_prompt", f"{state.name} takes no negative prompt; leave it out")
+        if scale is not None and scale <= state.guided_above:
+            raise RequestError(
+                "negative_prompt",
+                f"it has no effect at guidance_scale {scale:g}; give more than {state.guided_above:g}, or leave it out",
+            )
+        call["negative_prompt"] = request.negative_prompt
+    return call
+
+
+def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> RequestedLora | None:
+    if not request.loras:
+        return None
+    if len(request.loras) > 1:
+        raise RequestError("loras", "this server applies one LoRA at a time")
+    (lora,) = request.loras
+    loras = settings.current_loras()
+    path = loras.get(lora.name)
+    if path is None:
+        fitting = sorted(loras.keys() - unfit_loras(loras, state).keys())
+        names = ", ".join(fitting) or "none; the server was started without --loras"
+        raise RequestError("loras", f"no LoRA {lora.name!r}; there are: {names}")
+    reason = state.unfit_loras.get(str(path))
+    if reason is not None:
+        raise RequestError("loras", f"{lora.name!r} cannot be used: {reason}")
+    return RequestedLora(lora.name, path, lora.scale)
+
+
+def unfit_loras(loras: Mapping[str, Path], state: ModelState | None) -> dict[str, str]:
+    """Return why LoRAs cannot be used, by name."""
+    if state is None:
+        return {}
+    return {
+        name: state.unfit_loras[str(path)]
+        for name, path in sorted(loras.items())
+        if str(path) in state.unfit_loras
+    }

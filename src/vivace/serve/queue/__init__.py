@@ -1,0 +1,1 @@
+"""Jobs that wait, and the worker processes that draw them."""

@@ -1,0 +1,146 @@
+"""How long images take at a size, one by one and several at once: measured once the size is warm."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vivace.errors import VivaceError, WorkloadError
+from vivace.models.sources import example_images
+from vivace.serve.worker.call_times import CallTimes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vivace.runtime.session import Session
+
+_TIMED_STEPS = 4
+_LEAST_GAIN = 1.1
+"""Smallest ratio of a batch's images per second to those of single images for which batches are formed."""
+_CALLS = 2
+"""Number of calls, the fastest of which counts."""
+_PROMPT = "a photograph of a red apple"
+
+
+@dataclass(frozen=True)
+class TimedSize:
+    """Measurements of single images.
+
+    Attributes:
+        step_s, rest_s: seconds of a step, and of everything else.
+        latents: after the last step; `image`: the decoded image.
+    """
+
+    step_s: float
+    rest_s: float
+    latents: Any
+    image: Image
+
+
+def time_size(session: Session, width: int, height: int) -> TimedSize:
+    """Draw twice, so that later images of this size compile nothing, and time the second call."""
+    steps = _few_steps(session)
+    try:
+        _draw(session, width, height, steps)
+    except WorkloadError:  # a sampler that cannot take so few steps
+        steps = int(session.defaults["num_inference_steps"])
+        _draw(session, width, height, steps)
+    times = CallTimes(session.device)
+    latents: list[Any] = [None]
+
+    def on_step(step: int, tensor: Any, height: int, width: int) -> None:
+        times.mark()
+        latents[:] = [tensor]
+
+    session.on_step = on_step
+    try:
+        times.mark()
+        (image,) = _draw(session, width, height, steps)
+        times.mark()
+    finally:
+        session.on_step = None
+    parts = times.seconds()
+    total, between = math.fsum(parts), parts[1:-1]
+    step_s = math.fsum(between) / len(between) if between else total
+    return TimedSize(step_s, max(0.0, total - step_s * (len(parts) - 1)), latents[0], image)
+
+
+def time_batches(session: Session, width: int, height: int, numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Time several images at once beside one by one; return `vivace.serve.settings.Batching` as plain data.
+
+    A batch size is allowed if it gains a tenth over single images, and something over smaller sizes. If a size gains
+    almost nothing its double is not timed: a second doubling brings no more than the first.
+    """
+    steps = _few_steps(session)
+    try:
+        alone_s, _ = _timed(session, width, height, steps, 1)
+    except WorkloadError:
+        steps = int(session.defaults["num_inference_steps"])
+        alone_s, _ = _timed(session, width, height, steps, 1)
+    alone: list[np.ndarray[Any, Any]] = []
+    gains: dict[int, float] = {}
+    allowed: list[int] = []
+    difference = 0
+    for number in sorted(numbers):
+        if gains.get(number // 2, 2.0) ** 2 < _LEAST_GAIN:
+            break
+        try:
+            seconds, images = _timed(session, width, height, steps, number)
+        except VivaceError:
+            break
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            break
+        gains[number] = number * alone_s / seconds
+        if gains[number] < max(_LEAST_GAIN, *(gains[each] for each in allowed), 0.0):
+            continue
+        allowed.append(number)
+        for seed in range(len(alone), number):
+            alone.append(np.asarray(_draw(session, width, height, steps, (seed,))[0]))
+        difference = max(difference, *(_difference(image, alone[k]) for k, image in enumerate(images)))
+    return {"width": width, "height": height, "gains": gains, "allowed": allowed, "difference": difference}
+
+
+def _timed(session: Session, width: int, height: int, steps: int, number: int) -> tuple[float, list[Image]]:
+    """Return the seconds of a call that draws so many images, and the images."""
+    images = _draw(session, width, height, steps, tuple(range(number)))
+    fastest = float("inf")
+    for _ in range(_CALLS):
+        began = time.perf_counter()
+        images = _draw(session, width, height, steps, tuple(range(number)))
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest, images
+
+
+def _draw(
+    session: Session, width: int, height: int, steps: int, seeds: tuple[int, ...] = (0,)
+) -> list[Image]:
+    import torch
+
+    size = {"height": height, "width": width}
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
+    output = session(
+        _PROMPT if len(seeds) == 1 else [_PROMPT] * len(seeds),
+        num_inference_steps=steps,
+        generator=generators[0] if len(seeds) == 1 else generators,
+        **call,
+    )
+    return list(output.images)
+
+
+def _few_steps(session: Session) -> int:
+    return min(int(session.defaults["num_inference_steps"]), _TIMED_STEPS)
+
+
+def _difference(image: Image, alone: np.ndarray[Any, Any]) -> int:
+    return int(np.abs(np.asarray(image).astype(int) - alone.astype(int)).max())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ in ("OutOfMemoryError", "MemoryError")

@@ -1,0 +1,305 @@
+"""A session that draws for a server: warmed at its sizes, with LoRAs by request, and partial images."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.errors import Unsupported
+from vivace.models.find import find_model
+from vivace.models.tasks import own_task
+from vivace.recipes.resolve import resolve
+from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
+from vivace.runtime.safety import has_one_colour, hidden_images
+from vivace.serve.queue.messages import Draw, Load, image_file
+from vivace.serve.worker.call_times import CallTimes, phases_of
+from vivace.serve.worker.completion_thread import Finish
+from vivace.serve.worker.editing import Editing
+from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
+from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
+from vivace.serve.worker.memory_room import check_fits, memory_of
+from vivace.serve.worker.partials import Projection, fit_projection
+from vivace.serve.worker.pixels import Pixels, returns_tensors
+from vivace.serve.worker.speeds import time_batches, time_size
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from vivace.runtime.session import Session
+
+_VERBOSITY = "DIFFUSERS_VERBOSITY"
+_SHORT = 60
+"""Characters of a prompt that every text encoder reads whole."""
+Report = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass
+class Drawing:
+    """A session with its measurements.
+
+    Attributes:
+        session: that was opened; `editing` has those of other tasks, which share its weights.
+        speeds: seconds of a step and of the rest, by (width, height).
+        batching: the gain of several images at once, for each size.
+        projection: of latents to colours; None for latents of an unknown layout.
+    """
+
+    session: Session
+    load_request: Load
+    multiple: int
+    draws_text: bool
+    editing: Editing
+    loras: LoraFolder
+    speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    batching: list[dict[str, Any]] = field(default_factory=list)
+    projection: Projection | None = None
+    notes: list[str] = field(default_factory=list)
+    energy: RunningEnergy = field(default_factory=RunningEnergy)
+
+    @classmethod
+    def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
+        """Load the model, apply the recipe, and draw at each size.
+
+        Raises:
+            VivaceError: the model or the recipe does not work here.
+        """
+        import torch
+
+        from vivace.benchmark.comparison import default_threads
+        from vivace.measure.machine import check_works, choose_device
+        from vivace.models.find import obtain
+
+        report(f"loading {request.model}")
+        keep_prompts_out_of_logs()
+        device = choose_device(request.device)
+        check_works(device)
+        recipe = resolve(request.recipe)
+        if (num_bytes := memory_of(device)) is not None:
+            place = "this machine" if device == "cpu" else "this GPU"
+            check_fits(request.model, recipe, request.sizes, request.task, num_bytes, place)
+        located = obtain(find_model(request.model))
+        torch.set_num_threads(request.threads or default_threads(located))
+        pipe = pipeline_for(located, recipe, device, request.task, None)
+        loras = LoraFolder()
+        if request.loras:
+            report(f"checking {len(request.loras)} LoRAs")
+            loras = fitting_loras(pipe, request.loras)
+            if not request.is_restart:  # later, files may be gone, and images without one are drawn as before
+                loras.check_any()
+        if loras.fitting:
+            recipe = resolve(f"{recipe.text}+{loras.technique}".removeprefix("baseline+"))
+        report(f"applying {request.recipe}{', with room for LoRAs' if loras.fitting else ''}")
+        session = session_of(pipe, located, recipe, device)
+        session.pipe.set_progress_bar_config(disable=True)
+        if loras.fitting:
+            loras.check_loaded(session)
+            if not request.is_restart:
+                loras.check_any()
+        drawing = cls(
+            session,
+            request,
+            located.entry.size_multiple if located.entry is not None else 8,
+            (request.task or own_task(located.pipeline)) == "text",
+            Editing.of(located, session, request.task),
+            loras,
+            notes=list(session.warnings),
+        )
+        sizes = request.sizes or (drawing.own_size,)
+        for width, height in sizes:
+            report(f"warming {width}x{height}")
+            drawing.warm(width, height)
+        drawing.editing.warm(sizes, report)
+        drawing.energy = RunningEnergy(EnergyMeter.of_this_process())
+        return drawing
+
+    @property
+    def own_size(self) -> tuple[int, int]:
+        defaults = self.session.defaults
+        return int(defaults["width"]), int(defaults["height"])
+
+    def warm(self, width: int, height: int) -> None:
+        """Draw once at a size, so that later images compile nothing, and keep the times."""
+        timed = time_size(self.session, width, height)
+        self.speeds[width, height] = timed.step_s, timed.rest_s
+        if self.projection is None and timed.latents is not None:
+            self.projection = fit_projection(self.session.pipe, timed.latents, timed.image)
+        if self.load_request.batches and self.draws_text:
+            self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
+
+    def state(self) -> dict[str, Any]:
+        """Return the facts that the server needs, as plain data."""
+        from vivace.architectures import family_of
+        from vivace.machinery.technique import component_of
+        from vivace.runtime.calls import accepted_by
+
+        session, defaults = self.session, self.session.defaults
+        family = family_of(component_of(session.pipe, "denoiser"))
+        guidance = defaults.get("guidance_scale")
+        takes = accepted_by(session.pipe)
+        off = 1.0 if family is None or family.doubled is None else family.doubled.off
+        width, height = self.own_size
+        return {
+            "name": self.load_request.model,
+            "recipe": session.recipe.text,
+            "device": session.device,
+            "steps": int(defaults["num_inference_steps"]),
+            "guidance": None if guidance is None else float(guidance),
+            "size": [width, height],
+            "multiple": self.multiple,
+            "takes": sorted(takes),
+            "guided_above": off if "negative_prompt" in takes else None,
+            "speeds": [[*size, *speed] for size, speed in self.speeds.items()],
+            "has_partials": self.projection is not None,
+            "notes": self.notes,
+            "draws_text": self.draws_text,
+            "edits": self.editing.state(),
+            "batching": self.batching,
+            "unfit_loras": self.loras.unfit,
+        }
+
+    def cancel(self) -> None:
+        """End the call in progress at its next step."""
+        for session in (self.session, *self.editing.sessions.values()):
+            session.cancel()
+
+    def draw(self, request: Draw, report: Report) -> Finish:
+        """Draw images; return what another thread does of it: put their pixels into files, and return facts about them.
+
+        On a GPU its work may only be queued when this returns.
+
+        Raises:
+            Cancelled, VivaceError: see `vivace.errors`.
+        """
+        session = self.session if request.task == "text" else self.editing.sessions[request.task]
+        times = CallTimes(session.device)
+        self.energy.begin()
+        try:
+            times.mark()
+            if self.load_request.loras:
+                self.loras.exchange(self.session, request.lora)
+            times.mark()
+            pixels = self._call(session, request, report, times)
+            times.mark()
+        except BaseException:
+            self.energy.drop()
+            raise
+        notes = [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1]
+
+        def finish() -> dict[str, Any]:
+            try:
+                arrays = pixels.wait()
+            except BaseException:
+                self.energy.drop()
+                raise
+            energy = self.energy.end()
+            phases, steps = phases_of(times.seconds())
+            images = self._keep(request, "image", arrays)
+            if any(has_one_colour(array) for array in arrays):
+                notes.append("all pixels of the image have one colour")
+            memory = _memory(session.device)
+            return {
+                "images": images,
+                "phases": phases,
+                "steps": steps,
+                "notes": notes,
+                **energy(),
+                **memory,
+            }
+
+        return finish
+
+    def _call(self, session: Session, request: Draw, report: Report, times: CallTimes) -> Pixels:
+        def on_step(step: int, latents: Any, height: int, width: int) -> None:
+            times.mark()
+            times.wait_for_last_but_one()
+            fields: dict[str, Any] = {"step": step}
+            if step in request.partials and self.projection is not None:
+                images = [
+                    self.projection.image(latents[number : number + 1], height, width)
+                    for number in range(len(request.ids))
+                ]
+                fields["images"] = self._keep(request, f"partial-{step}", Pixels(images).wait())
+            report("step", fields)
+
+        arguments = _arguments(request)
+        if returns_tensors(session.pipe, session.device):
+            arguments["output_type"] = "pt"
+        session.on_step = on_step
+        session.defers_check = arguments.get("output_type") == "pt"
+        try:
+            output = session(**arguments)
+        finally:
+            session.on_step, session.defers_check = None, False
+        if any(hidden_images(output)):
+            raise Unsupported("the model's safety checker replaced the image; ask for another one")
+        return Pixels.of(output.images, session.check)
+
+    def _keep(self, request: Draw, name: str, arrays: list[NDArray[np.uint8]]) -> list[dict[str, Any]]:
+        """Put the pixels of each job's image into a file."""
+        kept = []
+        for job, array in zip(request.ids, arrays, strict=True):
+            path = image_file(Path(self.load_request.folder), job, name)
+            path.write_bytes(array.data)
+            height, width = array.shape[:2]
+            kept.append({"file": str(path), "width": width, "height": height})
+        return kept
+
+
+def keep_prompts_out_of_logs() -> None:
+    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
+
+    The answer's notes say that something is cut off. Users who set diffusers' own variable get its logs.
+    """
+    if _VERBOSITY not in os.environ:
+        logging.getLogger("diffusers").setLevel(logging.ERROR)
+
+
+def _unread(pipe: Any, prompt: str) -> str:
+    """Return a note if a prompt is longer than every text encoder of a pipeline reads; else ""."""
+    if len(prompt) < _SHORT:
+        return ""
+    tokenizers = [
+        part for name, part in pipe.components.items() if name.startswith("tokenizer") and part is not None
+    ]
+    lengths = [(len(each(prompt).input_ids), int(each.model_max_length)) for each in tokenizers]
+    if not lengths or any(length <= most for length, most in lengths):
+        return ""
+    length, most = max(lengths, key=lambda each: each[1])
+    return f"the prompt has {length} tokens and the model reads {most}; the rest is cut off"
+
+
+def _arguments(request: Draw) -> dict[str, Any]:
+    """Return the arguments of the pipeline's call; for a single image these are the arguments of a session's call."""
+    import torch
+    from PIL import Image
+
+    pictures: dict[str, list[Any]] = {}
+    for picture in request.pictures:
+        pixels = Path(picture.file).read_bytes()
+        image = Image.frombytes(picture.mode, (picture.width, picture.height), pixels)
+        pictures.setdefault(picture.argument, []).append(image)
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+    is_single = len(request.ids) == 1
+    return {
+        "prompt": request.prompts[0] if is_single else list(request.prompts),
+        "generator": generators[0] if is_single else generators,
+        **{name: images[0] if len(images) == 1 else images for name, images in pictures.items()},
+        **request.call,
+    }
+
+
+def _memory(device: str) -> dict[str, int]:
+    """Return the resident set of this process, and what it has allocated on the GPU."""
+    import psutil
+    import torch
+
+    memory = {"rss_bytes": int(psutil.Process().memory_info().rss)}
+    if device == "cuda":
+        memory["gpu_bytes"] = int(torch.cuda.memory_reserved())
+    return memory

@@ -1,0 +1,279 @@
+"""Qwen-Image 2.1's fused blocks against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
+
+import math
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from diffusers import QwenImage21Transformer2DModel
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
+
+from tests import flow_models
+from tests.families import psnr
+from tests.fused_kernels import error
+from tests.targets import target_of
+from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
+from tests.unit.fused.test_flux import target
+from tests.unit.techniques.test_cuda_graph import GPU, capture
+from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.fused import operations
+from vivace.machinery.kernels import reference
+from vivace.models.architectures import ARCHITECTURES
+from vivace.models.random_weights import fill
+from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
+from vivace.techniques import cuda_graph
+from vivace.techniques.cuda_graph import CudaGraph
+from vivace.techniques.fused import Fused
+
+HEADS, CHANNELS = 2, 128
+LAYERS = 3
+MODEL = "qwen-image-2.1"
+TIMES = (0.75, 0.5)
+"""In bf16 as they are."""
+
+
+def transformer(causal: bool = True, num_layers: int = LAYERS) -> Any:
+    torch.manual_seed(0)
+    made = QwenImage21Transformer2DModel(
+        in_channels=16,
+        out_channels=16,
+        num_layers=num_layers,
+        num_attention_heads=HEADS,
+        attention_head_dim=CHANNELS,
+        context_in_dim=48,
+        causal_condition=causal,
+    )
+    with torch.no_grad():
+        fill(made, torch.Generator().manual_seed(1))
+    return made.eval().requires_grad_(False)
+
+
+def inputs(
+    words: tuple[int, ...],
+    *shapes: tuple[int, int],
+    channels: tuple[int, int] = (16, 48),
+    like: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """Of images with texts of so many words, the last; shapes of those to be edited and of the image, in tokens.
+
+    An image to be edited takes a place among the words for each four of its tokens, behind two words.
+
+    Args:
+        channels: of latents and of the text.
+        like: has their device and dtype.
+    """
+    like = torch.zeros(0) if like is None else like
+    generator = torch.Generator().manual_seed(2)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(like)
+
+    batch, counts = len(words), [height * width for height, width in shapes]
+    slots: list[bool] = []
+    for count in counts[:-1]:
+        slots += [False] * 2 + [True] * (count // 4)
+    slots += [False] * max(words)
+    places = torch.tensor(slots + [True] * (counts[-1] // 4), device=like.device).expand(batch, -1)
+    mask = torch.arange(len(slots))[None] < torch.tensor(words)[:, None] + len(slots) - max(words)
+    return {
+        "hidden_states": random(batch, sum(counts), channels[0]),
+        "encoder_hidden_states": random(batch, len(slots), channels[1]),
+        "encoder_hidden_states_mask": None if mask.all() else mask.to(like.device),
+        "timestep": torch.full((batch,), TIMES[0]).to(like),
+        "img_shapes": [[(1, *shape) for shape in shapes]] * batch,
+        "img_mask": places,
+        "return_dict": False,
+    }
+
+
+CASES = [
+    inputs((40,), (8, 8)),
+    inputs((9, 9), (6, 10)),
+    inputs((3, 16), (4, 2)),
+    inputs((7,), (4, 6), (2, 4), (6, 10)),
+]
+"""One text; two of one length; one padded to the other; an image with two to be edited."""
+
+
+def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+    """Return what it makes of the image in a step that keeps keys and values, and in a later one."""
+    cache = QwenImage21KVCache(len(made.transformer_blocks))
+    count = math.prod(arguments["img_shapes"][0][-1])
+    outputs = []
+    for time, mode in zip(TIMES, ("extract", "cached"), strict=True):
+        timestep = torch.full_like(arguments["timestep"], time)
+        (output,) = made(**(arguments | {"timestep": timestep}), kv_cache=cache, kv_cache_mode=mode)
+        assert output.dtype == arguments["hidden_states"].dtype
+        outputs.append(output[:, -count:])
+    return outputs
+
+
+@pytest.mark.parametrize("arguments", CASES)
+@torch.no_grad()
+@pytest.mark.quick("arguments[03]")
+def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
+    expected = steps(transformer(), arguments)
+    for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
+        made = transformer()
+        Fused(precision=precision).apply(target(made))
+        for output, right in zip(steps(made, arguments), expected, strict=True):
+            assert error(output, right) < allowed, precision
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@torch.no_grad()
+def test_a_step_that_keeps_nothing(causal: bool) -> None:
+    for arguments in CASES[1:]:
+        expected = transformer(causal)(**arguments)[0]
+        made = transformer(causal)
+        Fused(precision="bf16").apply(target(made))
+        assert error(made(**arguments)[0], expected) < 0.015
+
+
+@torch.no_grad()
+def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
+    """Where it waits for the GPU; unless somebody watches the positions, as step caches do."""
+    made, plain = transformer(), transformer()
+    Fused(precision="bf16").apply(target(made))
+    with mock.patch.object(
+        QwenImage21Transformer2DModel, "build_token_metadata", wraps=made.build_token_metadata
+    ) as asked_of:
+        first, later = steps(made, CASES[3])
+        assert asked_of.call_count == 1
+        made.pos_embed.register_forward_pre_hook(lambda *_: None)
+        again = steps(made, CASES[3])
+        assert asked_of.call_count == 3
+    assert torch.equal(first, again[0])
+    assert error(later, again[1]) < 1e-6
+    assert error(later, steps(plain, CASES[3])[1]) < 0.015
+
+
+@torch.no_grad()
+def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_calls: list[int] = []
+
+    def counted(*arguments: Any) -> None:
+        num_calls.append(1)
+        attend_in_e4m3(*arguments)
+
+    monkeypatch.setattr(cudnn_fp8, "attend", counted)
+    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
+        expected = steps(transformer(), case)
+        made = transformer()
+        Fused(precision="fp8", attention="fp8").apply(target(made))
+        num_calls.clear()
+        for output, right in zip(steps(made, case), expected, strict=True):
+            assert error(output, right) < 0.08
+        assert len(num_calls) == (LAYERS if in_fp8 else 0), (
+            "of the later step; a mask takes attention in bf16"
+        )
+
+
+@pytest.mark.parametrize("largest", [1, 10, 50])
+@torch.no_grad()
+def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(largest: float) -> None:
+    def with_outliers(change: Any = None) -> Any:
+        made = transformer()
+        outliers(made.transformer_blocks, largest, change)
+        return made
+
+    expected, by_row = (steps(with_outliers(change), CASES[3])[1] for change in (None, round_by_row))
+    made = with_outliers()
+    Fused(precision="fp8").apply(target(made))
+    assert error(steps(made, CASES[3])[1], expected) < 1.5 * error(by_row, expected)
+
+
+@torch.no_grad()
+def test_no_activation_exceeds_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = transformer()
+    Fused(precision="fp8").apply(target(made))
+    largest: list[float] = []
+    rounded = reference.to_e4m3
+
+    def watched(x: torch.Tensor) -> torch.Tensor:
+        largest.append(float(x.abs().amax()))
+        return rounded(x)
+
+    monkeypatch.setattr(reference, "to_e4m3", watched)
+    monkeypatch.setattr(operations, "has_triton", lambda: False)
+    steps(made, CASES[3])
+    assert len(largest) == 2 * LAYERS * 4, "two norms, attention and MLP of each block, in each step"
+    assert max(largest) <= reference.E4M3_MAX * (1 + 1e-6)
+    assert min(largest) > reference.E4M3_MAX / 1000, "a bound is not that loose"
+
+
+def draw(recipe: str) -> Any:
+    return flow_models.latents(flow_models.session(MODEL, recipe))
+
+
+def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16() -> None:
+    expected = flow_models.reference(MODEL, output_type="latent")
+    by_diffusers = psnr(draw("bf16@denoiser"), expected)
+    for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 4)):
+        session = flow_models.session(MODEL, recipe)
+        assert psnr(flow_models.latents(session), expected) > by_diffusers - lost, recipe
+        assert session.refuted({}) is None
+
+
+def test_guidance_keeps_keys_and_values_of_its_own() -> None:
+    call: dict[str, Any] = {"negative_prompt": "a blue square", "true_cfg_scale": 4.0}
+    expected, by_diffusers, fused = (
+        flow_models.latents(flow_models.session(MODEL, recipe), **call)
+        for recipe in ("baseline", "bf16@denoiser", "fused(bf16)")
+    )
+    assert psnr(fused, expected) > psnr(by_diffusers, expected) - 1
+
+
+@pytest.mark.parametrize("cache", ["teacache", "magcache"])
+def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
+    cache = f"{cache}(hits=0.5)"
+    plain, fused = (flow_models.session(MODEL, text) for text in (cache, f"fused(bf16)+{cache}"))
+    expected = flow_models.latents(plain)
+    assert psnr(flow_models.latents(fused), expected) > psnr(draw(f"bf16@denoiser+{cache}"), expected) - 1
+    assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
+
+
+@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
+@pytest.mark.quick("fused(bf16)*")
+def test_its_memory_and_work_are_predicted(recipe: str) -> None:
+    """Of two blocks."""
+    two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})
+    with mock.patch.dict(ARCHITECTURES, {MODEL: two}):
+        model = find_weightless(f"synthetic:{MODEL}")
+        plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
+    saved, of_blocks = plain.model_bytes - fused.model_bytes, 2 * 13 * 4096**2 * 2
+    assert saved == pytest.approx(0 if recipe == "fused(bf16)" else of_blocks / 2, abs=0.02 * of_blocks)
+    works = [
+        sum(component.gemm_flop for component in of.work.components if component.component == "denoiser")
+        for of in (plain, fused)
+    ]
+    assert works[1] == pytest.approx(works[0], rel=0.01)
+
+
+def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for each length of what is in front of the image; prompts of one length share it."""
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    plain, session = (flow_models.session(MODEL, "fused(bf16)") for _ in range(2))
+    effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
+    assert effect.evidence is not None
+    prompts = ["a red star", "a blue star", "a star on a field of white flowers", "a red star"]
+    for number, prompt in enumerate(prompts, 1):
+        assert np.array_equal(flow_models.latents(session, prompt), flow_models.latents(plain, prompt)), (
+            prompt
+        )
+        assert effect.evidence()["cuda_graph_replays"] == number * (flow_models.STEPS - 1)
+    assert effect.evidence()["cuda_graphs_recorded"] == 2
+
+
+def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    session = flow_models.session(MODEL, "fused(bf16)")
+    effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
+    session.pipe.transformer.pos_embed.register_forward_pre_hook(lambda *_: None)
+    flow_models.latents(session)
+    assert effect.refuted is not None
+    assert effect.refuted({}) == "the denoiser had no step that is captured"
