@@ -118,3 +118,8 @@ def few(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and the number of the others."""
     first = ", ".join(names[:most])
     return first if len(names) <= most else f"{first}, and {len(names) - most} more"
+
+
+def file_stem(text: str) -> str:
+    """Return a text as a file name that every system takes, e.g. "org-model-2026-01-31"."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:100] or "vivace"

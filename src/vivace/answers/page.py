@@ -116,11 +116,6 @@ def in_notebook(page: str) -> str:
     )
 
 
-def file_stem(text: str) -> str:
-    """Return a text as a file name that every system takes, e.g. "org-model-2026-01-31"."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:100] or "vivace"
-
-
 def breakable(text: str) -> Markup:
     """Allow line breaks between the parts of a recipe, and none within the name of an option; escapes the parts."""
     unbroken = plain(text).replace("--", "-\N{WORD JOINER}-\N{WORD JOINER}")

@@ -46,24 +46,24 @@ def print_answer(answer: Answer, console: Console, *, details: bool = True) -> N
 def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
     """Yield lines with their looks."""
     for about in answer.about:
-        yield from _paragraph(about)
+        yield from _paragraph(about, width)
     if answer.about:
         yield "", ""
-    yield from ((line, "strong") for line, _ in _paragraph(answer.headline))
+    yield from ((line, "strong") for line, _ in _paragraph(answer.headline, width))
     facts = () if answer.facts is None else answer.facts.facts
     shown = [fact for fact in (*facts, *answer.commands) if details or not fact.is_detail]
     if shown:
         yield "", ""
-        yield from _facts(shown)
+        yield from _facts(shown, width)
     for paragraph in answer.paragraphs:
-        yield from _paragraph(paragraph)
+        yield from _paragraph(paragraph, width)
     for section in answer.sections:
         if details or not section.is_detail:
             yield from _section(section, width)
     if answer.notes:
         yield "", ""
     for note in answer.notes:
-        yield from _paragraph(f"note: {note}", "  ")
+        yield from _paragraph(f"note: {note}", width, "  ")
     for part in answer.parts:
         yield "", ""
         yield from lines_of(part, width, details)
@@ -82,23 +82,24 @@ def _section(section: Section, width: int) -> Iterator[Line]:
 
 def _block(block: Block, width: int) -> Iterator[Line]:
     if isinstance(block, str):
-        yield from _paragraph(block)
+        yield from _paragraph(block, width)
     elif isinstance(block, Table) and block.rows:
         if block.title:
             yield block.title, "strong"
         yield from table_lines(block, width)
     elif isinstance(block, Facts) and block.facts:
         if block.title:
-            yield from _paragraph(block.title)
-        yield from _facts(block.facts)
+            yield from _paragraph(block.title, width)
+        yield from _facts(block.facts, width)
 
 
-def _paragraph(text: str, indent: str = "", first: str = "") -> Iterator[Line]:
+def _paragraph(text: str, width: int, indent: str = "", first: str = "") -> Iterator[Line]:
     """Yield a paragraph; no word is broken, but long recipes are after plus signs."""
-    for part in whole_words(plain(text), WIDTH).split("\n"):
+    width = min(WIDTH, width)
+    for part in whole_words(plain(text), width - len(indent)).split("\n"):
         for line in textwrap.wrap(
             part,
-            WIDTH,
+            width,
             initial_indent=first,
             subsequent_indent=indent,
             break_on_hyphens=False,
@@ -108,7 +109,7 @@ def _paragraph(text: str, indent: str = "", first: str = "") -> Iterator[Line]:
         first = indent
 
 
-def _facts(facts: Sequence[Fact]) -> Iterator[Line]:
+def _facts(facts: Sequence[Fact], width: int) -> Iterator[Line]:
     """Yield facts with their names in a column at the left."""
     room = _GAP + max(8, *(len(plain(fact.name)) for fact in facts))
     before = ""
@@ -119,7 +120,7 @@ def _facts(facts: Sequence[Fact]) -> Iterator[Line]:
             yield from ((line, "") for line in command_lines(plain(fact.value), name, room))
             continue
         text = ": ".join(part for part in (fact.value, fact.text) if part)
-        yield from ((line, fact.look) for line, _ in _paragraph(text, " " * room, f"{name:<{room}}"))
+        yield from ((line, fact.look) for line, _ in _paragraph(text, width, " " * room, f"{name:<{room}}"))
         if fact.request:
             yield f"{' ' * room}{plain(fact.request)}", ""
 
@@ -155,7 +156,7 @@ def table_lines(table: Table, width: int = PIPE_WIDTH) -> Iterator[Line]:
         yield from ((part, look) for part in rest)
     for row in table.rows:
         if row.notes:
-            yield from _paragraph(f"{row.cells[0].text}: {'; '.join(row.notes)}", "  ")
+            yield from _paragraph(f"{row.cells[0].text}: {'; '.join(row.notes)}", width, "  ")
     for note in table.note.splitlines():
         yield plain(note), ""
 

@@ -21,9 +21,10 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
     added: the one that helps this machine most, a tiny VAE, 20 steps, DPM++ 2M, guidance for the first 40 % only.
     Prints the table and writes a page with charts and images.
     """
+    from vivace.answers.page import page_of
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
-    from vivace.benchmark.run_page import page_of
-    from vivace.cli.bench import show
+    from vivace.benchmark.stored_answer import answer_of_stores
+    from vivace.cli.bench import show_run
     from vivace.cli.progress_display import for_this_terminal
 
     check_writable(output)
@@ -39,8 +40,8 @@ def demo(store: Path, output: Path, rerun: bool) -> int:
         click.echo(
             f"none of {candidates} is clearly faster on this machine, so the demo skips that step\n", err=True
         )
-    status = show(run, "table", line)
-    replace(output, page_of([store]).encode())
+    status = show_run(run, "table", line)
+    replace(output, page_of(answer_of_stores([store], command="demo")).encode())
     click.echo(output, err=is_standard_output(output))
     click.echo("\nThese recipes were picked by hand. To have the fastest one found and proven:", err=True)
     click.echo("  vivace tune tiny-sd --minutes 4", err=True)

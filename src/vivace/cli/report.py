@@ -69,7 +69,9 @@ def report(
         vivace report -o page.html --charts charts
         vivace report --format csv -o rows.csv
     """
-    from vivace.benchmark.run_page import charts_of, page_of, tables_of
+    from vivace.answers.data import written
+    from vivace.answers.page import page_of
+    from vivace.benchmark.stored_answer import answer_of_stores, charts_of_stores
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
 
     if title is not None and format_ != "html":
@@ -80,18 +82,15 @@ def report(
         check_folder(charts)
     used = limits or DEFAULT_LIMITS
     is_page = format_ == "html"
-    content = (
-        page_of(stores, used, price_per_hour, title)
-        if is_page
-        else tables_of(stores, format_, used, price_per_hour)
-    )
+    answer = answer_of_stores(stores, used, price_per_hour, title)
+    content = page_of(answer) if is_page else written(answer, format_)
     if is_standard_output(path) and not is_page:
         click.echo(content, nl=False)
     else:
         replace(path, content.encode())
         click.echo(path, err=is_standard_output(path))
     if charts is not None:
-        for name, svg in charts_of(stores, used, price_per_hour).items():
+        for name, svg in charts_of_stores(stores, used, price_per_hour).items():
             replace(charts / name, svg.encode())
             click.echo(charts / name, err=is_standard_output(path))
     return 0

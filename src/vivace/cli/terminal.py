@@ -57,7 +57,7 @@ def show(answer: Answer, format_: str, page: Path | None = None, *, details: boo
 
         replace(page, page_of(answer).encode())
         click.echo(f"page: {page}", err=True)
-    if answer.reproduce:
+    if answer.reproduce and format_ not in ("json", "csv"):
         click.echo(f"reproduce: {answer.reproduce}", err=True)
 
 

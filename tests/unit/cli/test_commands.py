@@ -46,7 +46,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
     code = f"import sys, vivace, vivace.cli.commands\nprint(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    code = "import sys, vivace.report.page\nprint('torch' in sys.modules)"
+    code = "import sys, vivace.answers.page, vivace.report.run_answer\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     text = run_process(tmp_path, "--help").stdout
