@@ -80,30 +80,27 @@ def page_of(answer: Answer) -> str:
     """Return the answer as one HTML document."""
     style, script = _template("style.css"), _template("sorting.js")
     # Only trusted texts are exempt from escaping: style sheet and script, whose bytes are hashed, and the policy.
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            answer=answer,
-            page=_Page(answer),
-            draw=draw,
-            most_bars=_MOST_BARS,
-            version=__version__,
-            finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            style=Markup(style),
-            script=Markup(script),
-            policy=Markup(
-                f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
-                "base-uri 'none'; form-action 'none'"
-            ),
-        )
+    return _rendered(
+        "page.html",
+        answer=answer,
+        page=_Page(answer),
+        draw=draw,
+        most_bars=_MOST_BARS,
+        version=__version__,
+        finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        style=Markup(style),
+        script=Markup(script),
+        policy=Markup(
+            f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        ),
     )
 
 
 def svg_of(title: str, block: Bars | Plot) -> str:
     """Return a chart as an SVG file, without scripts, links and fonts of its own."""
     drawn = draw(block) if isinstance(block, Plot) else None
-    return _environment().get_template("chart.svg").render(title=plain(title), block=block, c=drawn)
+    return _rendered("chart.svg", title=plain(title), block=block, c=drawn)
 
 
 def in_notebook(page: str) -> str:
@@ -144,7 +141,7 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _environment() -> Environment:
+def _rendered(template: str, **variables: object) -> str:
     environment = Environment(
         loader=PackageLoader("vivace.answers"),
         autoescape=True,
@@ -159,4 +156,4 @@ def _environment() -> Environment:
         "breakable": breakable,
         "shortened": lambda text: breakable(short_form(text)),
     }
-    return environment
+    return environment.get_template(template).render(**variables).lstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 import time
@@ -16,7 +15,6 @@ import click
 from vivace.cli import options
 from vivace.cli.spec_options import IMAGES, SEARCH, SETTINGS, TIMING, collect
 from vivace.foundation.untrusted.destinations import check_writable
-from vivace.foundation.untrusted.destinations import replace as write
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
@@ -139,7 +137,9 @@ def tune(model: str, settings: SearchSettings, explain: bool, output: Path | Non
         vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
         vivace tune tiny-flux --task inpaint
     """
-    from vivace.report.downloads import file_stem
+    from vivace.answers.formatting import file_stem
+    from vivace.cli.terminal import show
+    from vivace.tuning.tune_answer import answer_of
     from vivace.tuning.tuner import search_recipe
 
     if output is not None:
@@ -152,14 +152,7 @@ def tune(model: str, settings: SearchSettings, explain: bool, output: Path | Non
         click.echo(f"  {options.command_line()}", err=True)
         return 130
     page = output or settings.run.folder / f"{file_stem(f'tune-{model}')}.html"
-    write(page, tuned.page().encode())
-    if format_ == "json":
-        click.echo(json.dumps(tuned.to_json(), indent=2))
-    else:
-        from vivace.tuning.answer_text import lines
-
-        click.echo("\n".join(lines(tuned, explain)))
-    click.echo(f"page with the proof and the images: {page}", err=True)
+    show(answer_of(tuned), format_, page, details=explain)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 
 
