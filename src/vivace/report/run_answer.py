@@ -29,7 +29,7 @@ from vivace.report.quality_gate import broken_images
 from vivace.report.rows import Row as MeasuredRow
 from vivace.report.rows import shared_warnings
 from vivace.report.run_charts import charts_of
-from vivace.report.run_images import ReadImage, image_grid
+from vivace.report.run_images import ReadImage, image_grid, no_images
 from vivace.report.summary import clip_kept, fastest, fidelity, headline, noise_floor, paid_back, particulars
 from vivace.report.usage import usage_table
 
@@ -59,11 +59,6 @@ _COLUMNS = (
     Column("n", rank=9),
 )
 _NONE = Cell("-")
-
-
-def no_images(sha256: str) -> str:
-    """Return why there is no image, for rows whose store is gone or was never one."""
-    return "the image file is missing"
 
 
 def answer_of(

@@ -34,6 +34,11 @@ MAX_ROWS = 12
 _MIN_LOSS = 0.0005
 
 
+def no_images(sha256: str) -> str:
+    """Return why there is no image, for rows whose store is gone or was never one."""
+    return "the image file is missing"
+
+
 def image_grid(rows: Sequence[Row], read: ReadImage) -> ImageGrid | None:
     """Return the images of a comparison; None if none was stored."""
     images = {number: _images(row) for number, row in enumerate(rows, 1)}

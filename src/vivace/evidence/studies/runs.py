@@ -190,7 +190,7 @@ class StudyRun:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one flat dictionary for each cell: published and measured, in seconds, bytes or the figure's unit."""
-        from vivace.evidence.studies.study_table import flat
+        from vivace.evidence.studies.study_answer import flat
 
         return flat(self)
 
@@ -204,13 +204,14 @@ class StudyRun:
 
     def page(self) -> str:
         """Return the page as HTML: published beside measured, conclusions, charts and images; no scripts, no links."""
-        from vivace.evidence.studies.study_page import page_of
+        from vivace.answers.page import page_of
+        from vivace.evidence.studies.study_answer import answer_of
 
-        return page_of(self)
+        return page_of(answer_of(self))
 
     def _repr_html_(self) -> str:
         """Return the page for notebooks."""
-        from vivace.report.page import in_notebook
+        from vivace.answers.page import in_notebook
 
         return in_notebook(self.page())
 
@@ -221,9 +222,10 @@ class StudyRun:
         return len(self.records)
 
     def __str__(self) -> str:
-        from vivace.evidence.studies.study_table import render
+        from vivace.answers.markdown import markdown_of
+        from vivace.evidence.studies.study_answer import answer_of
 
-        return render(self, "md")
+        return markdown_of(answer_of(self))
 
 
 def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[StudyColumn]:
