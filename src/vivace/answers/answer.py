@@ -298,6 +298,7 @@ class Answer:
         reproduce: the command line that answers the same again; "" if unknown.
         files: what a page offers to save.
         explains: whether a page explains the words of measurements.
+        is_code: whether the headline is code, such as a recipe.
     """
 
     command: str
@@ -315,6 +316,7 @@ class Answer:
     reproduce: str = ""
     files: tuple[File, ...] = field(default=(), repr=False)
     explains: bool = False
+    is_code: bool = False
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all sections, and of all parts."""

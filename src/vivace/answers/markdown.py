@@ -21,7 +21,10 @@ def markdown_of(answer: Answer) -> str:
 def _lines(answer: Answer, mark: str) -> Iterator[str]:
     for about in answer.about:
         yield from (markdown_cell(about), "")
-    yield from (f"**{markdown_cell(answer.headline)}**", "")
+    yield from (
+        markdown_code_cell(answer.headline) if answer.is_code else f"**{markdown_cell(answer.headline)}**",
+        "",
+    )
     if answer.facts is not None:
         yield from _facts(answer.facts.facts)
     yield from (line for paragraph in answer.paragraphs for line in (markdown_cell(paragraph), ""))

@@ -49,7 +49,10 @@ def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
         yield from _paragraph(about, width)
     if answer.about:
         yield "", ""
-    yield from ((line, "strong") for line, _ in _paragraph(answer.headline, width))
+    if answer.is_code:  # which is copied
+        yield f"    {plain(answer.headline)}", "strong"
+    else:
+        yield from ((line, "strong") for line, _ in _paragraph(answer.headline, width))
     facts = () if answer.facts is None else answer.facts.facts
     shown = [fact for fact in (*facts, *answer.commands) if details or not fact.is_detail]
     if shown:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -80,7 +79,9 @@ def recommend(
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
         vivace recommend tiny-sd --task inpaint
     """
+    from vivace.cli.terminal import show
     from vivace.evidence.recommendation import recommend as asked
+    from vivace.evidence.recommendation.recommend_answer import answer_of
 
     answer = asked(
         model,
@@ -93,5 +94,5 @@ def recommend(
         task=task,
         store=list(stores) or None,
     )
-    click.echo(json.dumps(answer.to_json(), indent=2) if format_ == "json" else str(answer))
+    show(answer_of(answer), format_)
     return 0

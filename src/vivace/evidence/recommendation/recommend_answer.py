@@ -1,10 +1,11 @@
-"""An answer as text of 80 columns."""
+"""A recommendation as an answer: the recipe, and a line for each thing to know of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vivace.answers.answer import Answer, Fact, Facts
 from vivace.answers.formatting import few, plus_minus, ratio, seconds, size
 from vivace.evidence.recommendation.sentences import (
     elsewhere_of,
@@ -15,12 +16,12 @@ from vivace.evidence.recommendation.sentences import (
     where,
 )
 from vivace.evidence.recommendation.speed_limit import ChipLimit
-from vivace.report.paragraphs import command_lines, labelled
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.recommendation import RecipeFigures, Recommendation
 
-_LABEL = 12
+_BRIEF = ("gain", "stands on", "memory", "spread", "quality", "sure")
+"""What a short answer says."""
 _MOST = 3
 _LABELS = {
     "memory": "too large",
@@ -32,17 +33,22 @@ _LABELS = {
 _SLOW_FIRST = 3  # times a later call
 
 
-def text_of(answer: Recommendation) -> str:
-    """Return the answer in plain words, one labelled paragraph for each subject."""
-    lines = list(_head(answer))
-    for label, paragraph in _paragraphs(answer):
-        lines += labelled(label, paragraph, _LABEL)
-    for number, command in enumerate(answer.next):
-        lines += command_lines(command, "next" if number == 0 else "", _LABEL)
-    return "\n".join(lines)
+def answer_of(answer: Recommendation) -> Answer:
+    """Return the answer of a recommendation; what its short form leaves out is marked."""
+    facts = [Fact(label, text, is_detail=label not in _BRIEF) for label, text in _paragraphs(answer)]
+    return Answer(
+        command="recommend",
+        headline=answer.recipe if answer.recipe is not None else "no recipe: no record supports one",
+        is_code=answer.recipe is not None,
+        data=answer.to_json(),
+        verdict=answer.sure,
+        about=(_question(answer),),
+        facts=Facts(tuple(facts)),
+        commands=tuple(Fact("next", command, is_command=True) for command in answer.next),
+    )
 
 
-def _head(answer: Recommendation) -> Iterator[str]:
+def _question(answer: Recommendation) -> str:
     gpu = f" on {answer.gpu}" if answer.gpu is not None else ""
     if answer.gpu is None and answer.basis is not None:
         gpu = f" on {answer.basis.gpu} (no GPU was named)"
@@ -50,10 +56,7 @@ def _head(answer: Recommendation) -> Iterator[str]:
     if answer.criteria.max_bytes is not None:
         limit = f" within {size(answer.criteria.max_bytes)}"
     task = "" if answer.criteria.task == "text" else f", {answer.criteria.task}"
-    yield f"{answer.model}{task}{gpu}{limit}, for {answer.criteria.goal}:"
-    yield ""
-    yield f"    {answer.recipe}" if answer.recipe is not None else "    no recipe: no record supports one"
-    yield ""
+    return f"{answer.model}{task}{gpu}{limit}, for {answer.criteria.goal}:"
 
 
 def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
@@ -83,8 +86,8 @@ def _paragraphs(answer: Recommendation) -> Iterator[tuple[str, str]]:
     yield from _left_out(answer)
     if answer.other_model is not None:
         yield "fewer steps", _other_model(answer)
-    for number, other in enumerate(answer.elsewhere):
-        yield "" if number else "elsewhere", elsewhere_of(other, answer)
+    for other in answer.elsewhere:
+        yield "elsewhere", elsewhere_of(other, answer)
     if answer.limit is not None and answer.criteria.task in ("text", "edit"):
         yield "limit", _limit(answer.limit)
     if answer.missing:
