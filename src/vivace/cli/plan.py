@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +9,7 @@ import click
 
 from vivace.cli import options
 from vivace.cli.card import CardMemory, card_of, parse_card
-from vivace.cli.plan_text import CardFit
+from vivace.cli.plan_answer import CardFit, answer_of
 
 if TYPE_CHECKING:
     from vivace.cli.attempts import Attempts
@@ -99,7 +98,7 @@ def _plan(
 ) -> int:
     """Predict, look for what fits a card, and print both."""
     from vivace.cli.attempts import Attempts
-    from vivace.cli.plan_text import print_card, print_prediction
+    from vivace.cli.terminal import show
 
     with Attempts() as attempts:
         if weightless.note:
@@ -107,12 +106,8 @@ def _plan(
         predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
         fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts, is_ranked)
-    if as_json:
-        click.echo(json.dumps(_facts(predicted, card, fit, chip), indent=2))
-        return 0
-    print_prediction(predicted, chip)
-    if card is not None:
-        print_card(predicted, card, fit)
+    answer = answer_of(predicted, card, fit, chip, _facts(predicted, card, fit, chip))
+    show(answer, "json" if as_json else "text")
     return 0
 
 
