@@ -23,7 +23,7 @@ from benchmarks.record_files import read_list, write_records, write_text
 from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.benchmark import Timing, planned, studies
 from vivace.benchmark.runner import ask_environment
-from vivace.cli.progress_display import for_this_terminal
+from vivace.cli.display.progress_display import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.workload import TextMode

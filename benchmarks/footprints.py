@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.technique import DENOISERS
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import largest_encoder
 from vivace.runtime.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures import ARCHITECTURES
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -29,6 +29,8 @@ import click
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
 from vivace.answers.formatting import seconds
+from vivace.architectures import ARCHITECTURES, CATALOGUE
+from vivace.architectures.components import Architecture
 from vivace.benchmark.round import OpenTrial
 from vivace.benchmark.worker import import_all
 from vivace.benchmark.workload_calls import draw
@@ -40,8 +42,6 @@ from vivace.foundation.stats import median_interval
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment, python_ms
 from vivace.measure.timer import PipelineTimer
-from vivace.models.architectures import ARCHITECTURES, Architecture
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve

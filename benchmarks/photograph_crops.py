@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vivace.errors import UsageError
-from vivace.measure.damage import Pixels
+from vivace.measure.image_metrics import Pixels
 
 CROPS = 12
 """Of each photograph."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vivace.measure.damage import Pixels
-from vivace.measure.image_metrics import colourfulness, match, paired_metrics, thumbnail
+from vivace.measure.image_metrics import Pixels, colourfulness, match, paired_metrics, thumbnail
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer
 from vivace.proofs.checks.pair_figures import WITNESSES, statistics_of

@@ -27,8 +27,8 @@ from benchmarks.photograph_power import caption_figures, seen_strengths
 from benchmarks.photograph_witnesses import SLOW, Reference, distances, scorer
 from benchmarks.record_files import write_text
 from vivace.errors import UsageError
-from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, Pixels
-from vivace.measure.image_metrics import faults
+from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind
+from vivace.measure.image_metrics import Pixels, faults
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "results" / "photographs-witnesses.json"

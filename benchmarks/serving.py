@@ -29,6 +29,7 @@ from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
 from benchmarks.serving_process import server
 from benchmarks.serving_rows import PARTS, Part, ServingRow, share
+from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadLimit, LoadPlan, closed_loop, measure
@@ -112,7 +113,7 @@ class Serving:
 
 def target_of(url: str, *, loras: tuple[str, ...] = ()) -> LoadTarget:
     variants = tuple(Variant(None, lora) for lora in loras) or (Variant(),)
-    return LoadTarget(f"{url}/v1", None, {"output_format": "webp"}, (_PROMPT,), variants)
+    return LoadTarget(ImagesEndpoint(f"{url}/v1"), None, {"output_format": "webp"}, (_PROMPT,), variants)
 
 
 def closed(target: LoadTarget, clients: int, limit: LoadLimit, label: str, seed: int = 0) -> LoadRow:

@@ -19,13 +19,13 @@ from typing import Any
 
 import vivace
 from benchmarks.memory_caps import CARDS_GB, MODELS
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Hub
-from vivace.cli.attempts import Attempts
 from vivace.cli.card import CardMemory
+from vivace.cli.display.attempts import Attempts
 from vivace.cli.plan import fit_of
 from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory import remembered, shipped_answers
 from vivace.runtime.memory.footprints import footprints

@@ -35,12 +35,12 @@ from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.machinery.quantization.layers import layers_of, replace_layer
 from vivace.machinery.technique import component_of
-from vivace.measure.folder_verdict import judge_pairs
-from vivace.measure.folders import compare
+from vivace.measure.folders import compare, judge_pairs
 from vivace.measure.machine import choose_device
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.this_environment import environment
 from vivace.models.find import find_model
+from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
@@ -108,7 +108,9 @@ def measure(model: str, scheme: str, device: str, num_images: int) -> Case:
     """Measure one case: every way on the same images."""
     located = find_model(model)
     prompts = (
-        list(located.entry.prompts) if located.entry is not None else ["a red circle above a blue square"]
+        list(PROMPT_SETS[located.prompt_set][:NUM_DEFAULT])
+        if located.entry is not None
+        else ["a red circle above a blue square"]
     )
     pairs = [(prompts[k % len(prompts)], _FIRST_SEED + k) for k in range(num_images)]
     with (

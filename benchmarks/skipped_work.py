@@ -31,12 +31,11 @@ from benchmarks.every_technique import measure
 from benchmarks.technique_cases import RESULTS, baseline, full_length
 from benchmarks.technique_records import add, check_device, key_of, read_records, row_of
 from tests.targets import target_of
+from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.benchmark import studies
 from vivace.foundation.spec.recipe_syntax import RecipeSpec, TechniqueCall
 from vivace.foundation.spec.record import Record
 from vivace.machinery.technique import Machine
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.weightless import find_weightless

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"

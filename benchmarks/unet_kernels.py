@@ -157,7 +157,7 @@ def _norms() -> Iterator[dict[str, Any]]:
 def _tokens() -> Iterator[dict[str, Any]]:
     import torch
 
-    from vivace.machinery.kernels.geglu import geglu
+    from vivace.machinery.kernels.gates import geglu
     from vivace.machinery.kernels.norm_modulate import residual_norm
     from vivace.machinery.kernels.quantize_e4m3 import quantize_rows
     from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout

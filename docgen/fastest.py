@@ -23,6 +23,7 @@ from benchmarks.committed_tables import gain_apart
 from benchmarks.technique_cases import RESULTS
 from vivace.answers.formatting import ratio, seconds, size
 from vivace.answers.markdown import markdown_lines
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -31,7 +32,6 @@ from vivace.evidence.recommendation.kin import kin_of
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 

@@ -16,11 +16,11 @@ from docgen import fastest
 from docgen.fastest import Measurement
 from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.answers.markdown import markdown_lines
+from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import ONE_ROUND_MARGIN, median_interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
 

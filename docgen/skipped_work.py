@@ -22,9 +22,9 @@ from docgen.models_measured import conditions_of
 from docgen.techniques_measured import cpu_notes
 from vivace.answers.formatting import plus_minus, ratio, seconds
 from vivace.answers.markdown import markdown_lines
+from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval, learn_spread, speedup
-from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row
 
 LIMIT = 0.05

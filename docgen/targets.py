@@ -11,9 +11,9 @@ from pathlib import Path
 from benchmarks.technique_records import read_records
 from vivace.answers.formatting import plus_minus, size
 from vivace.answers.markdown import markdown_lines
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.foundation.stats import Interval, median_interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of

@@ -22,11 +22,11 @@ from docgen.technique_claims import claims
 from docgen.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
 from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.answers.markdown import markdown_lines
+from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Verdict
 from vivace.foundation.stats.intervals import MIN_SAMPLES
-from vivace.models.catalogue import CATALOGUE
 from vivace.report.rows import Row, rows_of
 
 _HEADINGS = (

@@ -12,12 +12,11 @@ from PIL import Image
 
 from tests.copies import Copies
 from tests.narrow import SIDE, small, small_areas
+from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.models import find_model
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.sources import FOLDER
 from vivace.models.synthetic import build
-from vivace.models.tasks import EDITS
+from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
@@ -33,6 +32,9 @@ MODELS = (
     "flux2-dev",
     "cogview4-6b",
     "krea-2-turbo",
+    "longcat-image",
+    "chroma1-hd",
+    "ernie-image",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit an image, of the same transformers or FLUX.1's."""
@@ -77,7 +79,7 @@ def draw(session: Session, prompt: str | list[str] = PROMPT, **call: Any) -> np.
         call = {"max_sequence_length": WORDS[pipeline]} | call
     if call.get("max_sequence_length", 0) is None:
         del call["max_sequence_length"]
-    if pipeline in EDITS:
+    if own_task(pipeline) == "edit":
         call = {"image": source() if count == 1 else [source()] * count} | call
     generators = [torch.Generator().manual_seed(k) for k in range(count)]
     with ExitStack() as stack:

@@ -177,7 +177,7 @@ def check_rms_norm_modulated(
 
 
 def check_sigmoid_gate(kind: str, rows: int, channels: int, quantize: bool, device: str) -> None:
-    from vivace.machinery.kernels.sigmoid_gate import sigmoid_gate
+    from vivace.machinery.kernels.gates import sigmoid_gate
 
     x = random(kind, rows, channels, device=device)
     gate = random("normal", rows, 2 * channels, device=device, seed=1)[:, channels:]
@@ -279,7 +279,7 @@ def check_group_norm(
 
 
 def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: bool, device: str) -> None:
-    from vivace.machinery.kernels.geglu import geglu
+    from vivace.machinery.kernels.gates import geglu
     from vivace.machinery.kernels.quantize_e4m3 import quantize_rows
 
     up = random(kind, rows, 2 * channels, device=device)
@@ -307,7 +307,7 @@ def check_geglu(kind: str, rows: int, channels: int, biased: bool, quantize: boo
 
 def check_swiglu(kind: str, rows: int, hidden: int, channels: int, quantize: bool, device: str) -> None:
     """Alone without channels, else beside attention's output in bf16, and in e4m3 with a scale."""
-    from vivace.machinery.kernels.swiglu import swiglu
+    from vivace.machinery.kernels.gates import swiglu
 
     wide = random(kind, rows, 24 + 2 * hidden, device=device)
     up = wide[:, 24:]
@@ -402,7 +402,7 @@ def check_cross_attention(
 
 
 def check_add_biased(rows: int, channels: int, device: str) -> None:
-    from vivace.machinery.kernels.residual import add_biased
+    from vivace.machinery.kernels.convolution import add_biased
 
     x = random("normal", rows, channels, device=device)
     y = random("outliers", rows, channels, device=device, seed=1)

@@ -146,6 +146,8 @@ class _Requests(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.num_active += 1
         time.sleep(0.05 if self.server.fault in SLOW else 0.005)
+        if self.server.fault in SLOW and self.server.num_active > 1:
+            time.sleep(0.1)
         is_cancelled = False
         self.connection.setblocking(False)
         with contextlib.suppress(BlockingIOError):

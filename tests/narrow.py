@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_model
+from vivace.architectures.components import Architecture, Component
 from vivace.architectures.entry import Entry
+from vivace.architectures.family import Family
+from vivace.architectures.flux import FLUX
+from vivace.architectures.sd3 import SD3
+from vivace.architectures.stable_diffusion import STABLE_DIFFUSION
 from vivace.benchmark import studies
-from vivace.models.architectures import ARCHITECTURES, Architecture
-from vivace.models.catalogue import CATALOGUE
-from vivace.models.flow_architectures import FLOW_ARCHITECTURES
 
 SIDE = 128
-QWEN = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline")
 COMMAND = (sys.executable, __file__)
-FLOW = [architecture.name for architecture in FLOW_ARCHITECTURES]
+FLOW = [name for name in ARCHITECTURES if family_of_model(name) not in (FLUX, STABLE_DIFFUSION)]
 """Names of the transformers after FLUX.1."""
 _CLIP: dict[str, Any] = {
     "hidden_size": 64,
@@ -29,9 +31,6 @@ _CLIP: dict[str, Any] = {
     "projection_dim": 64,
     "vocab_size": 1000,
 }
-_VAE: dict[str, Any] = {"block_out_channels": [32, 32, 64, 64]}
-
-
 _LANGUAGE: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -40,6 +39,15 @@ _LANGUAGE: dict[str, Any] = {
     "head_dim": 16,
     "vocab_size": 1000,
 }
+_VISION = {
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_heads": 4,
+    "num_attention_heads": 4,
+    "out_hidden_size": 64,
+}
 _MARKS = {
     "vision_start_token_id": 996,
     "vision_end_token_id": 997,
@@ -47,215 +55,106 @@ _MARKS = {
     "video_token_id": 999,
 }
 """Ids of a vocabulary of 1000 that stand for images."""
-_FLUX2: dict[str, Any] = {"attention_head_dim": 32, "axes_dims_rope": [8, 8, 8, 8], "num_attention_heads": 2}
-_T5: dict[str, Any] = {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000}
 _DC: dict[str, Any] = {
     f"{part}_block_out_channels": [16, 16, 32, 32, 64, 64] for part in ("encoder", "decoder")
-} | {"attention_head_dim": 16}
-_SANA: dict[str, dict[str, Any]] = {
-    "transformer": {
-        "num_attention_heads": 4,
-        "attention_head_dim": 16,
-        "num_cross_attention_heads": 4,
-        "cross_attention_head_dim": 16,
-        "cross_attention_dim": 64,
-        "caption_channels": 64,
-        "sample_size": 16,
-    },
-    "vae": _DC,
-    "text_encoder": _LANGUAGE,
 }
+_NARROW: dict[str, dict[str, Any]] = {
+    "AutoencoderKL": {"block_out_channels": [32, 32, 64, 64]},
+    "AutoencoderKLFlux2": {"block_out_channels": [32, 32, 64, 64]},
+    "AutoencoderDC": _DC | {"attention_head_dim": 16},
+    "AutoencoderKLQwenImage": {"base_dim": 16},
+    "AutoencoderKLQwenImage21": {"base_dim": 16, "decoder_base_dim": 16},
+    "CLIPTextModel": _CLIP,
+    "CLIPTextModelWithProjection": _CLIP,
+    "T5EncoderModel": {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000},
+}
+"""Changed arguments of networks that are not a family's denoiser, by class; others are language models."""
+_FEW: dict[str, dict[str, Any]] = {
+    "AutoencoderDC": {f"{part}_layers_per_block": [1] * 6 for part in ("encoder", "decoder")},
+    "AutoencoderKLQwenImage": {"num_res_blocks": 1},
+    "AutoencoderKLQwenImage21": {"num_res_blocks": 1},
+    "T5EncoderModel": {"num_layers": 1},
+    "GlmModel": {"num_hidden_layers": 2, "pad_token_id": None},
+    "Qwen3Model": {"num_hidden_layers": 2},
+}
+_READS_FIXED_LAYERS = ("FLUX.2", "Krea 2")
+"""Families whose pipelines read the states of some layers of a language model, the last of them the 27th to 35th."""
 
 
-def _with_text(name: str, **changed: Any) -> dict[str, Any]:
-    """Return a multimodal model's config with another language model and a vision tower of one layer."""
-    config = ARCHITECTURES[name].components["text_encoder"].config
-    vision = {"num_hidden_layers": 1, "depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4}
-    narrowed = {"num_attention_heads": 4} | vision | {"out_hidden_size": 64}
+def network(model: str, name: str = "transformer") -> Component:
+    """Return one of the networks of a published model."""
+    return ARCHITECTURES[model].components[name]
+
+
+def _family(name: str) -> Family:
+    family = family_of_model(name)
+    assert family is not None
+    return family
+
+
+def _narrow_denoiser(name: str, unet: Component) -> dict[str, Any]:
+    if _family(name).narrow:
+        return dict(_family(name).narrow)
+    if "addition_embed_type" not in unet.config:
+        return {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
     return {
-        "text_config": config["text_config"] | changed,
-        "vision_config": config["vision_config"] | narrowed,
+        "block_out_channels": [64, 64, 128],
+        "attention_head_dim": [2, 2, 4],
+        "cross_attention_dim": 128,
+        "addition_time_embed_dim": 32,
+        "projection_class_embeddings_input_dim": 64 + 6 * 32,
     }
 
 
-def _flow(name: str) -> dict[str, dict[str, Any]]:
-    """Return the changed configs of a transformer after FLUX.1: at most a tenth of the channels, as many blocks."""
-    pipeline = ARCHITECTURES[name].pipeline
-    if pipeline == "StableDiffusion3Pipeline":
-        return {
-            "transformer": {
-                "attention_head_dim": 16,
-                "num_attention_heads": 4,
-                "caption_projection_dim": 64,
-                "joint_attention_dim": 128,
-                "pooled_projection_dim": 128,
-                "pos_embed_max_size": 32,
-                "sample_size": 16,
-            },
-            "vae": _VAE,
-            "text_encoder": _CLIP,
-            "text_encoder_2": _CLIP,
-            "text_encoder_3": _T5,
-        }
-    if pipeline in ("SanaPipeline", "SanaSprintPipeline"):
-        return _SANA
-    if pipeline == "ZImagePipeline":
-        transformer = {"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]}
-        return {"transformer": transformer, "vae": _VAE, "text_encoder": _LANGUAGE}
-    if pipeline in QWEN:
-        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
-        text = {name: value for name, value in _LANGUAGE.items() if name != "head_dim"}
-        return {
-            "transformer": {
-                "attention_head_dim": 32,
-                "num_attention_heads": 2,
-                "joint_attention_dim": 64,
-                "axes_dims_rope": [8, 12, 12],
-            },
-            "vae": {"base_dim": 16},
-            "text_encoder": _with_text(name, **text, rope_parameters=rope) | _MARKS,
-        }
-    if pipeline == "QwenImage21Pipeline":
-        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
-        text_encoder = _with_text(name, **_LANGUAGE, rope_parameters=rope) | _MARKS
-        text_encoder["vision_config"]["deepstack_visual_indexes"] = [0]
-        return {
-            "transformer": {
-                "attention_head_dim": 32,
-                "num_attention_heads": 2,
-                "context_in_dim": 64,
-                "axes_dims_rope": [8, 12, 12],
-            },
-            "vae": {"base_dim": 16, "decoder_base_dim": 16},
-            "text_encoder": text_encoder,
-        }
-    if pipeline == "Krea2Pipeline":
-        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
-        text_encoder = _with_text(name, **_LANGUAGE, rope_parameters=rope) | _MARKS
-        text_encoder["vision_config"]["deepstack_visual_indexes"] = [0]
-        return {
-            "transformer": {
-                "attention_head_dim": 32,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "intermediate_size": 256,
-                "axes_dims_rope": [8, 12, 12],
-                "text_hidden_dim": 64,
-                "text_num_attention_heads": 4,
-                "text_num_key_value_heads": 4,
-                "text_intermediate_size": 128,
-            },
-            "vae": {"base_dim": 16},
-            "text_encoder": text_encoder,
-        }
-    if pipeline == "CogView4Pipeline":
-        transformer = {"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64}
-        return {"transformer": transformer | {"time_embed_dim": 64}, "vae": _VAE, "text_encoder": _LANGUAGE}
-    if pipeline == "Flux2KleinPipeline":
-        return {"transformer": _FLUX2 | {"joint_attention_dim": 192}, "vae": _VAE, "text_encoder": _LANGUAGE}
-    return {
-        "transformer": _FLUX2 | {"joint_attention_dim": 192},
-        "vae": _VAE,
-        "text_encoder": _with_text(name, **_LANGUAGE),
-    }
+def _narrow_language_model(component: Component) -> dict[str, Any]:
+    """Return the arguments with another language model and, of one that sees, a vision tower of one layer."""
+    config, is_qwen25 = component.config, component.class_name.startswith("Qwen2_5")
+    if "text_config" not in config:
+        return _LANGUAGE
+    text = {name: value for name, value in _LANGUAGE.items() if name != "head_dim" or not is_qwen25}
+    if "mrope_section" in config["text_config"].get("rope_parameters", {}):
+        section = [2, 3, 3] if is_qwen25 else [4, 2, 2]
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
+    vision = config["vision_config"] | _VISION
+    if component.class_name.startswith("Qwen3"):
+        vision["deepstack_visual_indexes"] = [0]
+    marks = _MARKS if component.class_name.startswith("Qwen") else {}
+    return {"text_config": config["text_config"] | text, "vision_config": vision} | marks
 
 
 def narrow(name: str) -> Architecture:
     """Return an architecture with the same blocks and at most a tenth of the channels."""
     architecture = ARCHITECTURES[name]
-    if name in FLOW:
-        return architecture.changed(**_flow(name))
-    configs: dict[str, Any] = {"vae": _VAE, "text_encoder": _CLIP}
-    if architecture.pipeline == "StableDiffusionPipeline":
-        configs["unet"] = {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
-    elif architecture.pipeline == "StableDiffusionXLPipeline":
-        configs["text_encoder_2"] = _CLIP
-        configs["unet"] = {
-            "block_out_channels": [64, 64, 128],
-            "attention_head_dim": [2, 2, 4],
-            "cross_attention_dim": 128,
-            "addition_time_embed_dim": 32,
-            "projection_class_embeddings_input_dim": 64 + 6 * 32,
-        }
-    else:
-        configs["text_encoder_2"] = _T5
-        configs["transformer"] = {
-            "attention_head_dim": 32,
-            "num_attention_heads": 4,
-            "joint_attention_dim": 128,
-            "pooled_projection_dim": 64,
-            "axes_dims_rope": [8, 12, 12],
-        }
-    return architecture.changed(**configs)
+    changed = {
+        part: _NARROW.get(component.class_name) or _narrow_language_model(component)
+        for part, component in architecture.components.items()
+        if part != architecture.denoiser
+    }
+    denoiser = _narrow_denoiser(name, architecture.components[architecture.denoiser])
+    return architecture.changed(**changed | {architecture.denoiser: denoiser})
+
+
+def _few_blocks(name: str, part: str, component: Component) -> dict[str, Any]:
+    if part in ("unet", "transformer"):
+        few = dict(_family(name).few_blocks) or {"layers_per_block": 1}
+        if "transformer_layers_per_block" in component.config:
+            few["transformer_layers_per_block"] = [1, 1, 1]
+        return few | ({"dual_attention_layers": [0]} if "dual_attention_layers" in component.config else {})
+    if part.startswith("text_encoder") and _family(name).name in _READS_FIXED_LAYERS:
+        return {}
+    if "text_config" in component.config:
+        return {"text_config": component.config["text_config"] | {"num_hidden_layers": 1}}
+    layers = 2 if _family(name) is SD3 else 1
+    usual = {"num_hidden_layers": layers} if part.startswith("text_encoder") else {"layers_per_block": 1}
+    return _FEW.get(component.class_name, usual)
 
 
 def small(name: str) -> Architecture:
     """Return a narrow architecture with as few blocks as its kind allows."""
     architecture = narrow(name)
-    text = {"num_hidden_layers": 1}
-    if name in FLOW:
-        return architecture.changed(**_few_blocks(name))
-    if architecture.pipeline in ("FluxPipeline", "FluxKontextPipeline"):
-        return architecture.changed(
-            transformer={"num_layers": 1, "num_single_layers": 2},
-            vae={"layers_per_block": 1},
-            text_encoder=text,
-            text_encoder_2={"num_layers": 1},
-        )
-    if architecture.pipeline == "StableDiffusionPipeline":
-        return architecture.changed(
-            unet={"layers_per_block": 1}, vae={"layers_per_block": 1}, text_encoder=text
-        )
     return architecture.changed(
-        unet={"layers_per_block": 1, "transformer_layers_per_block": [1, 1, 1]},
-        vae={"layers_per_block": 1},
-        text_encoder=text,
-        text_encoder_2=text,
+        **{part: _few_blocks(name, part, each) for part, each in architecture.components.items()}
     )
-
-
-def _few_blocks(name: str) -> dict[str, dict[str, Any]]:
-    """Return the configs with which a transformer after FLUX.1 has two blocks of each kind, or one."""
-    one_layer = {"layers_per_block": 1}
-    pipeline = ARCHITECTURES[name].pipeline
-    if pipeline == "StableDiffusion3Pipeline":
-        few: dict[str, Any] = {"num_layers": 2}
-        if "dual_attention_layers" in ARCHITECTURES[name].components["transformer"].config:
-            few["dual_attention_layers"] = [0]
-        text: dict[str, Any] = {"num_hidden_layers": 2}
-        return {
-            "transformer": few,
-            "vae": one_layer,
-            "text_encoder": text,
-            "text_encoder_2": text,
-            "text_encoder_3": {"num_layers": 1},
-        }
-    if pipeline in ("SanaPipeline", "SanaSprintPipeline"):
-        layers = {f"{part}_layers_per_block": [1] * 6 for part in ("encoder", "decoder")}
-        return {"transformer": {"num_layers": 2}, "vae": layers, "text_encoder": {"num_hidden_layers": 1}}
-    if pipeline == "CogView4Pipeline":
-        text = {"num_hidden_layers": 2, "pad_token_id": None}
-        return {"transformer": {"num_layers": 2}, "vae": one_layer, "text_encoder": text}
-    if pipeline == "ZImagePipeline":
-        return {
-            "transformer": {"n_layers": 2, "n_refiner_layers": 1},
-            "vae": one_layer,
-            "text_encoder": {"num_hidden_layers": 2},
-        }
-    if pipeline == "Krea2Pipeline":
-        few = {"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1}
-        # It reads the states of twelve fixed layers of its language model, the last of them the 35th.
-        return {"transformer": few, "vae": {"num_res_blocks": 1}}
-    if pipeline in (*QWEN, "QwenImage21Pipeline"):
-        config = narrow(name).components["text_encoder"].config
-        shallow_text = {"text_config": config["text_config"] | {"num_hidden_layers": 1}}
-        return {
-            "transformer": {"num_layers": 2},
-            "vae": {"num_res_blocks": 1},
-            "text_encoder": shallow_text,
-        }
-    # FLUX.2 reads the hidden states of three fixed layers of its language model, the last of them the 27th or 30th.
-    return {"transformer": {"num_layers": 1, "num_single_layers": 2}, "vae": one_layer}
 
 
 def shallow(name: str) -> Architecture:

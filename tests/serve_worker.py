@@ -37,6 +37,10 @@ SIZE = 16
 ENERGY = {"energy_j": 2.5}
 
 
+GAINS = {"gain": {"2": 1.5, "4": 2.0}, "do not gain": {"2": 1.02}}
+"""By VIVACE_TEST_BATCHES."""
+
+
 class FakeDrawing:
     """Stands in for `vivace.serve.worker.warm_session.Drawing`."""
 
@@ -53,11 +57,14 @@ class FakeDrawing:
             "device": "cpu",
             "steps": 4,
             "guidance": 5.0,
-            "size": [SIZE, SIZE],
+            "size": f"{SIZE}x{SIZE}",
             "multiple": 8,
             "takes": ["guidance_scale", "negative_prompt"],
             "guided_above": 1.0,
-            "speeds": [[SIZE, SIZE, 0.01, 0.01], [4 * SIZE, 4 * SIZE, 1.0, 1.0]],
+            "speeds": {
+                f"{SIZE}x{SIZE}": {"step_s": 0.01, "rest_s": 0.01},
+                f"{4 * SIZE}x{4 * SIZE}": {"step_s": 1.0, "rest_s": 1.0},
+            },
             "has_partials": True,
             "notes": [],
             "draws_text": True,
@@ -69,19 +76,14 @@ class FakeDrawing:
                 "rounds_up": False,
                 "most_images": 1,
             },
-            "batching": [
-                {
-                    "width": SIZE,
-                    "height": SIZE,
-                    "gains": {"2": 1.5, "4": 2.0},
-                    "allowed": [2, 4],
-                    "difference": 1,
-                }
-            ]
-            if self.request.batches
-            else [],
+            "batching": {f"{SIZE}x{SIZE}": self._batching()} if self.request.batches else {},
             "unfit_loras": {path: "it is of another model" for path in self.request.loras if "unfit" in path},
         }
+
+    def _batching(self) -> dict[str, Any]:
+        gains = GAINS[os.environ.get("VIVACE_TEST_BATCHES", "gain")]
+        allowed = [int(number) for number, gain in gains.items() if gain >= 1.1]
+        return {"gains": gains, "allowed": allowed, "difference": 1}
 
     def draw(self, request: Draw, report: Any) -> Finish:
         words = " ".join(request.prompts).split()
@@ -186,5 +188,5 @@ def _loaded(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 
 if __name__ == "__main__":
-    worker._load, worker._import_libraries = _load, lambda events: None
+    worker._load, worker._import_libraries, worker._import_model = _load, lambda: None, lambda name: None
     worker.main()

@@ -20,9 +20,8 @@ import uvicorn
 from PIL import Image
 
 from vivace.serve.http.app import create_app
-from vivace.serve.http.connections import Connection
 from vivace.serve.queue.pool import ReplicaPool
-from vivace.serve.queue.process import COMMAND, WorkerProcess
+from vivace.serve.queue.process import COMMAND, Workers
 from vivace.serve.settings import ServeSettings
 
 PATH = "/v1/images/generations"
@@ -133,7 +132,7 @@ def _headers(answer: Any) -> dict[str, str]:
 @contextlib.contextmanager
 def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variables: str) -> Iterator[Served]:
     """Run a server until its worker is ready, and then the test."""
-    make_pool = functools.partial(ReplicaPool, make_process=lambda gpu: WorkerProcess(command, variables))
+    make_pool = functools.partial(ReplicaPool, workers=Workers(settings, command, variables))
     with served_by(settings, make_pool) as running:
         yield running
 
@@ -146,7 +145,7 @@ def served_by(settings: ServeSettings, make_pool: Callable[..., Any]) -> Iterato
     config = uvicorn.Config(
         app,
         port=0,
-        http=Connection,
+        http="h11",
         ws="none",
         log_level="error",
         timeout_keep_alive=2,

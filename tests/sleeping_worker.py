@@ -65,16 +65,16 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
         "device": "cpu",
         "steps": _STEPS,
         "guidance": None,
-        "size": [SIZE, SIZE],
+        "size": f"{SIZE}x{SIZE}",
         "multiple": 8,
         "takes": [],
         "guided_above": None,
-        "speeds": [[SIZE, SIZE, CALL_S / _STEPS, 0.0]],
+        "speeds": {f"{SIZE}x{SIZE}": {"step_s": CALL_S / _STEPS, "rest_s": 0.0}},
         "has_partials": False,
         "notes": [],
         "draws_text": True,
         "edits": Editing("fake").state(),
-        "batching": [],
+        "batching": {},
         "unfit_loras": {},
     }
     send_event(events, {"event": "loaded", "state": state})
@@ -83,5 +83,5 @@ def _load(message: Load, inbox: worker.Inbox, events: Any) -> bool:
 
 if __name__ == "__main__":
     worker._load = _load
-    worker._import_libraries = lambda events: None
+    worker._import_libraries, worker._import_model = lambda: None, lambda name: None
     worker.main()

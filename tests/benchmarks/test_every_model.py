@@ -12,8 +12,8 @@ from benchmarks.command import run
 from benchmarks.every_model import every_model as command
 from benchmarks.every_model import plan_file, read_records
 from tests.narrow import SIDE, make_all_small
+from vivace.architectures import ARCHITECTURES
 from vivace.foundation.spec.record import Outcome
-from vivace.models.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 

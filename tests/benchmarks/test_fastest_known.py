@@ -13,11 +13,11 @@ from docgen.choosing import FULL_SIZE
 from docgen.fastest import Measurement, all_measurements, fastest_known
 from docgen.targets import TARGETS, fastest_of
 from vivace.answers.formatting import seconds
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, StoreError
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 

@@ -11,10 +11,10 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.step_cases import read_cases, rows_with_quality
 from benchmarks.step_curves import CURVES, STEPS
 from benchmarks.step_curves import step_curves as command
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.cache_calibration import CACHES
 from vivace.errors import StoreError
 from vivace.foundation.spec.record import Outcome
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it

@@ -39,11 +39,11 @@ from tests.composition.recipes import (
     random_recipes,
 )
 from tests.composition.worker import COMMAND, EQUAL_DB, DrawRequest, without_picture
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, Unsupported
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.measure.machine import choose_device
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.fuzz.runner import MARKER, OUTSIDE
 from vivace.cli import app
+from vivace.cli.commands import COMMANDS
 from vivace.models.find import WEIGHTS
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
@@ -236,7 +237,8 @@ def _options(chance: random.Random, folder: Path) -> list[str]:
 
 def _commands() -> list[tuple[list[str], click.Command]]:
     commands = []
-    for name, command in app.commands.items():
+    for name in COMMANDS:
+        command = app.get_command(None, name)
         if name == "demo":  # measures for a minute, whatever its options
             continue
         below = command.commands.items() if isinstance(command, click.Group) else ()

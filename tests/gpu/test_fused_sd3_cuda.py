@@ -8,14 +8,14 @@ import torch
 from diffusers import SD3Transformer2DModel
 
 from tests.gpu.test_fused_cuda import error, target, too_far
-from vivace.models.flow_architectures import SD35_LARGE, SD35_MEDIUM
-from vivace.models.random_weights import fill
+from tests.narrow import network
+from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(1, 333, 32, 32), (2, 333, 32, 32), (2, 154, 33, 47), (1, 77, 17, 23)]
 """Batch, text tokens, height and width in tokens."""
-DUAL = {"large": (SD35_LARGE, []), "medium": (SD35_MEDIUM, [0])}
+DUAL = {"large": (network("sd35-large"), []), "medium": (network("sd35-medium"), [0])}
 """The published configuration, and which of two blocks have a second attention."""
 
 

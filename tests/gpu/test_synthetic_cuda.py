@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.narrow import FLOW
-from vivace.models.architectures import ARCHITECTURES
+from vivace.architectures import ARCHITECTURES
 from vivace.models.synthetic import build
 
 pytestmark = pytest.mark.gpu

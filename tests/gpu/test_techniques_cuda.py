@@ -12,7 +12,7 @@ import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.machinery.offloading import pinned_memory, prefetch
-from vivace.machinery.step_caching.teacache_fit import Fit, keep
+from vivace.machinery.step_caching.model_fits import Fit, keep
 from vivace.runtime.noise import draw_noise_in_fp32
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from vivace.cli import app
-from vivace.cli.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
+from vivace.cli.measuring.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 from vivace.errors import RecipeError
 from vivace.recipes.resolve import resolve
 
@@ -39,7 +39,7 @@ def problem_with(line: str) -> str | None:
     while words and isinstance(command, click.Group):
         if words[0].startswith("-"):
             break
-        subcommand = command.commands.get(words[0])
+        subcommand = command.get_command(click.Context(command), words[0])
         if subcommand is None:
             return f"no command {words[0]}"
         command, words = subcommand, words[1:]

@@ -73,6 +73,7 @@ class FewSteps(Spec):
     guidance_scale: float
     scheduler: SamplerEntry
     scale: float = 1.0
+    call: dict[str, Any] = Field(default={})
 
 
 class Entry(Spec):
@@ -88,7 +89,6 @@ class Entry(Spec):
     arguments: further arguments of the pipeline's call.
     ignores_guidance: whether a guidance scale changes nothing.
     threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
-    prompts: the default prompts.
     prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
     few_steps: LoRAs for inference in fewer steps, the usual one of each kind first.
     scorer: the CLIP model that scores the images; None: any usual one that is available.
@@ -99,15 +99,14 @@ class Entry(Spec):
     licence: str
     origin: Embedded | Hub
     pipeline: str
-    height: int
-    width: int
-    size_multiple: int
-    max_size: int
+    height: int = 1024
+    width: int = 1024
+    size_multiple: int = 16
+    max_size: int = 2048
     num_inference_steps: int
     guidance_scale: float
-    cuda_dtype: Literal["fp16", "bf16", "fp32"]
-    prompts: tuple[str, ...] = Field(min_length=1)
-    prompt_set: Literal["tinyworld", "real", "edit"]
+    cuda_dtype: Literal["fp16", "bf16", "fp32"] = "bf16"
+    prompt_set: Literal["tinyworld", "real", "edit"] = "real"
     gated: bool = False
     scheduler: SamplerEntry | None = None
     clip_skip: int | None = None
@@ -124,3 +123,24 @@ class Entry(Spec):
         keys = ("max_sequence_length", "clip_skip")
         own = {key: value for key in keys if (value := getattr(self, key)) is not None}
         return own | self.arguments
+
+
+def embedded_entry(**own: Any) -> Entry:
+    """Return the entry of a model that ships with vivace; docs/tinyworld.md describes its training and quality."""
+    common = {
+        "licence": "Apache-2.0",
+        "height": 128,
+        "width": 128,
+        "max_size": 512,
+        "cuda_dtype": "fp16",
+        "threads": 1,
+        "prompt_set": "tinyworld",
+        "scorer": "tiny-clip",
+    }
+    return Entry.model_validate(common | own)
+
+
+VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
+TAEF1_FILES = StoredPart(
+    repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=VAE_FILES
+)

@@ -1,10 +1,15 @@
-"""Schema of a family: where the blocks of its denoiser are, how its tokens are laid out, how it is guided."""
+"""Schema of a family of models: what a file of this package says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from vivace.architectures.components import Architecture
+from vivace.architectures.entry import Entry
+from vivace.architectures.files import OriginalNames, SingleFiles
+from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +61,8 @@ class Blocks:
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
             computed in the first step alone, so that no later step can reuse their results.
+        tokens_first: whether blocks take and return the image's tokens as (tokens, batch, channels).
+        are_counted: whether the transformer reads how many blocks its chains have.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
     """
@@ -69,8 +76,16 @@ class Blocks:
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    tokens_first: bool = False
+    are_counted: bool = False
     added_between: tuple[str, ...] = ()
     outside: str = ""
+
+    def image_of(self, call: Arguments) -> Any:
+        """Return the image's tokens among a block's arguments, (batch, tokens, channels)."""
+        args, kwargs = call
+        image = args[0] if args else kwargs["hidden_states"]
+        return image.transpose(0, 1) if self.tokens_first else image
 
     def text_of(self, call: Arguments) -> Any:
         """Return the text's tokens among a block's arguments, or None."""
@@ -81,6 +96,7 @@ class Blocks:
 
     def returned(self, image: Any, text: Any) -> Any:
         """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
+        image = image.transpose(0, 1) if self.tokens_first else image
         if text is None:
             return image
         return (text, image) if self.returns_text_first else (image, text)
@@ -88,9 +104,26 @@ class Blocks:
     def tokens_in(self, returned: Any) -> tuple[Any, Any]:
         """Return the tokens of the image, and of the text or None, from what a block has returned."""
         if not isinstance(returned, tuple):
-            return returned, None
+            return (returned.transpose(0, 1) if self.tokens_first else returned), None
         first, second = returned
         return (second, first) if self.returns_text_first else (first, second)
+
+
+@dataclass(frozen=True)
+class PublishedFit:
+    """What a step cache needs of a model, as it is published.
+
+    Attributes:
+        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
+        model: that it was measured on.
+        source: where it is published.
+        config: of the denoisers that it is for.
+    """
+
+    values: Callable[[], tuple[float, ...]]
+    model: str
+    source: str
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -105,52 +138,218 @@ class Doubled:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """A pipeline of diffusers that draws with a family's weights as they are published.
+
+    Attributes:
+        name: its class in diffusers.
+        tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
+        embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
+            the pipeline computes again.
+        last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
+            last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
+        reads_padding: whether it reads states of a language model behind prompts' own tokens. False: it has the text
+            encoder compute those of padding, too, and cuts them off.
+        own_defaults: from the configuration of a folder, steps and guidance of models that it tells from others of
+            their class, e.g. a distilled one.
+        max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
+        packages: packages beside diffusers that its parts import when they are read from files.
+        one_a_call: whether a call takes one prompt alone.
+        most_images: that it edits as one: as many as its models were trained for.
+        rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
+        control_image: the argument for the image that a ControlNet follows.
+        run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
+            this height and width in pixels.
+    """
+
+    name: str
+    tasks: Mapping[Task, str] = field(default_factory=dict)
+    embeddings: tuple[str | None, ...] = ()
+    last_text_state: int | None = None
+    reads_padding: bool = True
+    own_defaults: tuple[OwnDefaults, ...] = ()
+    max_text_length: int | None = None
+    packages: tuple[str, ...] = ()
+    one_a_call: bool = False
+    most_images: int = 1
+    rounds_steps_down: bool = False
+    control_image: str = "image"
+    run_without_values: Callable[[Any, int, int], None] | None = None
+
+    @property
+    def edits(self) -> bool:
+        """Whether its weights are trained to edit an image."""
+        return "edit" in self.tasks
+
+
+@dataclass(frozen=True)
+class OwnDefaults:
+    """Steps and guidance of models that a value in their configuration tells from others of their class.
+
+    Attributes:
+        file: in the model's folder, e.g. "transformer/config.json".
+        key, value: what it says there.
+        steps, guidance: of these models.
+        max_text_length: tokens to which their call pads a prompt; None: as others.
+    """
+
+    file: str
+    key: str
+    value: object
+    steps: int
+    guidance: float
+    max_text_length: int | None = None
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model of the catalogue.
+
+    Attributes:
+        entry: how its publishers run it, and where its weights are.
+        architecture: its networks; None for the small ones that ship with vivace, which have files.
+        title: what tables of others call it; "" if their operations are not counted.
+        labels: a regular expression of such names. No other model's may fit, whatever the order.
+        step_flop: FLOP of one denoiser step for one image, guidance included, at its own size; of models that edit,
+            with the source's tokens. From results/model-flops.json, counted on shapes (benchmarks/model_flops.py).
+    """
+
+    entry: Entry
+    architecture: Architecture | None = None
+    title: str = ""
+    labels: str = ""
+    step_flop: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """Of its own size."""
+        return self.entry.height * self.entry.width
+
+
+Rules = list[tuple[str, float]]
+"""Pairs of a pattern of parameter names and a gain or, for norms, the mean of the weight."""
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """How a network is filled with random weights that keep its activations in the range of a trained one.
+
+    Attributes:
+        gains: of its layers, where they are not 1.
+        norms: mean weights of its norms, where they are not 1.
+        finish: changes weights once all are filled.
+    """
+
+    gains: Callable[[Any], Rules]
+    norms: Callable[[Any], Rules] = lambda _: []
+    finish: Callable[[Any], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ControlNets:
+    """The ControlNets of a family.
+
+    Attributes:
+        name: their class in diffusers.
+        copy: its method that makes one of a denoiser.
+        arguments: further arguments of that method, from the denoiser.
+    """
+
+    name: str
+    copy: str
+    arguments: Callable[[Any], dict[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
+
+    Attributes:
+        of: the catalogue's name of the model that they are made of.
+        kind: of distillation, which the names of their files tell: "turbo", "dmd", ...
+        settings: those of `Entry` that differ.
+        named: how the names of their files begin, a regular expression; "" for any.
+    """
+
+    of: str
+    kind: str
+    settings: Mapping[str, Any]
+    named: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
-    """The facts about an architecture.
+    """Everything that vivace knows of the models with one denoiser.
 
     Attributes:
         name: as its publishers write it.
         denoiser: the denoiser's class in diffusers.
-        pipelines: the text-to-image pipelines that have it.
-        embeddings: for each pipeline, names of the call's arguments for the values that `encode_prompt` returns; None
-            for a value that the pipeline computes again.
+        pipelines: those that draw with it, each with what is known of it.
+        models: those of the catalogue.
+        random_weights: for its denoiser and what else no other family has, by class.
+        narrow: for tests, the denoiser's arguments with at most a tenth of its channels.
+        few_blocks: for tests, those with as few blocks as its kind allows.
+        is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
-        second_call_above: the guidance scale above which a pipeline that guides in two calls makes the second.
-        is_transformer: whether the denoiser is one; otherwise it is a UNet.
-        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        cells: latent cells on a side of a token, by the denoiser.
+        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         text_in_first_step_alone: whether the pipeline keeps what the first step makes of the text's tokens, and gives
             later steps the image's alone; so what is kept of the first step is longer, the image's tokens last.
         text_of_any_length: whether the text is not padded to a fixed number of tokens, so that GPUs may not share it.
-        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
-        rows_in_lists: whether the denoiser takes a list of one tensor for each row of the batch, and returns one.
         pads_captions: whether the denoiser makes each text as long as a multiple of 32 tokens, by its `_pad_with_ids`.
-        cells: latent cells on a side of a token, by the denoiser.
-        last_text_state: for each pipeline that reads of a language model nothing but the states behind some layers, the
-            last of them: 27 is that behind 27 layers, -1 that behind all.
-        padding_unread_by: the pipelines that read states of prompts' own tokens alone, although they have the text
-            encoder compute those of padding behind them, too.
-        side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
+        not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
+        not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
+        controlnets: None where vivace knows of none.
+        files: its single files, as their authors or ComfyUI write them; None where vivace knows of none.
+        original: the authors' names of its layers; None where they are not known here.
+        lora_layers: parts of the names of layers, with underscores, by which a LoRA for this family is known.
+        by_text_width: names of its models by the width of the text that their denoisers read.
+        distilled: models made of these, known by the names of their files; the first that fits counts.
+        cache_fits: published fits of step caches, by technique.
+        fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
+        projects_apart: whether its attention asks for query, key and value apart, although diffusers could fuse them.
+        divides_tokens: whether vivace itself divides its tokens among GPUs; of others diffusers does, where it can.
     """
 
     name: str
     denoiser: str
-    pipelines: tuple[str, ...]
-    embeddings: dict[str, tuple[str | None, ...]]
+    pipelines: tuple[Pipeline, ...]
+    models: tuple[PublishedModel, ...] = ()
+    random_weights: Mapping[str, RandomWeights] = field(default_factory=dict)
+    narrow: Mapping[str, Any] = field(default_factory=dict)
+    few_blocks: Mapping[str, Any] = field(default_factory=dict)
+    is_transformer: bool = True
     blocks: Blocks | None = None
     doubled: Doubled | None = None
-    second_call_above: float = 1.0
-    is_transformer: bool = True
-    not_by_diffusers: str = ""
+    cells: Callable[[Any], int] = lambda _: 2
+    side_in_tokens: int = 1
     rows_in_lists: bool = False
     text_in_first_step_alone: bool = False
     text_of_any_length: bool = False
-    not_captured: Callable[[Any], str] = lambda _: ""
     pads_captions: bool = False
-    cells: Callable[[Any], int] = lambda _: 2
-    last_text_state: Mapping[str, int] = field(default_factory=dict)
-    padding_unread_by: tuple[str, ...] = ()
-    side_in_tokens: int = 1
+    not_by_diffusers: str = ""
+    not_captured: Callable[[Any], str] = lambda _: ""
+    controlnets: ControlNets | None = None
+    files: SingleFiles | None = None
+    original: OriginalNames | None = None
+    lora_layers: tuple[str, ...] = ()
+    by_text_width: Mapping[int, str] = field(default_factory=dict)
+    distilled: tuple[Distilled, ...] = ()
+    cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
+    fused: str = ""
+    divides_tokens: bool = False
+    projects_apart: bool = False
+
+
+def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the tensors among a call's arguments to the meta device: a forward pre-hook."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    moved = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return moved[0], moved[1]
 
 
 def output_of(path: str) -> Watch:

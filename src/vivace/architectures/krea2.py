@@ -6,9 +6,32 @@ call with a negative prompt, at any scale above 0. Source: diffusers, Krea2Trans
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from vivace.architectures.family import Arguments, Blocks, Family, input_of, output_of
+from vivace.architectures.components import (
+    FLOW,
+    QWEN3_4B,
+    QWEN_IMAGE_VAE,
+    Architecture,
+    of_diffusers,
+    of_transformers,
+    rope,
+)
+from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    input_of,
+    output_of,
+)
+from vivace.architectures.files import Signature, SingleFiles
+from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
 def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
@@ -32,12 +55,118 @@ def _grid(_: Any, call: Arguments) -> tuple[int, int]:
     return rows, columns
 
 
+def _gains(transformer: Any) -> Rules:
+    config = transformer.config
+    fusing = 1 / math.sqrt(2 * (config.num_layerwise_text_blocks + config.num_refiner_text_blocks))
+    last = 1 / (MODULATION * math.sqrt(2 * config.num_layers))
+    return [
+        (r"time_embed\.linear_1", SINUSOID),
+        (r"time_embed\.linear_2|txt_in\.linear_2", GELU),
+        (r"time_mod_proj", MODULATION * GELU),
+        (r"text_fusion.*to_out\.0", fusing / SIGMOID),
+        (r"text_fusion.*down", SILU * fusing),
+        (r"text_fusion", 1.0),
+        (r"to_out\.0", last / SIGMOID),
+        (r"ff\.down", SILU * last),
+        (r"to_([qkv]|gate)\.|ff\.(gate|up)", MODULATED**-0.5),
+        (r"final_layer\.linear", 3**-0.5),  # modulated by an embedding of unit variance
+    ]
+
+
+def _norms(_: Any) -> Rules:
+    """All of its norms add 1 to their weight."""
+    return [(r"norm", 0.0)]
+
+
+# Qwen/Qwen3-VL-4B-Instruct without its head, as text_encoder of Krea 2, which does not call its vision tower.
+QWEN3_VL_4B_BODY = of_transformers(
+    "Qwen3VLModel",
+    text_config={
+        "model_type": "qwen3_vl_text",
+        **QWEN3_4B,
+        "max_position_embeddings": 262144,
+        "rope_parameters": rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+    },
+    vision_config={
+        "model_type": "qwen3_vl_vision",
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+    tie_word_embeddings=True,
+)
+# krea/Krea-2-Raw and Krea-2-Turbo: the class's default.
+_KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
+# Its pipeline computes the shift from the number of tokens; of Krea 2 Turbo it is 1.15.
+_KREA2_FLOW = of_diffusers(FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
+
+
+def _published(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **own: Any) -> PublishedModel:
+    entry = Entry(
+        name=f"krea-2-{kind.lower()}",
+        licence="Krea 2 Community",
+        gated=True,
+        origin=Hub(repo=f"krea/Krea-2-{kind}", download_bytes=34_770_000_000),
+        pipeline="Krea2Pipeline",
+        max_sequence_length=512,
+        **own,
+    )
+    parts = {"transformer": _KREA2, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
+    architecture = Architecture.of(
+        entry, parts, _KREA2_FLOW, {"text_encoder": 512}, is_distilled=is_distilled
+    )
+    return PublishedModel(entry, architecture, f"Krea 2 {kind}", labels, step_flop)
+
+
+# Steps and guidance of both from diffusers' documentation; the card of the second is quoted with 52 steps and guidance
+# 3.5. The licence is that of their pages, access as others report it; the download is counted from the parameters in
+# bf16.
+_MODELS = (
+    _published(
+        "Turbo",
+        r"krea[ _-]?2.*turbo",
+        128_987_188_690_944,
+        is_distilled=True,
+        summary="Krea 2 Turbo, 12.8 B parameters, one stream of text and image, distilled to 8 steps",
+        num_inference_steps=8,
+        guidance_scale=0.0,
+    ),
+    # Its velocity is that with the prompt, and the scale times what it differs from that without: 4.5 is 5.5 elsewhere.
+    _published(
+        "Raw",
+        r"krea[ _-]?2.*raw",
+        257_974_377_381_888,
+        is_distilled=False,
+        summary="Krea 2 Raw, 12.8 B parameters, guidance in a second call",
+        num_inference_steps=28,
+        guidance_scale=4.5,
+        arguments={"negative_prompt": ""},
+    ),
+)
+
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=("Krea2Pipeline",),
-    embeddings={"Krea2Pipeline": ("prompt_embeds", "prompt_embeds_mask")},
-    second_call_above=0.0,
+    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
+    files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
+    models=_MODELS,
+    random_weights={
+        "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
+    },
+    narrow={
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "axes_dims_rope": [8, 12, 12],
+        "text_hidden_dim": 64,
+        "text_num_attention_heads": 4,
+        "text_num_key_value_heads": 4,
+        "text_intermediate_size": 128,
+    },
+    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=Blocks(
         chains=("transformer_blocks",),
@@ -48,4 +177,6 @@ KREA2 = Family(
         text=None,
         outside="the fusion of the text's states",
     ),
+    fused="krea2",
+    projects_apart=True,
 )

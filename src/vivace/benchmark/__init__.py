@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from vivace.benchmark.profiles import Profiled, profile
     from vivace.benchmark.run import Compared, Run
     from vivace.benchmark.run_settings import RunSettings
-    from vivace.benchmark.store import DEFAULT_STORE, Store
+    from vivace.benchmark.store import Store
     from vivace.benchmark.studies import bench, run_study, start_launcher
+    from vivace.foundation.spec.settings import DEFAULT_STORE
     from vivace.foundation.spec.study import QualityRequest, Study, WorkloadRequest
     from vivace.foundation.spec.timing import Timing
 
@@ -39,7 +40,7 @@ __all__ = [
 _MODULES = {
     "Compared": "benchmark.run",
     "Comparison": "benchmark.comparison",
-    "DEFAULT_STORE": "benchmark.store",
+    "DEFAULT_STORE": "foundation.spec.settings",
     "Paired": "benchmark.pairs",
     "Profiled": "benchmark.profiles",
     "QualityRequest": "foundation.spec.study",

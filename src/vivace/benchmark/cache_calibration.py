@@ -17,11 +17,11 @@ from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run_settings import RunSettings
-from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Outcome
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.stats.verdicts import Gate

@@ -10,9 +10,9 @@ from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Run
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.runner import ask_race
-from vivace.benchmark.store import DEFAULT_STORE
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.benchmark.worker_requests import WORKER
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
 from vivace.models.find import find_model

@@ -15,7 +15,7 @@ from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.runner import ask_environment, run_trials
-from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.store import Store
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
@@ -23,6 +23,7 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial

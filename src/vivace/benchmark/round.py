@@ -19,13 +19,13 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
+from vivace.foundation.untrusted.reading import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
-from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
 from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.raw_trace import gpu_busy_s
+from vivace.measure.raw_trace import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
@@ -152,17 +152,12 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
 
 def explain(error: Exception) -> tuple[Outcome, str]:
     """Return the outcome of a round's exception, and the reason: one line, or vivace's own message."""
-    import torch
-
     text = str(error).strip()
     if isinstance(error, Unsupported | WorkloadError):
         return Outcome.UNSUPPORTED, text
     if isinstance(error, NoEffect):
         return Outcome.NO_EFFECT, text
-    is_allocation = "can't allocate memory" in text or "out of memory" in text.lower()
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and is_allocation
-    ):
+    if is_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, text.splitlines()[0] if text else "the allocation failed"
     if isinstance(error, VivaceError):
         return Outcome.CRASHED, text

@@ -29,7 +29,6 @@ from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor,
 from vivace.foundation.spec.record import Record, Round
 from vivace.foundation.spec.trial import Trial
 
-DEFAULT_STORE = ".vivace"
 _APPLICATION_ID = 0x76697661  # "viva"
 _SCHEMA_VERSION = 5
 _LOCKED_S = 30.0  # maximum wait for another process's lock

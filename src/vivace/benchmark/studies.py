@@ -25,7 +25,7 @@ from vivace.benchmark.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.store import DEFAULT_STORE, Invocation, Store
+from vivace.benchmark.store import Invocation, Store
 from vivace.benchmark.stored_images import save_sources
 from vivace.benchmark.work import add_work
 from vivace.benchmark.worker_requests import WORKER
@@ -33,6 +33,7 @@ from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.keywords import StudyKeywords
 from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import QualityRequest, Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial

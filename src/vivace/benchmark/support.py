@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.worker_requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.foundation.processes.launcher import Launcher
@@ -21,7 +22,6 @@ from vivace.machinery.technique import (
     Target,
     Technique,
 )
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve

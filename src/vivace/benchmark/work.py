@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.planned import machine_of
 from vivace.benchmark.store import Store
@@ -34,15 +35,14 @@ from vivace.machinery.technique import (
 from vivace.machinery.technique.anatomy import DENOISERS
 from vivace.measure.flops import Calls, count_calls
 from vivace.measure.measured_ceilings import known_ceilings
-from vivace.models.catalogue import CATALOGUE
+from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
 from vivace.runtime.memory.predict import built_for, images_for, predict_trial
-from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.memory.without_values import run_without_values
+from vivace.runtime.memory.weightless import find_weightless, run_without_values
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.session import Session
 
@@ -190,7 +190,7 @@ def _session(
     facts = ModelFacts(
         defaults=model.defaults | workload.call,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name)),
+        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         # The first step is never a hit; `hits` is a share of the steps after it.
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),

@@ -52,6 +52,8 @@ def serve_requests(parse: Callable[[str], AnyOf], serve: Callable[[AnyOf, TextIO
 
 def import_all() -> None:
     """Import the libraries that every trial needs, without starting a thread or touching a device."""
+    from vivace.architectures import CATALOGUE
+    from vivace.architectures.entry import Embedded
     from vivace.benchmark import round as _round
     from vivace.benchmark.driver import without_cuda_init
     from vivace.models.quiet import quiet
@@ -63,13 +65,11 @@ def import_all() -> None:
         import transformers
 
         # These modules import their classes on first access.
-        for module, name in (
-            (diffusers, "StableDiffusionPipeline"),
-            (diffusers, "AutoencoderTiny"),
-            (transformers, "CLIPTextModel"),
-            (transformers, "CLIPTokenizerFast"),
-        ):
-            getattr(module, name)
+        for entry in CATALOGUE.values():
+            if isinstance(entry.origin, Embedded):
+                getattr(diffusers, entry.pipeline)
+        for name in ("CLIPTextModel", "CLIPTokenizerFast"):
+            getattr(transformers, name)
         assert torchao.quantization.quantize_ is not None
 
 

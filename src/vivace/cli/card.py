@@ -8,27 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from vivace.cli import options
-
 if TYPE_CHECKING:
     from vivace.foundation.hardware import Chip, Gpu
 
 _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*", re.IGNORECASE)
 
 
-def parse_card(context: click.Context, option: click.Parameter, value: str | None) -> float | Gpu | None:
-    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
+def parse_card(value: str) -> float | Gpu:
+    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name.
+
+    Raises:
+        ValueError: it is neither.
+    """
     from vivace.foundation.hardware import counted, known_gpu, named_gpu
 
-    if value is None:
-        return None
     value = counted(value)[1]
     size = _SIZE.fullmatch(value)
     if size is None or known_gpu(value) is not None:
         return named_gpu(value, "--card")
-    return options.FiniteFloat(0.1, 10_000).convert(size[1], option, context)
+    number = float(size[1])
+    if not 0.1 <= number <= 10_000:
+        raise ValueError(f"{value.strip()!r} is not from 0.1 to 10000 GB")
+    return number
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,70 @@
-"""The commands, one module each. Importing them does not import torch."""
+"""The commands, one module each, imported when it is used. Importing this imports neither torch nor pydantic."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from vivace import __version__, is_command
-from vivace.cli import options
-from vivace.cli.bench import bench
-from vivace.cli.bench_endpoint import bench_endpoint
-from vivace.cli.calibrate import calibrate
-from vivace.cli.compare import compare
-from vivace.cli.contribute import contribute
-from vivace.cli.demo import demo
-from vivace.cli.doctor import doctor
-from vivace.cli.export import export
-from vivace.cli.failures import check_arguments, status_of
-from vivace.cli.fresh import CommandPart
-from vivace.cli.generate import generate
-from vivace.cli.lint import lint
-from vivace.cli.models import models
-from vivace.cli.plan import plan
-from vivace.cli.profile import profile
-from vivace.cli.prove import prove
-from vivace.cli.quality import quality
-from vivace.cli.recommend import recommend
-from vivace.cli.report import report
-from vivace.cli.save import save
-from vivace.cli.serve import serve
-from vivace.cli.study import study
-from vivace.cli.techniques import techniques
-from vivace.cli.tune import tune
-from vivace.cli.warm import warm
+from vivace.cli.watched.failures import check_arguments, status_of
+from vivace.cli.watched.fresh import CommandPart
 from vivace.foundation.untrusted.streams import plain_output
 
+_MEASURING = ("bench", "calibrate", "compare", "demo", "profile", "prove", "quality", "study", "tune")
+_OTHERS = (
+    "contribute",
+    "doctor",
+    "export",
+    "generate",
+    "lint",
+    "models",
+    "plan",
+    "recommend",
+    "report",
+    "save",
+    "serve",
+    "techniques",
+    "warm",
+)
+COMMANDS = tuple(sorted((*_MEASURING, *_OTHERS)))
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are used; its help reads their first sentences from the source."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context | None, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = "measuring." * (name in _MEASURING) + name
+        command = getattr(importlib.import_module(f"vivace.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _summary(name).get_short_help_str(limit)) for name in COMMANDS])
+
+
+def _summary(name: str) -> click.Command:
+    """Return a command that has only the docstring of its function, which is not imported."""
+    file = Path(__file__).parent / ("measuring" if name in _MEASURING else "") / f"{name}.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return click.Command(name, help=ast.get_docstring(next(functions)))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="vivace")
 def app() -> None:
     """Find, prove and run the fastest recipe for a text-to-image model.
@@ -50,37 +75,6 @@ def app() -> None:
     Exit codes: 0 success, 1 a comparison or check failed, 2 invalid usage or recipe, 3 this machine, model or file does
     not allow it, 4 some trials were not measured, 5 unclear (compare), 130 interrupted (finished rounds are kept).
     """
-
-
-for command in (
-    recommend,
-    serve,
-    plan,
-    generate,
-    bench,
-    tune,
-    study,
-    compare,
-    profile,
-    report,
-    export,
-    save,
-    warm,
-    quality,
-    prove,
-    lint,
-    contribute,
-    calibrate,
-    models,
-    techniques,
-    doctor,
-    demo,
-):
-    app.add_command(command)
-    for subcommand in command.commands.values() if isinstance(command, click.Group) else (command,):
-        options.check_first(subcommand)
-        options.debug(subcommand)
-options.debug(bench_endpoint)
 
 
 def run(settings: dict[str, Any]) -> None:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
+from vivace.cli.command import command
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import FILE, Argument, Option, Settings
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 
-@click.command()
-@click.argument("stores", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="contribution.json",
-    show_default=True,
-    metavar="FILE",
-    help="File to write.",
-)
-@click.option(
-    "--sign-off", is_flag=True, help="State that the rows are your own, and that everybody may use them."
-)
-def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
+class ContributeCommand(Settings):
+    stores: Annotated[tuple[Path, ...], Argument()] = ()
+    output: Annotated[Path, Option("File to write.", "-o --output", metavar="FILE", path=FILE)] = Path(
+        "contribution.json"
+    )
+    sign_off: Annotated[
+        bool, Option("State that the rows are your own, and that everybody may use them.")
+    ] = False
+
+
+@command(ContributeCommand)
+def contribute(settings: ContributeCommand) -> int:
     """Write the measurements of STORES (default: .vivace) as one file for others.
 
     The file has the environment, the raw samples, the recipes and how close images are to the baseline's; no paths, no
@@ -38,18 +38,18 @@ def contribute(stores: tuple[Path, ...], output: Path, sign_off: bool) -> int:
     from vivace.benchmark.contributing import contribution_of
     from vivace.foundation.spec.contribution import SIGN_OFF
 
-    if not sign_off:
+    if not settings.sign_off:
         raise UsageError(f"give --sign-off to state: {SIGN_OFF}")
-    check_writable(output)
-    contribution, left_out = contribution_of(stores or (Path(".vivace"),))
+    check_writable(settings.output)
+    contribution, left_out = contribution_of(settings.stores or (Path(".vivace"),))
     content = (contribution.model_dump_json(exclude_defaults=False) + "\n").encode()
-    replace(output, content)
+    replace(settings.output, content)
     for line in left_out:
         click.echo(f"note: left out: {line}", err=True)
     rows = sum(len(compared.rows) for compared in contribution.comparisons)
     click.echo(
-        f"wrote {output}: {rows} rows of {len(contribution.comparisons)} comparisons, {size(len(content))}; "
+        f"wrote {settings.output}: {rows} rows of {len(contribution.comparisons)} comparisons, {size(len(content))}; "
         "docs/contribute.md says where to send it",
-        err=is_standard_output(output),
+        err=is_standard_output(settings.output),
     )
     return 0

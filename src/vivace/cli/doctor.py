@@ -7,11 +7,13 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
-from vivace.cli import options
+from vivace.cli.command import AsJson, command
+from vivace.foundation.spec.settings import DeviceName, Option, Settings, Threads
 
 if TYPE_CHECKING:
     from vivace.evidence.standing import TechniqueClaim
@@ -20,26 +22,27 @@ if TYPE_CHECKING:
     from vivace.machinery.technique import Machine
 
 
-@options.command()
-@options.device
-@click.option(
-    "--measure",
-    is_flag=True,
-    help="Measure the limits of this GPU (or CPU) once: matmuls, attention, copies; takes up to --time-limit seconds.",
-)
-@click.option("--rerun", is_flag=True, help="With --measure: measure known limits again.")
-@click.option(
-    "--time-limit",
-    type=options.FiniteFloat(1, 3600),
-    default=60.0,
-    show_default=True,
-    help="With --measure: no further measurement starts after this many seconds.",
-)
-@options.threads
-@options.as_json
-def doctor(
-    device: str, measure: bool, rerun: bool, time_limit: float, threads: int | None, as_json: bool
-) -> int:
+class DoctorCommand(Settings):
+    device: DeviceName = "auto"
+    measure: Annotated[
+        bool,
+        Option(
+            "Measure the limits of this GPU (or CPU) once: matmuls, attention, copies; takes up to --time-limit "
+            "seconds."
+        ),
+    ] = False
+    rerun: Annotated[bool, Option("With --measure: measure known limits again.")] = False
+    time_limit: Annotated[
+        float,
+        Field(ge=1, le=3600),
+        Option("With --measure: no further measurement starts after this many seconds."),
+    ] = 60.0
+    threads: Threads = None
+    as_json: AsJson = False
+
+
+@command(DoctorCommand)
+def doctor(settings: DoctorCommand) -> int:
     """Show what this machine can run, the evidence for it, and which dtypes are slow here.
 
     For each technique it says whether it was measured here (in ./.vivace), in vivace's own records, or by others; or
@@ -59,11 +62,11 @@ def doctor(
     from vivace.measure.measured_ceilings import MEASURED
     from vivace.measure.this_environment import conditions, environment
 
-    if rerun and not measure:
+    if settings.rerun and not settings.measure:
         raise click.UsageError("--rerun goes with --measure.")
-    chosen = choose_device(device)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    chosen = choose_device(settings.device)
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     machine = this_machine(chosen)
     facts = environment(chosen)
     probed = probe_dtypes(chosen)
@@ -71,7 +74,7 @@ def doctor(
     fails = {name: ms for name, ms in probed.items() if isinstance(ms, str)}
     here, advice = _claims(machine, facts.device_name)
     now = conditions()
-    limits = _limits(facts, measure, rerun, time_limit)
+    limits = _limits(facts, settings.measure, settings.rerun, settings.time_limit)
     advice += [
         f"{name} takes {factor:.1f} times as long as fp32 here; recipes with {name} will be slow"
         for name, factor in slow.items()
@@ -96,7 +99,7 @@ def doctor(
         advice.append(
             f"how far a recipe is from the limits of this {_kind(facts)} is not known; {_how(facts)}"
         )
-    if as_json:
+    if settings.as_json:
         report = {
             "environment": facts.model_dump(mode="json"),
             "conditions": now,
@@ -139,12 +142,12 @@ def doctor(
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
     """Return the evidence for each technique on this device, and why some evidence cannot be read."""
-    from vivace.benchmark.store import DEFAULT_STORE
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables
     from vivace.evidence.community import community_tables
     from vivace.evidence.measured import tables_of_store
     from vivace.evidence.standing import claims, has_records
+    from vivace.foundation.spec.settings import DEFAULT_STORE
 
     own, problems = [], []
     folder = Path(DEFAULT_STORE)

@@ -5,14 +5,24 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from vivace import __version__
-from vivace.cli import options
-from vivace.cli.spec_options import WORKLOAD, collect
+from vivace.cli.command import RecipeName, command
 from vivace.errors import OutputError
+from vivace.foundation.spec.settings import (
+    CallSettings,
+    DeviceName,
+    ModelName,
+    Option,
+    Prompts,
+    Seed,
+    SourceSettings,
+    Threads,
+)
+from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.untrusted.destinations import (
     check_writable,
     is_standard_output,
@@ -22,47 +32,30 @@ from vivace.foundation.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 _NEEDS_PEFT = "# Needs peft."  # how scripts say it
 
 
-@options.command()
-@options.model
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to export.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Script to write; default: print it.",
-)
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@click.option("--prompt", help="Prompt of the script; default: the model's own first prompt.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, options.MAX_SEED),
-    default=0,
-    show_default=True,
-    help="Seed of the script.",
-)
-@options.workload
-@options.source_images(with_task=False)
-@options.device
-@options.threads
-@collect(workload=WORKLOAD)
-def export(
-    model: str,
-    recipe: str,
-    output: Path | None,
-    force: bool,
-    prompt: str | None,
-    workload: WorkloadRequest,
-    device: str,
-    threads: int | None,
-) -> int:
+class ExportCommand(SourceSettings, CallSettings):
+    model: ModelName = "tiny-sd"
+    recipe: Annotated[RecipeName, Option("Recipe to export.", metavar="R")] = "baseline"
+    output: Annotated[
+        Path | None, Option("Script to write; default: print it.", "-o --output", metavar="FILE")
+    ] = None
+    force: Annotated[bool, Option("Overwrite FILE if it exists.")] = False
+    prompts: Annotated[
+        Prompts,
+        Option("Prompt of the script; default: the model's own first prompt.", "--prompt", multiple=False),
+    ] = None
+    seed: Annotated[Seed, Option("Seed of the script.")] = 0
+    device: DeviceName = "auto"
+    threads: Threads = None
+
+
+@command(ExportCommand)
+def export(settings: ExportCommand) -> int:
     """Write a model and its recipe as a plain diffusers script.
 
     The script calls only diffusers, torch and torchao, and generates the same image as `vivace generate`. Where a
@@ -72,26 +65,28 @@ def export(
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
 
-    if output is not None:
-        if not force:
-            _check_is_new(output)
-        check_writable(output)
-    if prompt is not None:
-        workload = workload.model_copy(update={"prompts": (prompt,)})
-    prepared = checked_request(model, recipe, workload=workload)
+    if settings.output is not None:
+        if not settings.force:
+            _check_is_new(settings.output)
+        check_writable(settings.output)
+    workload = settings.part(WorkloadRequest)
+    prepared = checked_request(settings.model, settings.recipe, workload=workload)
     located = prepared.located
 
     from vivace.measure.machine import choose_device
     from vivace.runtime.export.loading import check_loadable
 
     check_loadable(located)
-    chosen = choose_device(device)
+    chosen = choose_device(settings.device)
     click.echo(f"loading {located.model.name}", err=True)
     return guarded(
-        located, lambda is_read: _write(prepared, workload, chosen, threads, output, force, is_read)
+        located,
+        lambda is_read: _write(
+            prepared, workload, chosen, settings.threads, settings.output, settings.force, is_read
+        ),
     )
 
 
@@ -106,8 +101,7 @@ def _write(
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
     from vivace.measure.machine import check_works
-    from vivace.runtime.export.plain_script import write_script
-    from vivace.runtime.export.source_images import source_files
+    from vivace.runtime.export.plain_script import source_files, write_script
     from vivace.runtime.workloads import default_threads
 
     check_works(chosen)

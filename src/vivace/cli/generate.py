@@ -11,15 +11,27 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
 
 from vivace import __version__
-from vivace.cli import options
-from vivace.cli.spec_options import WORKLOAD, collect
+from vivace.cli.command import RecipeName, command
 from vivace.errors import OutputError, UsageError
+from vivace.foundation.spec.settings import (
+    FILE,
+    Argument,
+    CallSettings,
+    DeviceName,
+    ModelName,
+    NumSeeds,
+    Option,
+    Seed,
+    SourceSettings,
+    Threads,
+)
+from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.untrusted.destinations import (
     check_folder,
     check_writable,
@@ -30,7 +42,6 @@ from vivace.foundation.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.foundation.spec.workload import Workload
     from vivace.runtime.request import CheckedRequest
 
@@ -41,54 +52,30 @@ _IMAGE_DESCRIPTION = 0x010E  # of EXIF
 _QUALITY = 95
 
 
-@options.command()
-@click.argument("prompt")
-@options.model
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to apply.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, options.MAX_SEED),
-    default=0,
-    show_default=True,
-    help="Seed of the first image.",
-)
-@click.option(
-    "--num-images",
-    "num_seeds",
-    type=click.IntRange(min=1, max=10_000),
-    default=1,
-    show_default=True,
-    help="Number of images; image k, from 0, has seed + k.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default="pictures",
-    show_default=True,
-    help="Folder for the PNGs.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the single image to this file instead, replacing it: .png, .jpg or .webp.",
-)
-@options.workload
-@options.source_images(with_task=False)
-@options.device
-@options.threads
-@collect(workload=WORKLOAD)
-def generate(
-    prompt: str,
-    model: str,
-    recipe: str,
-    out: Path,
-    output: Path | None,
-    workload: WorkloadRequest,
-    device: str,
-    threads: int | None,
-) -> int:
+class GenerateCommand(SourceSettings, CallSettings):
+    prompt: Annotated[str, Argument()]
+    model: ModelName = "tiny-sd"
+    recipe: RecipeName = "baseline"
+    seed: Annotated[Seed, Option("Seed of the first image.")] = 0
+    num_seeds: Annotated[
+        NumSeeds, Option("Number of images; image k, from 0, has seed + k.", "--num-images")
+    ] = 1
+    out: Annotated[Path, Option("Folder for the PNGs.")] = Path("pictures")
+    output: Annotated[
+        Path | None,
+        Option(
+            "Write the single image to this file instead, replacing it: .png, .jpg or .webp.",
+            "-o --output",
+            metavar="FILE",
+            path=FILE,
+        ),
+    ] = None
+    device: DeviceName = "auto"
+    threads: Threads = None
+
+
+@command(GenerateCommand)
+def generate(settings: GenerateCommand) -> int:
     """Generate images and print their paths.
 
     Each PNG contains its model, recipe, prompt and seed as text. The same command on the same machine writes the same
@@ -103,16 +90,22 @@ def generate(
         vivace generate "a red circle above a blue square" -o circle.png
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
     from vivace.runtime.workloads import default_threads
 
-    prepared = checked_request(model, recipe, workload=workload.model_copy(update={"prompts": (prompt,)}))
+    prepared = checked_request(
+        settings.model, settings.recipe, workload=settings.part(WorkloadRequest, prompts=(settings.prompt,))
+    )
     num_images = prepared.workload.num_images
-    write = _writer(click.get_current_context(), out, output, num_images)
-    chosen = device, threads if threads is not None else default_threads(prepared.located)
+    write = _writer(click.get_current_context(), settings.out, settings.output, num_images)
+    chosen = (
+        settings.device,
+        settings.threads if settings.threads is not None else default_threads(prepared.located),
+    )
     return guarded(
-        prepared.located, lambda is_read: _draw(prepared, prompt, num_images, write, *chosen, is_read)
+        prepared.located,
+        lambda is_read: _draw(prepared, settings.prompt, num_images, write, *chosen, is_read),
     )
 
 

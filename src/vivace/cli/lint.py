@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
+from vivace.cli.command import command
+from vivace.foundation.spec.settings import Argument, Option, Settings, Steps
 from vivace.foundation.untrusted.terminal_text import plain
 
 if TYPE_CHECKING:
@@ -17,22 +18,20 @@ if TYPE_CHECKING:
 IMPOSSIBLE = 1
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--model", help="Model of rows that name none, for the limit of the chip.")
-@click.option("--gpu", metavar="NAME", help="GPU of rows that name none, as for vivace recommend.")
-@click.option(
-    "--steps", type=click.IntRange(1, 1000), metavar="INTEGER", help="Denoising steps of rows that name none."
-)
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Format on standard output.",
-)
-def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int | None, format_: str) -> int:
+class LintCommand(Settings):
+    files: Annotated[tuple[Path, ...], Argument()]
+    model: Annotated[str | None, Option("Model of rows that name none, for the limit of the chip.")] = None
+    gpu: Annotated[
+        str | None, Option("GPU of rows that name none, as for vivace recommend.", metavar="NAME")
+    ] = None
+    steps: Annotated[
+        Steps, Option("Denoising steps of rows that name none.", "--steps", metavar="INTEGER")
+    ] = None
+    format_: Annotated[Literal["table", "json"], Option("Format on standard output.", "--format")] = "table"
+
+
+@command(LintCommand)
+def lint(settings: LintCommand) -> int:
     """Find impossible and doubtful rows in tables of latencies.
 
     FILES are CSV, TSV, Markdown (also .txt), HTML or JSON, from any source. Columns are recognised by their headings;
@@ -50,15 +49,14 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
     from vivace.evidence.lint.read_tables import read_tables
     from vivace.foundation.hardware import named_gpu
 
-    if gpu is not None:
-        gpu = named_gpu(gpu).chip.name
+    gpu = None if settings.gpu is None else named_gpu(settings.gpu).chip.name
     columns = {
         name: str(value)
-        for name, value in (("model", model), ("gpu", gpu), ("steps", steps))
+        for name, value in (("model", settings.model), ("gpu", gpu), ("steps", settings.steps))
         if value is not None
     }
     findings = []
-    for file in files:
+    for file in settings.files:
         tables = read_tables(file)
         done = [checked(table, columns) for table in tables]
         findings += [finding for table in done for finding in table.findings]
@@ -70,18 +68,18 @@ def lint(files: Sequence[Path], model: str | None, gpu: str | None, steps: int |
             click.echo(f"vivace: warning: {file}: nothing was checked, as no figure in it was read", err=True)
         for part in merged(table.coverage for table in done if table.coverage.place is not None):
             if part.figures:
-                click.echo(plain(f"{part.where}: {part.read_in_words()}"), err=format_ == "json")
+                click.echo(plain(f"{part.where}: {part.read_in_words()}"), err=settings.format_ == "json")
             for line in part.warnings():
                 click.echo(plain(f"{part.where}: {line}"), err=True)
     wrong = list(impossible(findings))
-    if format_ == "json":
+    if settings.format_ == "json":
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
         for finding in findings:
             click.echo(finding_text(finding))
         click.echo(
-            f"{len(wrong)} impossible, {len(findings) - len(wrong)} doubtful in {len(files)} "
-            f"{'file' if len(files) == 1 else 'files'}",
+            f"{len(wrong)} impossible, {len(findings) - len(wrong)} doubtful in {len(settings.files)} "
+            f"{'file' if len(settings.files) == 1 else 'files'}",
             err=True,
         )
     return IMPOSSIBLE if wrong else 0

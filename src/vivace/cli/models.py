@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import AsJson, command
+from vivace.foundation.spec.settings import Option, Settings
 
 if TYPE_CHECKING:
     from vivace.architectures.entry import Entry
 
 
-@click.command()
-@click.option(
-    "--export",
-    "export",
-    type=(str, click.Path(path_type=Path)),
-    metavar="NAME DIR",
-    help="Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
-)
-@options.as_json
-def models(export: tuple[str, Path] | None, as_json: bool) -> int:
+class ModelsCommand(Settings):
+    export: Annotated[
+        tuple[str, Path] | None,
+        Option(
+            "Write an embedded model as a folder for plain diffusers; DIR must be new or empty.",
+            metavar="NAME DIR",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@command(ModelsCommand)
+def models(settings: ModelsCommand) -> int:
     """List the models that vivace knows by name, or export an embedded one.
 
     \b
         vivace models --export tiny-sd my-model
     """
-    if export is not None:
-        return _export(*export, as_json)
+    if settings.export is not None:
+        return _export(*settings.export, settings.as_json)
 
-    from vivace.models.catalogue import CATALOGUE
+    from vivace.architectures import CATALOGUE
     from vivace.models.find import SYNTHETIC, synthetic_names
 
     sizes = {entry.name: _num_bytes(entry) for entry in CATALOGUE.values()}
-    if as_json:
+    if settings.as_json:
         names = synthetic_names()
         rows = [
             entry.model_dump(mode="json")

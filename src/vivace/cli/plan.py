@@ -3,62 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
-
-from vivace.cli import options
 from vivace.cli.card import CardMemory, card_of, parse_card
-from vivace.cli.plan_answer import CardFit, answer_of
+from vivace.cli.command import AsJson, command
+from vivace.cli.display.plan_answer import CardFit, answer_of
+from vivace.foundation.spec.settings import Argument, Batch, Option, Settings, Side, TaskName, read_by
 
 if TYPE_CHECKING:
-    from vivace.cli.attempts import Attempts
-    from vivace.foundation.hardware import Chip, Gpu
-    from vivace.foundation.spec.workload import Task
+    from vivace.cli.display.attempts import Attempts
+    from vivace.foundation.hardware import Chip
     from vivace.recipes.recipe import Recipe
     from vivace.runtime.memory.predict import Prediction
     from vivace.runtime.memory.weightless import Weightless
 
 
-@click.command()
-@click.argument("model")
-@click.option("--recipe", default="baseline", show_default=True, metavar="R", help="Recipe to predict.")
-@click.option("--height", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
-@click.option("--width", type=click.IntRange(1, 16384), help="Pixels; default: the model's own.")
-@click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Images per call.")
-@click.option(
-    "--text",
-    type=click.Choice(["prompts", "embeddings"]),
-    default="prompts",
-    show_default=True,
-    help="embeddings: encode the prompts before the call.",
-)
-@options.task
-@click.option(
-    "--card",
-    callback=parse_card,
-    metavar="GB|NAME",
-    help="Card to fit, by size or name; changes are proposed where the model does not fit. Default: that of --gpu, "
-    "else this machine's.",
-)
-@click.option(
-    "--gpu",
-    metavar="NAME",
-    help="GPU whose data sheet gives the shortest time, such as H100; default: that of --card, else this machine's.",
-)
-@options.as_json
-def plan(
-    model: str,
-    recipe: str,
-    height: int | None,
-    width: int | None,
-    batch: int,
-    text: Literal["prompts", "embeddings"],
-    task: Task | None,
-    card: float | Gpu | None,
-    gpu: str | None,
-    as_json: bool,
-) -> int:
+class PlanCommand(Settings):
+    model: Annotated[str, Argument()]
+    recipe: Annotated[str, Option("Recipe to predict.", metavar="R")] = "baseline"
+    height: Side = None
+    width: Side = None
+    batch: Batch = 1
+    text: Annotated[
+        Literal["prompts", "embeddings"], Option("embeddings: encode the prompts before the call.")
+    ] = "prompts"
+    task: TaskName = None
+    card: Annotated[
+        Any,
+        read_by(parse_card),
+        Option(
+            "Card to fit, by size or name; changes are proposed where the model does not fit. Default: that of --gpu, "
+            "else this machine's.",
+            metavar="GB|NAME",
+        ),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        Option(
+            "GPU whose data sheet gives the shortest time, such as H100; default: that of --card, else this machine's.",
+            metavar="NAME",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@command(PlanCommand)
+def plan(settings: PlanCommand) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
     Shows which cards the model fits and, for a card that is too small, what to change; and the shortest time that the
@@ -69,20 +59,22 @@ def plan(
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
         vivace plan flux2-dev --gpu H100
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.recipes.resolve import resolve
 
-    resolved = resolve(recipe)  # a mistake is reported before the heavy imports
-    chip, fitted = card_of(card, gpu)
+    resolved = resolve(settings.recipe)  # a mistake is reported before the heavy imports
+    chip, fitted = card_of(settings.card, settings.gpu)
 
     from vivace.runtime.memory.weightless import find_weightless
 
-    weightless = find_weightless(model)
-    is_ranked = card is not None  # asked for, not merely this machine's
-    options: dict[str, Any] = {"height": height, "width": width, "batch": batch, "text": text, "task": task}
+    weightless = find_weightless(settings.model)
+    is_ranked = settings.card is not None  # asked for, not merely this machine's
+    options = settings.model_dump(include={"height", "width", "batch", "text", "task"})
     return guarded(
         weightless.located,
-        lambda is_read: _plan(weightless, resolved, options, fitted, chip, as_json, is_ranked, is_read),
+        lambda is_read: _plan(
+            weightless, resolved, options, fitted, chip, settings.as_json, is_ranked, is_read
+        ),
     )
 
 
@@ -97,8 +89,8 @@ def _plan(
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for what fits a card, and print both."""
-    from vivace.cli.attempts import Attempts
-    from vivace.cli.terminal import show
+    from vivace.cli.display.attempts import Attempts
+    from vivace.cli.display.terminal import show
 
     with Attempts() as attempts:
         if weightless.note:

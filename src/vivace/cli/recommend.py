@@ -3,68 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal
 
-import click
-
-from vivace.cli import options
-from vivace.foundation.spec.task_names import TASKS
-
-if TYPE_CHECKING:
-    from vivace.foundation.spec.limits import Limits
-    from vivace.foundation.spec.workload import Task
+from vivace.cli.command import command
+from vivace.evidence.recommendation.criteria import Goal
+from vivace.foundation.spec.limits import MinQuality
+from vivace.foundation.spec.settings import Argument, Option, PricePerHour, Settings, TaskName
 
 
-@click.command()
-@click.argument("model")
-@click.option(
-    "--gpu", metavar="NAME", help='GPU, such as A100 or "RTX 4090"; default: this machine\'s, if it has one.'
-)
-@click.option(
-    "--max-memory",
-    metavar="SIZE",
-    help="Hard limit on peak memory: 12GB (1e9 bytes each) or 12GiB.",
-)
-@options.min_quality
-@click.option(
-    "--goal",
-    type=click.Choice(["latency", "memory", "throughput", "cost", "stability"]),
-    default="latency",
-    show_default=True,
-    help="Figure to optimise; throughput and cost look at every batch size.",
-)
-@click.option(
-    "--price-per-hour",
-    type=options.FiniteFloat(0, 1_000_000, min_open=True),
-    metavar="P",
-    help="Price of an hour of the GPU, in any currency; --goal cost needs it.",
-)
-@click.option("--same-picture", is_flag=True, help="Only recipes that keep the image.")
-@click.option(
-    "--task",
-    type=click.Choice(TASKS),
-    help="Kind of input; default: what the model is published for. Records of other tasks do not count.",
-)
-@click.option(
-    "--store",
-    "stores",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Folder of your records; repeat for several. Default: .vivace, if there is one.",
-)
-@options.text_or_json("answer")
-def recommend(
-    model: str,
-    gpu: str | None,
-    max_memory: str | None,
-    limits: Limits | None,
-    goal: Literal["latency", "memory", "throughput", "cost", "stability"],
-    price_per_hour: float | None,
-    same_picture: bool,
-    task: Task | None,
-    stores: tuple[Path, ...],
-    format_: str,
-) -> int:
+class RecommendCommand(Settings):
+    model: Annotated[str, Argument()]
+    gpu: Annotated[
+        str | None,
+        Option('GPU, such as A100 or "RTX 4090"; default: this machine\'s, if it has one.', metavar="NAME"),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        Option("Hard limit on peak memory: 12GB (1e9 bytes each) or 12GiB.", metavar="SIZE"),
+    ] = None
+    min_quality: MinQuality = None
+    goal: Annotated[Goal, Option("Figure to optimise; throughput and cost look at every batch size.")] = (
+        "latency"
+    )
+    price_per_hour: Annotated[
+        PricePerHour,
+        Option("Price of an hour of the GPU, in any currency; --goal cost needs it.", metavar="P"),
+    ] = None
+    same_picture: Annotated[bool, Option("Only recipes that keep the image.")] = False
+    task: Annotated[
+        TaskName,
+        Option(
+            "Kind of input; default: what the model is published for. Records of other tasks do not count.",
+        ),
+    ] = None
+    stores: Annotated[
+        tuple[Path, ...],
+        Option("Folder of your records; repeat for several. Default: .vivace, if there is one.", "--store"),
+    ] = ()
+    format_: Annotated[
+        Literal["text", "json"], Option("Format of the answer on standard output.", "--format")
+    ] = "text"
+
+
+@command(RecommendCommand)
+def recommend(settings: RecommendCommand) -> int:
     """Name the best recipe for a model from existing records, and say how sure that is.
 
     In this order: your own records on this GPU, then on others; the records that ship with vivace; numbers that others
@@ -79,20 +61,20 @@ def recommend(
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
         vivace recommend tiny-sd --task inpaint
     """
-    from vivace.cli.terminal import show
+    from vivace.cli.display.terminal import show
     from vivace.evidence.recommendation import recommend as asked
     from vivace.evidence.recommendation.recommend_answer import answer_of
 
     answer = asked(
-        model,
-        gpu=gpu,
-        max_memory=max_memory,
-        min_quality=limits,
-        goal=goal,
-        price_per_hour=price_per_hour,
-        same_picture=same_picture,
-        task=task,
-        store=list(stores) or None,
+        settings.model,
+        gpu=settings.gpu,
+        max_memory=settings.max_memory,
+        min_quality=settings.min_quality,
+        goal=settings.goal,
+        price_per_hour=settings.price_per_hour,
+        same_picture=settings.same_picture,
+        task=settings.task,
+        store=list(settings.stores) or None,
     )
-    show(answer_of(answer), format_)
+    show(answer_of(answer), settings.format_)
     return 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import RecipeName, command
+from vivace.foundation.spec.settings import DEFAULT_STORE, Argument, DeviceName, Option, Settings, Store
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.record import Record
@@ -17,28 +18,23 @@ if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
 
 
-@click.command()
-@click.argument("model")
-@click.argument("destination", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--recipe", required=True, metavar="R", help="Recipe to apply.")
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["folder", "comfyui"]),
-    default="folder",
-    show_default=True,
-    help="comfyui: the denoiser alone, as one .safetensors file that ComfyUI reads, with weights in fp8.",
-)
-@options.device
-@options.store
-def save(
-    model: str,
-    destination: Path,
-    recipe: str,
-    kind: Literal["folder", "comfyui"],
-    device: str,
-    store: Path,
-) -> int:
+class SaveCommand(Settings):
+    model: Annotated[str, Argument()]
+    destination: Annotated[Path, Argument("DIR")]
+    recipe: RecipeName
+    kind: Annotated[
+        Literal["folder", "comfyui"],
+        Option(
+            "comfyui: the denoiser alone, as one .safetensors file that ComfyUI reads, with weights in fp8.",
+            "--format",
+        ),
+    ] = "folder"
+    device: DeviceName = "auto"
+    store: Store = Path(DEFAULT_STORE)
+
+
+@command(SaveCommand)
+def save(settings: SaveCommand) -> int:
     """Save a model with its recipe in a new folder DIR, quantised and merged for good.
 
     Techniques that change weights are saved: dtype, quantize (torchao), tiny_vae, prune, fuse_qkv, distilled, lora.
@@ -52,21 +48,35 @@ def save(
         vivace save tiny-flux flux.safetensors --recipe "quantize(fp8_weight)" --format comfyui
     """
     from vivace.benchmark.proofs import proving_records
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.models.find import find_model, obtain
     from vivace.recipes.resolve import resolve
 
-    resolved = resolve(recipe)
-    located = obtain(find_model(model))
-    if kind == "comfyui":
-        return guarded(located, lambda is_read: _write(located, resolved, device, destination, is_read))
-    proof = proving_records(store, located.model, resolved.pinned().text)
-    status = guarded(located, lambda is_read: _save(located, resolved, device, destination, proof, is_read))
+    resolved = resolve(settings.recipe)
+    located = obtain(find_model(settings.model))
+    if settings.kind == "comfyui":
+        return guarded(
+            located, lambda is_read: _write(located, resolved, settings.device, settings.destination, is_read)
+        )
+    proof = proving_records(settings.store, located.model, resolved.pinned().text)
+    status = guarded(
+        located,
+        lambda is_read: _save(located, resolved, settings.device, settings.destination, proof, is_read),
+    )
     if status == 0 and not proof:
         measure = shlex.join(
-            ["vivace", "bench", "--model", model, "--recipe", "baseline", "--recipe", recipe]
+            [
+                "vivace",
+                "bench",
+                "--model",
+                settings.model,
+                "--recipe",
+                "baseline",
+                "--recipe",
+                settings.recipe,
+            ]
         )
-        click.echo(f"note: {store} has no record of it; `{measure}` makes one", err=True)
+        click.echo(f"note: {settings.store} has no record of it; `{measure}` makes one", err=True)
     return status
 
 

@@ -3,170 +3,147 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import click
+from pydantic import Field
 
-from vivace.cli import options, serve_ray
+from vivace.cli.command import command
 from vivace.errors import Unsupported, UsageError
+from vivace.foundation.spec.recipe_syntax import BEST
+from vivace.foundation.spec.settings import (
+    FOLDER,
+    Argument,
+    DeviceName,
+    Option,
+    Settings,
+    Threads,
+    read_by,
+)
+from vivace.foundation.spec.sizes import Size, in_order
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.sizes import Size
     from vivace.foundation.spec.task_names import Device
-    from vivace.foundation.spec.workload import Task
     from vivace.serve.http.keys import Keys
     from vivace.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus-client", "python-multipart")
 _BATCHES = (2, 4)
 _BACKLOG = 128
-"""Connections that are accepted at once, before any is closed to make room."""
+_CONNECTIONS = 2_000
+"""At once; those beyond get 503."""
+_FILES = 8_192
 
 
-@click.command()
-@click.argument("model")
-@click.option(
-    "--recipe",
-    metavar="R",
-    help="Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
-)
-@click.option(
-    "--tune",
-    "tune_minutes",
-    type=options.FiniteFloat(0, 10_000, min_open=True),
-    metavar="MIN",
-    help="Search for the recipe first, as `vivace tune` does.",
-)
-@options.device
-@click.option("--gpus", metavar="all|I,J", help="One replica on each of these GPUs; default: the first.")
-@click.option(
-    "--ray",
-    "ray_address",
-    metavar="ADDRESS",
-    help="Serve on a Ray cluster: HOST:PORT, or auto for this host's; every node needs the folder of --loras.",
-)
-@click.option(
-    "--replicas", metavar="N|MIN-MAX", help="With --ray; MIN-MAX lets Ray scale. Default: one for each GPU."
-)
-@click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads of each worker.")
-@click.option(
-    "--sizes",
-    metavar="WxH,...",
-    help="Sizes to warm up before the server is ready; default: the model's own.",
-)
-@click.option(
-    "--task",
-    type=click.Choice(["text", "image", "inpaint", "edit"]),
-    help="Serve only this task; default: every task of the model's weights.",
-)
-@click.option(
-    "--batch",
-    is_flag=True,
-    help="Draw 2 or 4 images at once where that is measured to gain 10 %; images differ in their last bits.",
-)
-@click.option("--any-size", is_flag=True, help="Also draw other sizes; the first image of each takes longer.")
-@click.option(
-    "--loras",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Folder of LoRAs; requests name its .safetensors files, without the suffix.",
-)
-@click.option(
-    "--max-queue",
-    type=click.IntRange(1, 1_000_000),
-    default=64,
-    show_default=True,
-    help="Maximum number of waiting images.",
-)
-@click.option(
-    "--max-wait",
-    type=options.FiniteFloat(0, 86_400),
-    default=300.0,
-    show_default=True,
-    help="Longest predicted wait, in seconds.",
-)
-@click.option(
-    "--timeout",
-    type=options.FiniteFloat(0, 86_400),
-    default=600.0,
-    show_default=True,
-    help="Time limit of a request, in seconds.",
-)
-@click.option(
-    "--idle-unload",
-    type=options.FiniteFloat(0, 100_000),
-    metavar="MIN",
-    help="Free the GPU after so many idle minutes.",
-)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; any but this machine needs --api-key-file.",
-)
-@click.option("--port", type=click.IntRange(0, 65_535), default=8000, show_default=True)
-@click.option(
-    "--api-key-file",
-    "key_file",
-    type=click.Path(path_type=Path),
-    metavar="F",
-    help="A file with the keys that requests must bear, KEY or NAME KEY a line; read again when it changes.",
-)
-@click.option(
-    "--served-model-name", metavar="NAME", default="", help="The model's name in requests and answers."
-)
-@click.option(
-    "--public-url",
-    metavar="URL",
-    default="",
-    help="This server's URL as clients see it, for the URLs of images; default: that of each request.",
-)
-@click.option(
-    "--allowed-origins",
-    metavar="URL,...",
-    default="",
-    help="Sites whose pages may draw here, e.g. https://example.org.",
-)
-@click.option(
-    "--allow-host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Without a key, also answer requests to this host name; default: localhost and its addresses. Repeatable.",
-)
-@click.option("--log-prompts", is_flag=True, help="Write prompts to the log.")
-def serve(
-    model: str,
-    recipe: str | None,
-    tune_minutes: float | None,
-    device: str,
-    gpus: str | None,
-    ray_address: str | None,
-    replicas: str | None,
-    threads: int | None,
-    sizes: str | None,
-    task: Task | None,
-    batch: bool,
-    any_size: bool,
-    loras: Path | None,
-    max_queue: int,
-    max_wait: float,
-    timeout: float,
-    idle_unload: float | None,
-    host: str,
-    port: int,
-    key_file: Path | None,
-    served_model_name: str,
-    public_url: str,
-    allowed_origins: str,
-    hosts: tuple[str, ...],
-    log_prompts: bool,
-) -> int:
+class ServeCommand(Settings):
+    model: Annotated[str, Argument()]
+    recipe: Annotated[
+        str | None,
+        Option(
+            "Recipe to apply; default: best, which keeps the image.",
+            metavar="R",
+        ),
+    ] = None
+    tune_minutes: Annotated[
+        float | None,
+        Field(gt=0, le=10_000),
+        Option("Search for the recipe first, as `vivace tune` does.", "--tune", metavar="MIN"),
+    ] = None
+    device: DeviceName = "auto"
+    gpus: Annotated[
+        str | None,
+        Option("One replica on each of these GPUs; default: the first.", metavar="all|I,J"),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        Option(
+            "Serve on a Ray cluster: HOST:PORT, or auto for this host's; every node needs the folder of --loras.",
+            "--ray",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    replicas: Annotated[
+        str | None,
+        Option("With --ray; MIN-MAX lets Ray scale. Default: one for each GPU.", metavar="N|MIN-MAX"),
+    ] = None
+    threads: Annotated[Threads, Option("CPU threads of each worker.")] = None
+    sizes: Annotated[
+        tuple[Size, ...],
+        read_by(lambda text: in_order(text.split(","))),
+        Option("Sizes to warm up before the server is ready; default: the model's own.", metavar="WxH,..."),
+    ] = ()
+    task: Annotated[
+        Literal["text", "image", "inpaint", "edit"] | None,
+        Option("Serve only this task; default: every task of the model's weights."),
+    ] = None
+    batch: Annotated[
+        bool,
+        Option(
+            "Draw 2 or 4 images at once where that is measured to gain 10 %; images differ in their last bits."
+        ),
+    ] = False
+    any_size: Annotated[bool, Option("Also draw other sizes; the first image of each takes longer.")] = False
+    loras: Annotated[
+        Path | None,
+        Option(
+            "Folder of LoRAs; requests name its .safetensors files, without the suffix.",
+            metavar="DIR",
+            path=FOLDER,
+        ),
+    ] = None
+    max_queue: Annotated[int, Field(ge=1, le=1_000_000), Option("Maximum number of waiting images.")] = 64
+    max_wait: Annotated[float, Field(ge=0, le=86_400), Option("Longest predicted wait, in seconds.")] = 300.0
+    timeout: Annotated[float, Field(ge=0, le=86_400), Option("Time limit of a request, in seconds.")] = 600.0
+    idle_unload: Annotated[
+        float | None,
+        Field(ge=0, le=100_000),
+        Option("Free the GPU after so many idle minutes.", metavar="MIN"),
+    ] = None
+    host: Annotated[str, Option("Address to listen on; any but this machine needs --api-key-file.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Field(ge=0, le=65_535), Option()] = 8000
+    key_file: Annotated[
+        Path | None,
+        Option(
+            "A file with the keys that requests must bear, KEY or NAME KEY a line; read again when it changes.",
+            "--api-key-file",
+            metavar="F",
+        ),
+    ] = None
+    served_model_name: Annotated[str, Option("The model's name in requests and answers.", metavar="NAME")] = (
+        ""
+    )
+    public_url: Annotated[
+        str,
+        Option(
+            "This server's URL as clients see it, for the URLs of images; default: that of each request.",
+            metavar="URL",
+        ),
+    ] = ""
+    allowed_origins: Annotated[
+        str,
+        Option("Sites whose pages may draw here, e.g. https://example.org.", metavar="URL,..."),
+    ] = ""
+    hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            "Without a key, also answer requests to this host name; default: localhost and its addresses. Repeatable.",
+            "--allow-host",
+            metavar="NAME",
+        ),
+    ] = ()
+    log_prompts: Annotated[bool, Option("Write prompts to the log.")] = False
+
+
+@command(ServeCommand)
+def serve(settings: ServeCommand) -> int:
     """Serve a model and its recipe behind the OpenAI images API, with a page to draw with.
 
     Requests are those of POST /v1/images/generations and /v1/images/edits; seed, num_inference_steps, guidance_scale,
@@ -183,73 +160,87 @@ def serve(
     _check_installed()
     from vivace.serve.http.keys import Keys
 
-    keys = None if key_file is None else Keys.read(key_file)
-    _check_key(keys, host)
+    keys = None if settings.key_file is None else Keys.read(settings.key_file)
+    _check_key(keys, settings.host)
     origins = tuple(
-        _url("--allowed-origins", each, has_path=False) for each in allowed_origins.split(",") if each
+        _url("--allowed-origins", each, has_path=False)
+        for each in settings.allowed_origins.split(",")
+        if each
     )
-    public_url = public_url and _url("--public-url", public_url)
-    if replicas is not None and ray_address is None:
+    public_url = settings.public_url and _url("--public-url", settings.public_url)
+    if settings.replicas is not None and settings.ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
-    if ray_address is not None:
-        serve_ray.check_options(gpus, idle_unload, batch)
-    if recipe is not None and tune_minutes is not None:
+    if settings.ray_address is not None:
+        _check_ray_options(settings.gpus, settings.idle_unload, settings.batch)
+    if settings.recipe is not None and settings.tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
-    _listening(host, port).close()  # before a recipe is searched for, which may take hours
-    lora_files = _loras(loras)
-    if recipe is not None:
-        chosen, why = recipe, "as given"
+    _listening(settings.host, settings.port).close()  # before a recipe is searched for, which may take hours
+    lora_files = _loras(settings.loras)
+    if settings.tune_minutes is not None:
+        chosen, why = _tuned(settings.model, settings.tune_minutes, settings.device)
     else:
-        chosen, why = _best_recorded(model) if tune_minutes is None else _tuned(model, tune_minutes, device)
+        from vivace.evidence.recommendation.best import best_recipe, is_best
+
+        chosen, why = settings.recipe or BEST, "as given"
+        if is_best(chosen):
+            best = best_recipe(chosen, settings.model, device=settings.device, task=settings.task)
+            chosen, why = best.recipe, f"{BEST}: {best.why}"
     from vivace.models.find import find_model
     from vivace.recipes.resolve import resolve
     from vivace.serve.settings import ServeSettings
 
-    located = find_model(model)
-    replicas_on = _gpus(gpus)
-    settings = ServeSettings(
+    located = find_model(settings.model)
+    replicas_on = _gpus(settings.gpus)
+    serving = ServeSettings(
         model=located.model.name,
         recipe=resolve(chosen).text,
         why=why,
-        device="cuda" if replicas_on and device == "auto" else device,
+        device="cuda" if replicas_on and settings.device == "auto" else settings.device,
         gpus=replicas_on,
-        threads=threads,
-        sizes=_sizes(sizes),
-        task=task,
-        batches=_BATCHES if batch else (),
-        any_size=any_size,
+        threads=settings.threads,
+        sizes=settings.sizes,
+        task=settings.task,
+        batches=_BATCHES if settings.batch else (),
+        any_size=settings.any_size,
         loras=lora_files,
-        lora_folder=loras,
-        max_queue=max_queue,
-        max_wait_s=max_wait,
-        timeout_s=timeout,
-        idle_unload_s=None if idle_unload is None else 60 * idle_unload,
+        lora_folder=settings.loras,
+        max_queue=settings.max_queue,
+        max_wait_s=settings.max_wait,
+        timeout_s=settings.timeout,
+        idle_unload_s=None if settings.idle_unload is None else 60 * settings.idle_unload,
         keys=keys,
-        served_name=served_model_name,
+        served_name=settings.served_model_name,
         public_url=public_url,
         origins=origins,
-        hosts=_hosts(hosts, keys),
-        logs_prompts=log_prompts,
+        hosts=_hosts(settings.hosts, keys),
+        logs_prompts=settings.log_prompts,
     )
-    click.echo(f"{settings.model} with {settings.recipe} ({settings.why})", err=True)
-    if ray_address is not None:
-        with serve_ray.drawers_on_ray(settings, ray_address, replicas) as make_pool:
-            return _run(settings, host, port, make_pool)
+    click.echo(f"{serving.model} with {serving.recipe} ({why})", err=True)
+    if settings.ray_address is not None:
+        with _drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
+            return _run(serving, settings.host, settings.port, make_pool)
     from vivace.models.reading_ahead import read_ahead
 
     read_ahead(located.weights)
-    return _run(settings, host, port)
+    return _run(serving, settings.host, settings.port)
 
 
 def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[..., Any] | None = None) -> int:
     import logging
     import signal
 
+    from vivace.serve.http.hosts import is_loopback
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     listening = _listening(host, port)
     name = f"[{host}]" if ":" in host else host
     place = f"http://{name}:{listening.getsockname()[1]}"
     click.echo(f"{place}/ is a page to draw with, {place}/v1 the API", err=True)
+    if not is_loopback(host.lower()):
+        click.echo(
+            "other machines reach this server: put it behind a proxy, for TLS and against connections that stay idle",
+            err=True,
+        )
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn sends it again after all images have ended
     if make_pool is None:
         problem = asyncio.run(_serve_here(settings, listening))
@@ -261,15 +252,14 @@ def _run(settings: ServeSettings, host: str, port: int, make_pool: Callable[...,
 
 
 async def _serve_here(settings: ServeSettings, listening: socket.socket) -> str | None:
-    """Serve with workers of this machine, which import libraries while this process does; see `_serve`."""
-    from vivace.serve.queue.pool import EarlyProcesses, ReplicaPool
+    """Serve with workers of this machine, whose template imports libraries while this process does; see `_serve`."""
+    from vivace.serve.queue.process import Workers
 
-    early = EarlyProcesses(settings)
-    await early.start()
-    try:
-        return await _serve(settings, listening, functools.partial(ReplicaPool, make_process=early.take))
-    finally:
-        await early.stop()
+    workers = Workers(settings)
+    await workers.template()
+    from vivace.serve.queue.pool import ReplicaPool
+
+    return await _serve(settings, listening, functools.partial(ReplicaPool, workers=workers))
 
 
 async def _serve(
@@ -280,15 +270,17 @@ async def _serve(
 
     import uvicorn
 
+    from vivace.foundation.processes.open_files import allow_open_files
     from vivace.serve.http.app import create_app
-    from vivace.serve.http.connections import Connection
 
+    allow_open_files(_FILES)
     app = create_app(settings, make_pool, lambda: setattr(server, "should_exit", True))
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http="h11",
             ws="none",
+            limit_concurrency=_CONNECTIONS,
             backlog=_BACKLOG,
             log_level="warning",
             timeout_graceful_shutdown=max(1, int(settings.timeout_s)),
@@ -366,23 +358,6 @@ def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
-
-    A recipe that changes the image, as fewer steps do, is for the user to choose.
-    """
-    from vivace.evidence.recommendation import recommend
-    from vivace.foundation.spec.recipe_syntax import BASELINE
-
-    answer = recommend(model, same_picture=True)
-    if answer.recipe in (None, BASELINE) or answer.basis is None:
-        return (
-            BASELINE,
-            "as published: no record here or in vivace supports another recipe that keeps the image",
-        )
-    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
-
-
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
     """Search for a recipe, and return it with its proof.
 
@@ -426,15 +401,6 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     return tuple(str(places[int(name)].uuid or name) for name in names)
 
 
-def _sizes(text: str | None) -> tuple[Size, ...]:
-    from vivace.foundation.spec.sizes import in_order
-
-    try:
-        return in_order(text.split(",")) if text else ()
-    except ValueError as error:
-        raise UsageError(f"--sizes {text}: {error}") from None
-
-
 def _loras(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         return {}
@@ -450,3 +416,42 @@ def _loras(folder: Path | None) -> dict[str, Path]:
     if wrong is not None:
         raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")
     return files
+
+
+def _check_ray_options(gpus: str | None, idle_unload: float | None, batch: bool) -> None:
+    """Raise UsageError for options that are for one machine."""
+    if gpus is not None:
+        raise UsageError("--gpus is for one machine; with --ray, give --replicas N or MIN-MAX")
+    if idle_unload is not None:
+        raise UsageError("--idle-unload is for one machine; with --ray, give --replicas MIN-MAX")
+    if batch:
+        raise UsageError("--batch is for one machine; with --ray, images are drawn one by one")
+
+
+@contextlib.contextmanager
+def _drawers_on_ray(
+    settings: ServeSettings, address: str, replicas: str | None
+) -> Iterator[Callable[..., Any]]:
+    """Deploy the drawers on a cluster until the block ends; yield what makes the pool of the routes."""
+    from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, num_gpus, pool_maker
+
+    number = None if replicas is None else Replicas.of(replicas)
+    connect(address)
+    from ray import serve
+    from ray.exceptions import RayError
+
+    total = 0 if settings.device == "cpu" else num_gpus()
+    if settings.device == "cuda" and not total:
+        raise Unsupported(f"--ray {address}: the cluster has no GPUs; use --device cpu")
+    number = number or Replicas(max(1, total), max(1, total))
+    try:
+        try:
+            serve.run(application(settings, number, min(1, total)), name=NAME, route_prefix=None)
+        except (RayError, RuntimeError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise Unsupported(
+                f"--ray {address}: Ray Serve did not start it ({first}); see its logs"
+            ) from None
+        yield pool_maker(number)
+    finally:
+        serve.shutdown()

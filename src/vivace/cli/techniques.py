@@ -5,36 +5,42 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from vivace.cli import options
+from vivace.cli.command import AsJson, command
 from vivace.errors import UsageError
+from vivace.foundation.spec.settings import Argument, DeviceName, Settings
 
 
-@click.command()
-@click.argument("name", required=False)
-@options.device
-@options.as_json
-def techniques(name: str | None, device: str, as_json: bool) -> int:
+class TechniquesCommand(Settings):
+    name: Annotated[str | None, Argument()] = None
+    device: DeviceName = "auto"
+    as_json: AsJson = False
+
+
+@command(TechniquesCommand)
+def techniques(settings: TechniquesCommand) -> int:
     """List the techniques and what this machine can run, or explain one."""
     from vivace.measure.machine import choose_device, this_machine
     from vivace.recipes.describe import describe
     from vivace.techniques import ALIASES, TECHNIQUES, missing
 
-    if name is not None:
-        name_ = ALIASES[name.lower()][0] if name.lower() in ALIASES else name.lower()
+    if settings.name is not None:
+        name_ = (
+            ALIASES[settings.name.lower()][0] if settings.name.lower() in ALIASES else settings.name.lower()
+        )
         if name_ not in TECHNIQUES:
-            raise UsageError(missing(name))
+            raise UsageError(missing(settings.name))
         chosen = [TECHNIQUES[name_]]
     else:
         chosen = list(TECHNIQUES.values())
-    machine = this_machine(choose_device(device))
+    machine = this_machine(choose_device(settings.device))
     described = [describe(technique, machine) for technique in chosen]
-    if as_json:
+    if settings.as_json:
         click.echo(json.dumps(described, indent=2))
-    elif name is not None:
+    elif settings.name is not None:
         _explain(described[0], inspect.getdoc(sys.modules[chosen[0].__module__]) or "")
     else:
         _list(described)

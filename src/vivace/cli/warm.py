@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli import options
-from vivace.cli.spec_options import WORKLOAD, collect
+from vivace.cli.command import command
 from vivace.errors import OutputError
+from vivace.foundation.spec.settings import FILE, Argument, Batch, CallSettings, DeviceName, Option, Threads
+from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.untrusted.destinations import (
     check_writable,
     is_standard_output,
@@ -20,43 +21,37 @@ from vivace.foundation.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.study import WorkloadRequest
     from vivace.runtime.request import CheckedRequest
 
 
-@options.command()
-@click.argument("model", required=False)
-@click.option("--recipe", metavar="R", help="Recipe to compile; default: compile.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write the compiled code to FILE, for machines like this one.",
-)
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Compile nothing: load the code in FILE. It contains programs, so load only files that you made.",
-)
-@options.batch
-@options.workload
-@options.device
-@options.threads
-@collect(workload=WORKLOAD)
-def warm(
-    model: str | None,
-    recipe: str | None,
-    output: Path | None,
-    force: bool,
-    source: Path | None,
-    workload: WorkloadRequest,
-    device: str,
-    threads: int | None,
-) -> int:
+class WarmCommand(CallSettings):
+    model: Annotated[str | None, Argument()] = None
+    recipe: Annotated[str | None, Option("Recipe to compile; default: compile.", metavar="R")] = None
+    output: Annotated[
+        Path | None,
+        Option(
+            "Also write the compiled code to FILE, for machines like this one.",
+            "-o --output",
+            metavar="FILE",
+            path=FILE,
+        ),
+    ] = None
+    force: Annotated[bool, Option("Overwrite FILE if it exists.")] = False
+    source: Annotated[
+        Path | None,
+        Option(
+            "Compile nothing: load the code in FILE. It contains programs, so load only files that you made.",
+            "--from",
+            metavar="FILE",
+        ),
+    ] = None
+    batch: Batch = 1
+    device: DeviceName = "auto"
+    threads: Threads = None
+
+
+@command(WarmCommand)
+def warm(settings: WarmCommand) -> int:
     """Compile MODEL's recipe ahead of time, so that the first image does not wait for it.
 
     The code is kept in the cache folder (`vivace doctor` names it), where every later process finds it. With -o it is
@@ -71,27 +66,31 @@ def warm(
         vivace warm flux-dev --recipe "bf16+compile(sizes=[1024x1024, 1344x768])"
         vivace warm --from flux.code
     """
-    if source is not None:
-        if model is not None or recipe is not None or output is not None:
+    if settings.source is not None:
+        if settings.model is not None or settings.recipe is not None or settings.output is not None:
             raise click.UsageError("--from takes the code as it is; leave out MODEL, --recipe and -o.")
         from vivace.runtime.warming import bring
 
-        number = bring(source, device)
+        number = bring(settings.source, settings.device)
         click.echo(f"{number} new files in the cache" if number else "the cache had all of it")
         return 0
-    if output is not None:
-        if would_overwrite(output) and not force:
-            raise OutputError(f"{output} exists; give another name, or --force")
-        check_writable(output)
-    from vivace.cli.guarded import guarded
+    if settings.output is not None:
+        if would_overwrite(settings.output) and not settings.force:
+            raise OutputError(f"{settings.output} exists; give another name, or --force")
+        check_writable(settings.output)
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
     from vivace.runtime.workloads import default_threads
 
-    prepared = checked_request(model or "tiny-sd", recipe or "compile", workload=workload)
+    workload = settings.part(WorkloadRequest, batches=(settings.batch,))
+    prepared = checked_request(settings.model or "tiny-sd", settings.recipe or "compile", workload=workload)
     if prepared.recipe.announced_sizes and (workload.height is not None or workload.width is not None):
         raise click.UsageError("the recipe has its own sizes; leave out --height and --width.")
-    chosen = threads if threads is not None else default_threads(prepared.located)
-    return guarded(prepared.located, lambda is_read: _compile(prepared, device, chosen, output, is_read))
+    chosen = settings.threads if settings.threads is not None else default_threads(prepared.located)
+    return guarded(
+        prepared.located,
+        lambda is_read: _compile(prepared, settings.device, chosen, settings.output, is_read),
+    )
 
 
 def _compile(

@@ -163,13 +163,24 @@ def thumbnail(image: Pixels) -> Pixels:
     """
     from PIL import Image
 
-    finite = np.nan_to_num(image, nan=0.0, posinf=0.0, neginf=0.0).astype(np.float32)
+    finite = np.nan_to_num(image, nan=0.0, posinf=0.0, neginf=0.0)
+    return _resampled(finite, (THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+
+
+def resized(image: Pixels, height: int, width: int) -> Pixels:
+    """Return an image (H, W, channels) of another size."""
+    from PIL import Image
+
+    size = (max(1, width), max(1, height))
+    return _resampled(image, size, Image.Resampling.BICUBIC)
+
+
+def _resampled(image: Pixels, size: tuple[int, int], how: int) -> Pixels:
+    from PIL import Image
+
     channels = [
-        np.asarray(
-            Image.fromarray(finite[..., k]).resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX),
-            dtype=np.float64,
-        )
-        for k in range(3)
+        np.asarray(Image.fromarray(image[..., k].astype(np.float32)).resize(size, how), dtype=np.float64)
+        for k in range(image.shape[2])
     ]
     return np.stack(channels, axis=-1)
 

@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import FAMILIES, family_of
+from vivace.architectures.family import ControlNets
 from vivace.errors import UnusableModel, WorkloadError
 from vivace.foundation.untrusted.files import user_path
 from vivace.foundation.untrusted.reading import reading
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 """Name of a ControlNet with random weights of the usual size: its images show nothing of the control."""
-_CLASSES = {"unet": "ControlNetModel", "transformer": "FluxControlNetModel"}
-_FLUX_BLOCKS = {"num_layers": 4, "num_single_layers": 10}
-"""Blocks of diffusers' `FluxControlNetModel.from_transformer`, at most those of the transformer."""
 _SPREAD = 0.02
 """Standard deviation of the layers that are zero before training; with zeros a ControlNet changes nothing."""
 
@@ -51,8 +50,9 @@ def find_controlnet(name: str | None) -> str:
     check_files(folder, ["config.json"], weights, name)
     with reading(name):
         kind = component_class(folder)
-    if kind not in _CLASSES.values():
-        raise UnusableModel(f"{name} holds a {kind}; give a {' or a '.join(_CLASSES.values())}")
+    classes = [family.controlnets.name for family in FAMILIES if family.controlnets is not None]
+    if kind not in classes:
+        raise UnusableModel(f"{name} holds a {kind}; give a {' or a '.join(classes)}")
     return f"{folder}@{fingerprint(files)}"
 
 
@@ -73,10 +73,9 @@ def controlnet_for(pipe: DiffusionPipeline, identity: str) -> Any:
     folder, _, expected = identity.rpartition("@")
     if fingerprint(files_of(Path(folder))) != expected:
         raise UnusableModel(f"the files of {folder} changed since it was found; run the command again")
-    attribute = "unet" if hasattr(denoiser, "up_blocks") else "transformer"
-    kind = component_class(Path(folder))
-    if kind != _CLASSES[attribute]:
-        raise UnusableModel(f"{folder} holds a {kind}, and this model takes a {_CLASSES[attribute]}")
+    kind, wanted = component_class(Path(folder)), _controlnets(denoiser).name
+    if kind != wanted:
+        raise UnusableModel(f"{folder} holds a {kind}, and this model takes a {wanted}")
     check_whole(Path(folder).glob("*.safetensors"))
     chosen: Any = getattr(diffusers, kind)
     with quiet(), reading(folder):
@@ -86,6 +85,14 @@ def controlnet_for(pipe: DiffusionPipeline, identity: str) -> Any:
     return made.eval().requires_grad_(False).to(denoiser.device)
 
 
+def _controlnets(denoiser: torch.nn.Module) -> ControlNets:
+    """Return what is known of a denoiser's ControlNets, which its pipeline for this task takes."""
+    family = family_of(denoiser)
+    assert family is not None
+    assert family.controlnets is not None
+    return family.controlnets
+
+
 def _random(denoiser: torch.nn.Module) -> Any:
     """Return a ControlNet that is a copy of the denoiser, as before training, with disturbed zero layers."""
     import diffusers
@@ -93,17 +100,8 @@ def _random(denoiser: torch.nn.Module) -> Any:
 
     with quiet(), warnings.catch_warnings(), torch.device(denoiser.device), torch.no_grad():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
-        if hasattr(denoiser, "up_blocks"):
-            made = diffusers.ControlNetModel.from_unet(denoiser)
-        else:
-            config: Any = denoiser.config
-            blocks = {name: min(number, config[name]) for name, number in _FLUX_BLOCKS.items()}
-            made = diffusers.FluxControlNetModel.from_transformer(
-                denoiser,
-                **blocks,
-                attention_head_dim=config.attention_head_dim,
-                num_attention_heads=config.num_attention_heads,
-            )
+        known = _controlnets(denoiser)
+        made = getattr(getattr(diffusers, known.name), known.copy)(denoiser, **known.arguments(denoiser))
         made.to(denoiser.dtype).eval().requires_grad_(False)
         if denoiser.device.type != "meta":
             generator = torch.Generator(denoiser.device).manual_seed(0)

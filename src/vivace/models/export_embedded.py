@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.errors import OutputError, UnknownModel, nearest
 from vivace.foundation.untrusted.files import user_path
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import TINY_VAE, LocatedModel, find_model
 from vivace.models.folder_defaults import NAME, text_of
 from vivace.models.model_files import component_class, num_bytes
+from vivace.models.prompts import PROMPT_SETS
 
 _INDEX = "model_index.json"
 _PRIVATE = (".vivace-", ".part")
@@ -44,7 +45,7 @@ class Exported:
         call = "".join(f", {name}={value:g}" for name, value in arguments.items())
         return (
             f"pipe = DiffusionPipeline.from_pretrained({str(self.folder)!r})",
-            f"pipe({self.located.entry.prompts[0]!r}{call}).images[0].save('picture.png')",
+            f"pipe({PROMPT_SETS[self.located.entry.prompt_set][0]!r}{call}).images[0].save('picture.png')",
         )
 
 

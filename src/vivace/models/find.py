@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
+from vivace.architectures.components import Architecture, Component
 from vivace.architectures.entry import Embedded, Entry, Hub, StoredPart
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
 from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
-from vivace.models.architectures import ARCHITECTURES, Architecture, Component
 from vivace.models.bounds import check_files, check_places
-from vivace.models.catalogue import CATALOGUE
-from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
-from vivace.models.checkpoints.signatures import SD2
+from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole, read_metadata
@@ -29,7 +28,7 @@ from vivace.models.remote import ModelDownload
 from vivace.models.repository import INDEX, choose, components_of, read_index
 from vivace.models.saved_folder import entry_of, read_saved
 from vivace.models.single_file import Contents, check_format, contents_of
-from vivace.models.tasks import EDITS
+from vivace.models.tasks import own_task
 
 WEIGHTS = Path(__file__).parent / "weights"
 SYNTHETIC = "synthetic:"
@@ -87,12 +86,11 @@ class LocatedModel:
         if self.saved is not None:
             return (f"{Path(self.model.name).name} is {self.saved.model.name} with {self.saved.recipe.text}",)
         if self.contents is None:
-            note = (
-                ""
-                if self.entry
-                else note_of_few_steps(Path(self.model.name).name, self.defaults["num_inference_steps"])
-            )
-            return (f"{Path(self.model.name).name}: {note}",) if note else ()
+            if self.entry is not None:
+                return ()
+            name = Path(self.model.name).name
+            few_steps = note_of_few_steps(name, self.defaults["num_inference_steps"])
+            return tuple(f"{name}: {note}" for note in (few_steps, _not_known(self.pipeline)) if note)
         file = self.checkpoint or self.weights[-1]
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
@@ -139,7 +137,7 @@ class LocatedModel:
         """The key in `vivace.models.prompts` of prompts that the model understands."""
         if self.entry is not None:
             return self.entry.prompt_set
-        return "edit" if self.pipeline in EDITS else "real"
+        return "edit" if own_task(self.pipeline) == "edit" else "real"
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -161,6 +159,16 @@ class LocatedModel:
             assert self.folder is not None
             return call_of(self.folder, self.pipeline)
         return self.entry.call
+
+
+def _not_known(pipeline: str) -> str:
+    """Return what is not known of a pipeline that no family describes; "" if one does."""
+    if pipeline_named(pipeline) is not None:
+        return ""
+    return (
+        f"vivace does not know {pipeline}s: steps, guidance and size are the defaults of diffusers, not of this model; "
+        "techniques that must know its blocks or its guidance are refused"
+    )
 
 
 def find_model(name: str, *, download: bool = True) -> LocatedModel:
@@ -353,7 +361,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     check_format(path)
     contents = contents_of(file, is_configured=(file.parent / INDEX).is_file())
     model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
-    if contents.entry == SD2:
+    if contents.needs_configuration:
         return _with_configuration(model, file, contents)
     entry = CATALOGUE[contents.entry]
     origin = entry.origin
@@ -409,7 +417,7 @@ def _with_configuration(model: Model, file: Path, contents: Contents) -> Located
     kind = read_index(folder, str(folder))["_class_name"]
     scheduler = folder / "scheduler" / "scheduler_config.json"
     predicts = str(read_config(scheduler).get("prediction_type", "epsilon"))
-    if kind != "StableDiffusionPipeline" or (contents.prediction.is_v and predicts != "v_prediction"):
+    if kind != CATALOGUE["sd15"].pipeline or (contents.prediction.is_v and predicts != "v_prediction"):
         raise UnusableModel(
             f"{file} is an SD 2 model ({contents.prediction.note or 'unmarked'}), but {folder} configures a {kind} "
             f"that predicts {predicts[:40]}; correct {scheduler}"

@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import Field
 
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Entry
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.untrusted.files import read_object
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.pipeline_defaults import read_config
 
 NAME = "vivace.json"

@@ -104,6 +104,13 @@ class HashedTokenizer:
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
         return [row + [self.padding] * (width - len(row)) for row in rows], mask
 
+    def pad(self, encoded: Mapping[str, Any], *, max_length: int | None = None, **_: Any) -> Encoded:
+        """Return rows of ids, as tensors, of at least this width."""
+        import torch
+
+        rows, mask = self.padded(encoded["input_ids"], max_length or max(map(len, encoded["input_ids"])))
+        return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
+
     def encode(self, text: str, limit: int | None = None) -> list[int]:
         count = self.last_word - self.first_word + 1
         words = [
@@ -253,7 +260,8 @@ def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
         parts: has the text encoder and its tokenizer.
     """
     accepted = inspect.signature(pipeline.__init__).parameters  # type: ignore[misc]
-    if "processor" not in accepted:
+    name = next((each for each in ("processor", "text_processor") if each in accepted), None)
+    if name is None:
         return parts
     with quiet():
         import transformers
@@ -273,4 +281,4 @@ def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
         parts["tokenizer"], images, config.image_token_id, vision.spatial_merge_size**2
     )
     # Qwen-Image 2.1 takes the tokenizer in its processor alone.
-    return {name: part for name, part in parts.items() if name in accepted} | {"processor": processor}
+    return {part: value for part, value in parts.items() if part in accepted} | {name: processor}

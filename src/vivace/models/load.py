@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures.components import Architecture, Component
 from vivace.architectures.entry import SamplerEntry, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.reading import reading
 from vivace.machinery.technique.script import literal
-from vivace.models.architectures import Architecture, Component
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.checkpoints.whole_files import check_whole_file
@@ -199,7 +199,7 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
 def _check_parts(located: LocatedModel, components: Mapping[str, Any]) -> None:
     assert located.contents is not None
     assert located.checkpoint is not None
-    check_whole_file(located.checkpoint, located.contents.entry, components)
+    check_whole_file(located.checkpoint, located.contents.signature.parts, components)
 
 
 def _parts_without_values(located: LocatedModel) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vivace.architectures import CATALOGUE
 from vivace.foundation.processes.launcher import ProcessLimits
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.models.model_files import num_bytes
 

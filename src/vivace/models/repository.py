@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vivace.architectures import FAMILIES, pipeline_named
+from vivace.architectures.calls import call_defaults, draws_from_text
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import read_object
 from vivace.foundation.untrusted.reading import reading
 from vivace.models.bounds import check_numbers
-from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 
 INDEX = "model_index.json"
 # model.safetensors, model.fp16.safetensors, model-00001-of-00002.safetensors, model.fp16-00001-of-00002.safetensors,
@@ -72,11 +74,8 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
     if not isinstance(class_name, str):
         # A list names a Python file to import from the folder.
         raise UnusableModel(f"{label} needs its own code ({class_name}); vivace runs no code from models")
-    if class_name not in TEXT_TO_IMAGE | EDITING:
-        raise UnusableModel(
-            f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers, nor one "
-            "that edits images; give one that is"
-        )
+    if pipeline_named(class_name) is None and not draws_from_text(class_name):
+        raise UnusableModel(_unknown(class_name, content, label))
     for name in content:
         if not name.isidentifier():
             # It would be a path, which may lead out of the folder.
@@ -84,6 +83,25 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
                 f"{label} has a component named {name[:80]!r} in its {INDEX}, which is not a valid name"
             )
     return content
+
+
+def _unknown(class_name: str, index: Mapping[str, Any], label: str) -> str:
+    """Return what was read of a pipeline that cannot be used, and what can."""
+    if call_defaults(class_name) is not None:
+        return (
+            f"{label} is a {class_name}, which is not a text-to-image pipeline in this version of diffusers, nor one "
+            "that edits images; give one that is"
+        )
+    have, written = (
+        version("diffusers"),
+        str(index.get("_diffusers_version", "a version it does not name"))[:40],
+    )
+    names = ", ".join(family.name for family in FAMILIES)
+    return (
+        f"{label} is a {class_name}, written by diffusers {written}, and diffusers {have} has no such pipeline; "
+        f"install the version that has it, or give another model: vivace knows {names}, and runs every pipeline of "
+        "diffusers that draws from text alone"
+    )
 
 
 def _check_classes(classes: Mapping[str, tuple[str, str]], label: str) -> None:

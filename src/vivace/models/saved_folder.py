@@ -10,13 +10,13 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Entry
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.saved import FORMAT, SavedModel
 from vivace.foundation.untrusted.files import open_plain, read_object
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import files_of
 

@@ -1,6 +1,6 @@
-"""The pipelines of diffusers for the tasks of a model's weights.
+"""The pipelines of diffusers for the tasks of a model's weights, as its family says.
 
-Read without torch and diffusers; a test compares the table with the installed diffusers. The plain weights of a model
+Read without torch and diffusers. The plain weights of a model
 do image-to-image and inpainting: their pipelines differ in how they begin, and in what they do between two steps.
 Weights that were trained to edit have a pipeline of their own.
 """
@@ -13,46 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import pipeline_doing, pipeline_named
 from vivace.errors import Unsupported, WorkloadError
 from vivace.foundation.spec.workload import TASKS, Task
 from vivace.models.controlnet import RANDOM, controlnet_for
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
-
-PIPELINES: dict[str, dict[Task, str]] = {
-    "StableDiffusionPipeline": {
-        "image": "StableDiffusionImg2ImgPipeline",
-        "inpaint": "StableDiffusionInpaintPipeline",
-        "control": "StableDiffusionControlNetPipeline",
-    },
-    "StableDiffusionXLPipeline": {
-        "image": "StableDiffusionXLImg2ImgPipeline",
-        "inpaint": "StableDiffusionXLInpaintPipeline",
-        "control": "StableDiffusionXLControlNetPipeline",
-    },
-    "StableDiffusion3Pipeline": {
-        "image": "StableDiffusion3Img2ImgPipeline",
-        "inpaint": "StableDiffusion3InpaintPipeline",
-    },
-    "FluxPipeline": {
-        "image": "FluxImg2ImgPipeline",
-        "inpaint": "FluxInpaintPipeline",
-        "control": "FluxControlNetPipeline",
-    },
-    "QwenImagePipeline": {"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
-    "ZImagePipeline": {"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
-    "FluxKontextPipeline": {"edit": "FluxKontextPipeline"},
-    "QwenImageEditPipeline": {"edit": "QwenImageEditPipeline"},
-    "QwenImageEditPlusPipeline": {"edit": "QwenImageEditPlusPipeline"},
-}
-"""Pipelines of a model's other tasks, by the pipeline that it is published for."""
-EDITS = tuple(name for name, of in PIPELINES.items() if "edit" in of)
-"""Pipelines whose weights are trained to edit an image; they have no text-to-image of their own here."""
-_ONE_A_CALL = ("QwenImageEditPlusPipeline",)
-_NEED_TORCHVISION = ("QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImage21Pipeline")
-"""Their processor also loads one for videos, which needs torchvision. With random weights they have another."""
-_CUTS_OFF = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 
 @dataclass(frozen=True)
@@ -66,7 +33,8 @@ class InputNames:
 
 def own_task(pipeline: str) -> Task:
     """Return the published task of a model: "edit" for weights that are trained to edit, else "text"."""
-    return "edit" if pipeline in EDITS else "text"
+    known = pipeline_named(pipeline)
+    return "edit" if known is not None and known.edits else "text"
 
 
 def pipeline_of(pipeline: str, task: Task, model: str) -> str:
@@ -78,12 +46,13 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
     Raises:
         Unsupported: there is none.
     """
-    own = PIPELINES.get(pipeline, {})
-    if task == "text" and pipeline not in EDITS:
-        return pipeline
-    if task in own:
-        return own[task]
-    possible = [each for each in TASKS if each in own or (each == "text" and pipeline not in EDITS)]
+    known = pipeline_named(pipeline)
+    classes = dict(known.tasks) if known is not None else {}
+    if known is None or not known.edits:
+        classes["text"] = pipeline
+    if task in classes:
+        return classes[task]
+    possible = [each for each in TASKS if each in classes]
     reason = (
         "its weights are not trained to edit images"
         if task == "edit"
@@ -104,7 +73,8 @@ def check_batch(pipeline: str, batch: int | str, model: str) -> None:
     Raises:
         WorkloadError: it edits one image a call.
     """
-    if pipeline in _ONE_A_CALL and batch != 1:
+    known = pipeline_named(pipeline)
+    if known is not None and known.one_a_call and batch != 1:
         raise WorkloadError(
             f"--batch {batch}: {model} is a {pipeline}, which takes one prompt a call; leave --batch out"
         )
@@ -116,21 +86,25 @@ def check_installed(pipeline: str, model: str) -> None:
     Raises:
         Unsupported: naming the library.
     """
-    if pipeline in _NEED_TORCHVISION and importlib.util.find_spec("torchvision") is None:
-        raise Unsupported(
-            f"{model}: the processor that shows images to its text encoder needs torchvision, which is not "
-            "installed; run `pip install torchvision`"
-        )
+    known = pipeline_named(pipeline)
+    for package in () if known is None else known.packages:
+        if importlib.util.find_spec(package) is None:
+            raise Unsupported(
+                f"{model}: the processor that shows images to its text encoder needs {package}, which is not "
+                f"installed; run `pip install {package}`"
+            )
 
 
 def rounds_up(pipeline: str) -> bool:
     """Return whether a share of a step counts as one: `strength` of the steps is rounded up, or down."""
-    return pipeline not in _CUTS_OFF
+    known = pipeline_named(pipeline)
+    return known is None or not known.rounds_steps_down
 
 
 def task_of(kind: str) -> Task:
     """Return the task of a pipeline class with a model's weights."""
-    return next((task for own in PIPELINES.values() for task, name in own.items() if name == kind), "text")
+    known = pipeline_doing(kind)
+    return "text" if known is None else next((t for t, name in known.tasks.items() if name == kind), "text")
 
 
 def names_of(pipeline: str, task: Task) -> InputNames:
@@ -140,7 +114,8 @@ def names_of(pipeline: str, task: Task) -> InputNames:
         pipeline: that class, or the one that the model is published for.
     """
     if task == "control":
-        return InputNames(control="control_image" if "Flux" in pipeline else "image")
+        known = pipeline_doing(pipeline)
+        return InputNames(control="image" if known is None else known.control_image)
     return InputNames(image="image", mask="mask_image" if task == "inpaint" else "")
 
 

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import OutputError, Unsupported, UsageError
-from vivace.machinery.step_caching import magcache_ratios, teacache_fit
 from vivace.machinery.step_caching.block_residual import unknown_blocks, watching_residuals
-from vivace.machinery.step_caching.magcache_ratios import Ratios
-from vivace.machinery.step_caching.teacache_fit import Fit, watching_changes
+from vivace.machinery.step_caching.model_fits import (
+    Fit,
+    Ratios,
+    fit_polynomial,
+    keep,
+    mean_of,
+    ratios_of,
+    watching_changes,
+)
 from vivace.machinery.technique import component_of
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
@@ -58,10 +64,10 @@ def calibrate_teacache(
             _generate(session, prompts, k)
             on_image(k + 1)
     try:
-        fit = teacache_fit.fit_polynomial(changes, degree, _name(located), int(session.pipe.num_timesteps))
+        fit = fit_polynomial(changes, degree, _name(located), int(session.pipe.num_timesteps))
     except ValueError as error:
         raise UsageError(f"teacache: {error}; give more --images or --num-inference-steps") from None
-    return fit, _saved(lambda: teacache_fit.keep(fit, transformer))
+    return fit, _saved(lambda: keep(fit, transformer))
 
 
 def calibrate_magcache(
@@ -82,12 +88,12 @@ def calibrate_magcache(
         with watching_residuals(transformer) as residuals:
             _generate(session, prompts, k)
         try:
-            tables.append(magcache_ratios.ratios_of(residuals))
+            tables.append(ratios_of(residuals))
         except ValueError as error:
             raise UsageError(f"magcache: {error}; give another --num-inference-steps") from None
         on_image(k + 1)
-    ratios = magcache_ratios.mean_of(tables, _name(located))
-    return ratios, _saved(lambda: magcache_ratios.keep(ratios, transformer))
+    ratios = mean_of(tables, _name(located))
+    return ratios, _saved(lambda: keep(ratios, transformer))
 
 
 def _open(

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.architectures import family_of_pipeline
+from vivace.architectures import family_of_pipeline, pipeline_named
 from vivace.errors import Unsupported
 from vivace.machinery.technique import call_parameters
-from vivace.models.tasks import EDITS
+from vivace.models.tasks import own_task
 from vivace.runtime.session import Session
 
 # Names of the call's arguments for the values that `encode_prompt` returns, by the number of values: of pipelines of no
@@ -37,8 +37,8 @@ _INSTRUCTION = "complex_human_instruction"
 def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:
     if not isinstance(encoded, tuple):
         return None
-    family = family_of_pipeline(pipeline)
-    names = family.embeddings.get(pipeline) if family is not None else _NAMES.get(len(encoded))
+    known = pipeline_named(pipeline)
+    names = known.embeddings if known is not None else _NAMES.get(len(encoded))
     return names if names is not None and len(names) == len(encoded) else None
 
 
@@ -70,7 +70,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
-    if "image" in accepted and name in EDITS:
+    if "image" in accepted and own_task(name) == "edit":
         raise Unsupported(f"{name} encodes prompts together with images; measure with --text prompts")
     arguments = {
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)

@@ -25,7 +25,7 @@ from vivace.machinery.technique.traits import traits_by_techniques, with_traits
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.load import load_tiny_vae, tiny_vae_arguments
-from vivace.models.prompts import PROMPT_SETS
+from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import call_in_words, example_call, follow_denoiser, signature_defaults
@@ -180,7 +180,7 @@ def target_of(
         ),
         request=Request(
             prompts=tuple(prompts)
-            or (PROMPT_SETS[located.prompt_set] if located.entry is None else located.entry.prompts),
+            or PROMPT_SETS[located.prompt_set][: None if located.entry is None else NUM_DEFAULT],
             inputs=example_call(pipe, located.defaults | (defaults or {})),
         ),
     )

@@ -278,6 +278,14 @@ class Session:
             raise Unsupported(f"{self.recipe.text}: {reason}")
         if (reason := refused_steps(self.pipe, call)) is not None:
             raise WorkloadError(f"{self.recipe.text}: {reason}")
+        sigmas: Any = self._defaults.get("sigmas")
+        steps = call.get("num_inference_steps")
+        number = steps if sigmas is None else len(sigmas)
+        if "sigmas" not in kwargs and steps != number:
+            # The pipeline would draw with as many steps as there are sigmas, whatever is asked.
+            raise WorkloadError(
+                f"{self.recipe.text}: it has sigmas of its own, for {number} steps, not {steps}"
+            )
         vae = getattr(self.pipe, "vae", None)
         dtype = weights_dtype(vae)
         effects = [effect for _, effect in self._applied]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.input_errors import InputErrors
-from vivace.foundation.spec.study import Batch, WorkloadRequest
+from vivace.foundation.spec.study import BatchSize, WorkloadRequest
 from vivace.foundation.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 from vivace.models.controlnet import find_controlnet
 from vivace.models.find import LocatedModel
@@ -17,7 +17,7 @@ from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
 
 
-def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 1) -> Workload:
+def workload_of(located: LocatedModel, request: WorkloadRequest, batch: BatchSize = 1) -> Workload:
     """Return the workload for one model; unset fields take the model's own values.
 
     Raises:
@@ -28,14 +28,14 @@ def workload_of(located: LocatedModel, request: WorkloadRequest, batch: Batch = 
 
 
 def workload_and_images(
-    located: LocatedModel, request: WorkloadRequest, batch: Batch
+    located: LocatedModel, request: WorkloadRequest, batch: BatchSize
 ) -> tuple[Workload, SourceImages | None]:
     """Return the workload for one model, and the images that it starts from."""
     prompts: Sequence[str] | None = request.prompts
     if request.prompt_set is not None:
         prompts = _prompts_from_set(request.prompt_set, prompts)
     if prompts is None:
-        prompts = located.entry.prompts if located.entry else PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
+        prompts = PROMPT_SETS[located.prompt_set][:NUM_DEFAULT]
     if not prompts:
         raise WorkloadError("the list of prompts is empty; give at least one prompt")
     num_seeds = request.num_seeds

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task, steps_run
@@ -103,6 +106,10 @@ class ServeSettings:
         return 1 if self.keys is None else len(self.keys.names)
 
 
+SizeKey = Annotated[Size, BeforeValidator(lambda size: Size.of(size) if isinstance(size, str) else size)]
+"""A size that JSON has as text."""
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Measured seconds of an image: of each step, and of everything else."""
@@ -174,16 +181,16 @@ class ModelState:
     device: str
     steps: int
     guidance: float | None
-    size: Size
+    size: SizeKey
     multiple: int
     takes: frozenset[str]
     guided_above: float | None
-    speeds: dict[Size, StepTimes]
+    speeds: dict[SizeKey, StepTimes]
     has_partials: bool
     notes: tuple[str, ...] = ()
     draws_text: bool = True
     edits: EditState = EditState()
-    batching: dict[Size, Batching] = field(default_factory=dict)
+    batching: dict[SizeKey, Batching] = field(default_factory=dict)
     unfit_loras: dict[str, str] = field(default_factory=dict)
 
     def steps_run(self, steps: int, strength: float | None) -> int:
@@ -199,3 +206,7 @@ class ModelState:
         pixels = size.width * size.height
         nearest = min(self.speeds, key=lambda other: abs(other.width * other.height - pixels))
         return self.speeds[nearest].seconds(steps) * pixels / (nearest.width * nearest.height)
+
+
+STATE = TypeAdapter(ModelState)
+"""Reads what a worker sends."""

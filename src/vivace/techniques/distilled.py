@@ -54,8 +54,6 @@ class Distilled(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:
             return None
-        if target.model.has_random_weights:
-            return "there is no LoRA for random weights; steps(4)+guidance(0) takes the same time"
         if not target.model.distillations:
             return "no few-step LoRA is known for this model"
         of_kind = [
@@ -73,7 +71,10 @@ class Distilled(Technique):
         chosen = self._chosen(target.model.distillations)
         assert chosen is not None
         effect = self.predict(target)
-        effect.changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
+        if target.model.has_random_weights:  # which a merged LoRA leaves random, and as fast
+            effect.changed["lora"] = f"none is merged into random weights; {chosen.where} is as fast"
+        else:
+            effect.changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
         return effect
 
     def predict(self, target: Target) -> Effect:
@@ -123,6 +124,7 @@ class Distilled(Technique):
         return {
             "num_inference_steps": self.steps or chosen.steps[0],
             "guidance_scale": chosen.guidance_scale,
+            **chosen.call,
         }
 
     def _chosen(self, known: Sequence[Distillation]) -> Distillation | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from vivace.architectures import family_of
 from vivace.errors import NoEffect
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
@@ -28,8 +29,6 @@ _REPLACED = {
 }
 # Processors with an equivalent fused form. diffusers would replace any other processor with that form, too.
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0"}
-# Processors that ask for the separate projections, although their attention has a fused form.
-_SEPARATE = {"QwenImage21AttnProcessor", "QwenImage21FlexAttnProcessor", "Krea2AttnProcessor"}
 
 
 class FuseQkv(Technique):
@@ -64,12 +63,14 @@ class FuseQkv(Technique):
                 "that need separate projections; leave fuse_qkv out, or aim it at the VAE alone: fuse_qkv@vae"
             )
         for component, module in target.modules(self.targets).items():
+            family = family_of(module)
+            asks_apart = family is not None and family.projects_apart
             for attention in _attentions(module):
                 if _is_fused(attention):
                     continue
                 kind = type(attention.processor).__name__
                 has_fused_form = hasattr(attention, "_supports_qkv_fusion") or kind in _PLAIN
-                if not has_fused_form or kind in _SEPARATE:
+                if not has_fused_form or asks_apart:
                     advice = "remove adapters first" if "Adapter" in kind else "leave fuse_qkv out"
                     return (
                         f"the {component}'s attention is computed by {kind}, which has no fused form in diffusers; "

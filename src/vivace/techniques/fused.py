@@ -1,4 +1,4 @@
-"""Transformers of FLUX, Qwen-Image, Z-Image, SD 3.5, Krea 2, UNets and VAEs as few, fused kernels, in bf16 or fp8.
+"""Transformers, UNets and VAEs as few, fused kernels, in bf16 or fp8.
 
 Why: of a compiled fp8 step of FLUX.1 [dev] (1024 px, one H200), a third is neither matmul nor attention: quantising,
     norms, modulation, GELU, rotary embedding, copies and gaps. Kernels of vivace's own take each of these in one pass
@@ -12,7 +12,7 @@ Costs: other rounding than diffusers'; with fp8 also that of weights and activat
     merged before (vivace's `lora(hot=True)` goes with it), and techniques that work on blocks do not go
     with it. The rest of a VAE is computed in bf16, also of one that diffusers would compute in fp32 (SDXL's). With
     `offload(model)` FLUX's hoisted modulations are copied as well, 135 MB a call.
-Needs: a transformer of FLUX.1, FLUX.2, Qwen-Image, Z-Image, SD 3.5 or Krea 2, a UNet of Stable Diffusion's blocks
+Needs: a transformer of a family that has a fused form (the summary names them), a UNet of Stable Diffusion's blocks
     (1.5, 2, XL), or the VAE of FLUX.1, FLUX.2 or Stable Diffusion. On GPUs Triton and cuBLASLt; fp8 compute capability
     8.9; `attention=fp8` Hopper, a transformer with heads of 128 channels and the package nvidia-cudnn-frontend;
     `convolutions=fp8` a UNet or a VAE. Elsewhere plain PyTorch computes the same, which is right and slow. On GPUs
@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from vivace.architectures import FAMILIES, family_of
 from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
 from vivace.machinery.fused.forms import form_of, heads_of
@@ -54,11 +55,15 @@ _FP8_HEAD = 128
 _ATTRIBUTE = "vivace_fused"
 
 
+def _families(last: str) -> str:
+    """Return the names of the families whose transformers have a fused form."""
+    *names, end = [family.name for family in FAMILIES if family.fused and family.is_transformer]
+    return f"{', '.join(names)}{last}{end}"
+
+
 class Fused(Technique):
     name: ClassVar[str] = "fused"
-    summary: ClassVar[str] = (
-        "a transformer of FLUX, Qwen-Image, Z-Image, SD 3.5 or Krea 2, or a UNet, as few, fused kernels"
-    )
+    summary: ClassVar[str] = f"a transformer of {_families(' or ')}, or a UNet, as few, fused kernels"
     stage: ClassVar[Stage] = Stage.FUSE
     owns: ClassVar[str] = "attention projections"
     same_picture: ClassVar[bool] = True
@@ -159,10 +164,12 @@ class Fused(Technique):
             )
         if self.attention == "fp8":
             if _is_unet(denoiser):
-                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and a UNet's are others"
+                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and a UNet's are others"
+            if (form := form_of(denoiser)) is not None and form.always_masked:
+                return "attention=fp8 is for attention without a mask, which this transformer's has; leave it out"
             _, head = heads_of(denoiser)
             if head != _FP8_HEAD:
-                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, as FLUX.1's are, and these have {head}"
+                return f"attention=fp8 is for heads of {_FP8_HEAD} channels, and these have {head}"
         return None
 
     def apply(self, target: Target) -> Effect:
@@ -187,7 +194,7 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
-        from vivace.machinery.fused.casts import cast_all
+        from vivace.machinery.fused.calls import cast_all
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.vae import fuse_vae
 
@@ -204,7 +211,7 @@ class Fused(Technique):
     def _fuse_unet(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.casts import SampleCasts
+        from vivace.machinery.fused.calls import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.text_projections import TextHoisting
         from vivace.machinery.fused.unet import fuse_unet
@@ -235,7 +242,7 @@ class Fused(Technique):
     def _fuse_transformer(self, target: Target, places: Places) -> Effect:
         import torch
 
-        from vivace.machinery.fused.casts import cast_output
+        from vivace.machinery.fused.calls import cast_output
 
         transformer = target.module("denoiser")
         form = form_of(transformer)
@@ -260,15 +267,15 @@ class Fused(Technique):
                 "denoiser.fused_blocks": num_blocks,
                 "denoiser.attention": f"cuDNN fp8 in {num_fp8} of {num_blocks} blocks" if num_fp8 else "bf16",
             },
-            evidence=fused.evidence,
+            evidence=lambda: {name: count() for name, count in fused.counts.items()},
             refuted=refuted,
         )
 
 
 def _with_passes(evidence: _Evidence | None) -> _Evidence:
-    from vivace.machinery.fused import separate_passes
+    from vivace.machinery.fused import cublas_lt
 
-    return lambda: {**(evidence() if evidence else {}), **separate_passes.evidence()}
+    return lambda: {**(evidence() if evidence else {}), **cublas_lt.evidence()}
 
 
 def _places(target: Target, module: Any) -> Places:
@@ -302,7 +309,8 @@ def enlarges_on(capability: tuple[int, int] | None) -> bool:
 
 
 def _is_unet(denoiser: Any) -> bool:
-    return type(denoiser).__name__ == "UNet2DConditionModel"
+    family = family_of(denoiser)
+    return family is not None and not family.is_transformer
 
 
 def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
@@ -310,9 +318,9 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
     kind = type(denoiser).__name__
     form = form_of(denoiser)
     if form is None and not _is_unet(denoiser):
+        families = _families(" and ")
         return (
-            "the fused kernels are made for the transformers of FLUX.1, FLUX.2, Qwen-Image, Z-Image, SD 3.5 and "
-            f"Krea 2, and for UNets, and this is a {kind}"
+            f"the fused kernels are made for transformers of {families}, and for UNets, and this is a {kind}"
         )
     if hasattr(denoiser, _ATTRIBUTE):
         return None

@@ -27,16 +27,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching import model_fits
 from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_before
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
-from vivace.machinery.step_caching.magcache_ratios import Ratios, kept_ratios
+from vivace.machinery.step_caching.model_fits import Ratios, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Magcache(StepCache):
@@ -67,7 +66,7 @@ class Magcache(StepCache):
         return unknown_blocks(target.module("denoiser"))
 
     def unsupported_weights(self, target: Target) -> str | None:
-        if find_ratios(target.module("denoiser"), target.model.name) is not None:
+        if find_fit(Ratios, target.module("denoiser"), target.model.name) is not None:
             return None  # for random weights too
         return super().unsupported_weights(target) or _no_ratios(target)
 
@@ -76,7 +75,7 @@ class Magcache(StepCache):
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
     def decision(self, target: Target) -> StepDecision:
-        ratios = find_ratios(target.module("denoiser"), target.model.name)
+        ratios = find_fit(Ratios, target.module("denoiser"), target.model.name)
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
         return StepDecision(
@@ -101,18 +100,6 @@ class Magcache(StepCache):
         is_hit = bool(state.kept) and error <= self.threshold and skipped <= self.max_skip
         state.notes["skipped"] = (ratio, error, skipped) if is_hit else (1.0, 0.0, 0)
         return is_hit
-
-
-def find_ratios(transformer: torch.nn.Module, model: str) -> Ratios | None:
-    """Return the table measured for this model, else the one published for its architecture, else None."""
-    kept = kept_ratios(transformer, model)
-    if kept is not None or not model_fits.is_flux_dev(transformer):
-        return kept
-    from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
-
-    return Ratios(
-        tuple(float(r) for r in FLUX_MAG_RATIOS), "FLUX.1 [dev]", source="published for FLUX.1 (diffusers)"
-    )
 
 
 def _no_ratios(target: Target) -> str:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.architectures import family_of
+from vivace.architectures import FAMILIES, family_of
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.lora.hot import follow_writes
 from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
@@ -177,13 +177,14 @@ class Parallel(Technique):
         by_diffusers = needs_diffusers(denoiser, self.mode, self.gpus)
         if self.mode == "all_gather" and by_diffusers:
             return (
-                "all_gather is there for FLUX alone, with diffusers' own attention processors and default attention "
-                f"backend, and this {kind} is not that; take parallel(ring) or parallel(ulysses)"
+                f"all_gather is there for {_own_tokens()} alone, with diffusers' own attention processors and default "
+                f"attention backend, and this {kind} is not that; take parallel(ring) or parallel(ulysses)"
             )
         if by_diffusers and _later_provides(target, Trait.CACHED):
             return (
                 "a step cache keeps and compares whole tensors, and tokens that diffusers shards cannot be gathered "
-                "for it; for FLUX take parallel(all_gather), or ulysses with a number of GPUs that divides the heads"
+                f"for it; for {_own_tokens()} take parallel(all_gather), or ulysses with a number of GPUs that divides "
+                "the heads"
             )
         return self._ring_unsupported(target, denoiser) if self.mode == "ring" else None
 
@@ -266,6 +267,11 @@ class Parallel(Technique):
 
 
 _FIRST = ("cuda", "cuda:0")
+
+
+def _own_tokens() -> str:
+    """Return the names of the families whose tokens vivace divides itself."""
+    return ", ".join(family.name for family in FAMILIES if family.divides_tokens)
 
 
 def _later_provides(target: Target, trait: Trait) -> bool:

@@ -75,10 +75,10 @@ class Seacache(StepCache):
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which an image's power falls with frequency")
 
     def unsupported_denoiser(self, target: Target) -> str | None:
-        if self.hits is None and type(target.pipe.scheduler).__name__ == "SCMScheduler":
+        if self.hits is None and target.pipe.scheduler.config.get("prediction_type") == "trigflow":
             return (
-                "the timesteps of its SCMScheduler are angles, and tell no noise level to filter; give a fixed "
-                "schedule, seacache(hits=0.5)"
+                f"the timesteps of its {type(target.pipe.scheduler).__name__} are angles, and tell no noise level to "
+                "filter; give a fixed schedule, seacache(hits=0.5)"
             )
         return unknown_blocks(target.module("denoiser"))
 

@@ -28,22 +28,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching import model_fits
 from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
 from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
 from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.model_fits import Fit, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.machinery.step_caching.teacache_fit import Fit, kept_fit
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
     import torch
-
-FLUX_DEV = Fit(
-    (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01),
-    model="FLUX.1 [dev]",
-    source="published for FLUX.1 [dev] (TeaCache4FLUX)",
-)
 
 
 class Teacache(StepCache):
@@ -68,14 +61,18 @@ class Teacache(StepCache):
     def unsupported_weights(self, target: Target) -> str | None:
         if (reason := super().unsupported_weights(target)) is not None:
             return reason
-        return None if find_fit(target.module("denoiser"), target.model.name) is not None else _no_fit(target)
+        return (
+            None
+            if find_fit(Fit, target.module("denoiser"), target.model.name) is not None
+            else _no_fit(target)
+        )
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         denoiser = target.module("denoiser")
         return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
 
     def decision(self, target: Target) -> StepDecision:
-        fit = find_fit(target.module("denoiser"), target.model.name)
+        fit = find_fit(Fit, target.module("denoiser"), target.model.name)
         if fit is None:
             raise Unsupported(f"{self.name}: {_no_fit(target)}")
 
@@ -99,11 +96,6 @@ class Teacache(StepCache):
         is_hit = bool(distance < self.threshold)
         state.notes["distance"] = distance if is_hit else 0.0
         return is_hit
-
-
-def find_fit(transformer: torch.nn.Module, model: str) -> Fit | None:
-    """Return the polynomial fitted for this model, else the one published for its architecture, else None."""
-    return kept_fit(transformer, model) or (FLUX_DEV if model_fits.is_flux_dev(transformer) else None)
 
 
 def _no_fit(target: Target) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
-from vivace.architectures import family_of_pipeline
+from vivace.architectures import pipeline_named
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
 from vivace.machinery.technique import Component, Effect, Facts, Stage, Target, Technique
@@ -97,15 +97,18 @@ class TrimText(Technique):
 
 def _last_state(pipe: Any) -> int | None:
     """Return the last of the layers' states that a pipeline reads, -1: that of all layers; None: unknown."""
-    family = family_of_pipeline(type(pipe).__name__)
-    return None if family is None else family.last_text_state.get(type(pipe).__name__)
+    known = pipeline_named(type(pipe).__name__)
+    return None if known is None else known.last_text_state
 
 
 def _reads_no_padding(pipe: Any) -> bool:
     """Return whether a pipeline reads nothing behind a prompt's own tokens, on which padding has no influence."""
-    family = family_of_pipeline(type(pipe).__name__)
-    reads_none = family is not None and type(pipe).__name__ in family.padding_unread_by
-    return reads_none and is_causal_language_model(component_of(pipe, "text_encoder"))
+    known = pipeline_named(type(pipe).__name__)
+    return (
+        known is not None
+        and not known.reads_padding
+        and is_causal_language_model(component_of(pipe, "text_encoder"))
+    )
 
 
 def _trim(encoder: Any, last: int) -> int | None:

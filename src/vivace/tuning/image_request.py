@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
+from vivace.foundation.spec.settings import Batch, CallSettings, Option, Prompts, SourceSettings, TaskName
 from vivace.foundation.spec.study import WorkloadRequest
-from vivace.foundation.spec.workload import Task, TextMode
+from vivace.foundation.spec.task_names import TextMode
 from vivace.models.controlnet import RANDOM
 
 
-@dataclass(frozen=True)
-class ImageRequest:
+class ImageRequest(SourceSettings, CallSettings):
     """The images of a search. Fields that are None take the model's own values.
 
     Attributes:
@@ -21,19 +21,10 @@ class ImageRequest:
         task, images, masks, controls, strength, controlnet: the source images, as in `WorkloadRequest`.
     """
 
-    prompts: tuple[str, ...] | None = None
-    height: int | None = None
-    width: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    batch: int = 1
+    prompts: Prompts = None
+    batch: Annotated[Batch, Option("Images per call; default: as the goal says.", default="")] = 1
     text: TextMode = "prompts"
-    task: Task | None = None
-    images: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
-    controls: tuple[str, ...] = ()
-    strength: float | None = None
-    controlnet: str | None = None
+    task: TaskName = None
 
     def of(
         self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1, seed: int = 0
@@ -48,19 +39,13 @@ class ImageRequest:
             for name in ("images", "masks", "controls")
             if (paths := getattr(self, name))
         }
-        return WorkloadRequest(
+        return self.part(
+            WorkloadRequest,
             prompts=tuple(prompts),
             seed=seed,
             num_seeds=seeds,
-            height=self.height,
-            width=self.width,
             num_inference_steps=steps or self.num_inference_steps,
-            guidance_scale=self.guidance_scale,
             batches=(self.batch,),
-            text=self.text,
-            task=self.task,
-            strength=self.strength,
-            controlnet=self.controlnet,
             **files,
         )
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vivace.answers.formatting import clock, size
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures import CATALOGUE, family_of_pipeline
+from vivace.architectures.entry import Embedded, Entry, Hub
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.recorded import all_recorded
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import user_path
 from vivace.measure.surroundings import Surroundings, surroundings
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
 from vivace.tuning.image_request import ImageRequest
@@ -165,7 +165,7 @@ def _needs(
     seconds = None
     if work is not None:
         share = min(1.0, height * width / work.pixels)
-        seconds = work.step * share * steps / (here.num_cores * _CORE_FLOPS)
+        seconds = work.step_flop * share * steps / (here.num_cores * _CORE_FLOPS)
     return _Needs(entry.origin.download_bytes, memory, seconds)
 
 
@@ -260,9 +260,20 @@ def _free(folder: Path) -> int:
 
 def _instead(entry: Entry | None) -> str:
     """Describe the alternatives that work here."""
-    tiny = "tiny-flux" if entry is not None and "Flux" in entry.pipeline else "tiny-sd"
+    family = None if entry is None else family_of_pipeline(entry.pipeline)
+    tiny = next(
+        each.name
+        for each in CATALOGUE.values()
+        if isinstance(each.origin, Embedded)
+        and (family is None or family.is_transformer == _is_transformer(each))
+    )
     parts = [f"`vivace tune {tiny}` runs on any machine"]
     if entry is not None:
         parts.append(f"`vivace plan {entry.name}` predicts the memory of recipes without the model")
         parts.append(f"`vivace recommend {entry.name}` names the fastest known recipe of a GPU")
     return f"Here {'; '.join(parts)}."
+
+
+def _is_transformer(entry: Entry) -> bool:
+    family = family_of_pipeline(entry.pipeline)
+    return family is not None and family.is_transformer

@@ -2,52 +2,151 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
-from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
+from pydantic import BeforeValidator, Field, SkipValidation
+
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.run_settings import RunSettings
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
+from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits, MinQuality
+from vivace.foundation.spec.settings import (
+    DEFAULT_STORE,
+    DeviceName,
+    NumGpus,
+    Option,
+    PricePerHour,
+    Scorer,
+    Seed,
+    Settings,
+    Store,
+    Texts,
+    Threads,
+    Timeout,
+    Witness,
+)
 from vivace.foundation.spec.study import QualityRequest
 from vivace.foundation.spec.timing import Timing
 from vivace.models.find import LocatedModel
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import QualityJudge, judge_of
+from vivace.tuning.measurer import Watcher
 from vivace.tuning.objective import Goal, Objective
 
 DEFAULT_MINUTES = 8.0
 _BATCHES: dict[Goal, int] = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
-_USUAL_REQUEST = ImageRequest()
-_USUAL_TIMING = Timing()
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """The settings of a search; `vivace.tune` explains them.
+def _amount(parse: Callable[[str], float], unit: str) -> BeforeValidator:
+    """Return the rule of an amount that Python also gives as a number, of this unit."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            return value
+        return float(parse(value if isinstance(value, str) else f"{value:f}{unit}"))
+
+    return BeforeValidator(read)
+
+
+class SearchSettings(Settings):
+    """The settings of a search, for the command and for `vivace.tune`.
 
     Attributes:
+        goal: see `Objective`.
+        max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call, in bytes and seconds, or
+            with units: "12GB", "2min".
         limits: of the quality gate; None for the usual ones.
-        timing: the time limit of a round, and the threads.
-        run: the store, places and what else runs share.
+        scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
+            keep the image are searched.
+        minutes: the search stops in time for its final; default: 8, or no limit if `trials` is given.
+        trials: recipes to measure, stored ones of the same search included.
+        start: a recipe to begin with.
+        keep, without: techniques that every recipe has, or none.
+        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
+            searched where the store's records of that model keep the quality.
+        request: size, steps and prompts.
+        gpus: screen and judge on this many GPUs of this host; the final runs on one.
+        price_per_hour: of this machine, in any currency: the answer says what images cost.
+        seed: of the search's own randomness.
+        watcher, progress: observers of the search.
+        launcher: a running launcher; None to start one.
+        command: the command line to store with the runs.
     """
 
-    goal: Goal = "latency"
-    max_memory_bytes: float | None = None
-    max_first_call_s: float | None = None
-    limits: Limits | None = None
-    scorer: str | None = "auto"
-    witness: str | None = None
-    minutes: float | None = None
-    trials: int | None = None
-    start: str | None = None
-    keep: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    trust_quality_of: str | None = None
-    request: ImageRequest = _USUAL_REQUEST
-    device: str = "auto"
-    timing: Timing = _USUAL_TIMING
-    price_per_hour: float | None = None
-    seed: int = 0
-    run: RunSettings = DEFAULT_SETTINGS
+    goal: Annotated[
+        Goal,
+        Option(
+            "latency: time of one image; throughput and cost: time per image of four; memory: the peak.",
+        ),
+    ] = "latency"
+    max_memory_bytes: Annotated[
+        float | None,
+        _amount(parse_bytes, "B"),
+        Option("Limit of the peak memory, e.g. 12GB.", "--max-memory", metavar="SIZE"),
+    ] = None
+    limits: MinQuality = None
+    scorer: Scorer = "auto"
+    witness: Witness = None
+    max_first_call_s: Annotated[
+        float | None,
+        _amount(parse_seconds, "s"),
+        Option(
+            "Limit of the first call, compilation included, e.g. 60s.", "--max-first-call", metavar="TIME"
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Field(ge=0.1, le=10_000, strict=True),
+        Option("Time for the whole search; default: 8, or no limit with --trials."),
+    ] = None
+    trials: Annotated[
+        int | None,
+        Field(ge=1, le=10_000, strict=True),
+        Option("Number of recipes to measure; those already in the store count."),
+    ] = None
+    gpus: Annotated[
+        NumGpus,
+        Option("Search on this many GPUs of this host; the final runs on one.", metavar="N|all"),
+    ] = None
+    start: Annotated[str | None, Option("Recipe to begin with.", metavar="RECIPE")] = None
+    keep: Annotated[
+        Texts, Option("Technique that every recipe has; repeat for more.", metavar="TECHNIQUE")
+    ] = ()
+    without: Annotated[
+        Texts, Option("Technique that no recipe has; repeat for more.", metavar="TECHNIQUE")
+    ] = ()
+    trust_quality_of: Annotated[
+        str | None,
+        Option(
+            "For random weights: also search techniques that kept the quality of this embedded model in the store.",
+            metavar="NAME",
+        ),
+    ] = None
+    request: ImageRequest = ImageRequest()
+    timeout_s: Timeout = 600.0
+    price_per_hour: PricePerHour = None
+    device: DeviceName = "auto"
+    threads: Threads = None
+    store: Store = Path(DEFAULT_STORE)
+    seed: Annotated[Seed, Option("Seed of the search's choices.")] = 0
+    watcher: Annotated[Watcher | None, SkipValidation] = None
+    progress: Annotated[Progress | None, SkipValidation] = None
+    launcher: Launcher | None = None
+    command: str | None = None
+
+    @property
+    def run(self) -> RunSettings:
+        """The store, the places and what else runs share."""
+        return self.part(RunSettings, progress=self.progress or SILENT)
+
+    @property
+    def timing(self) -> Timing:
+        """The time limit of a round, and the threads."""
+        return self.part(Timing)
 
     @property
     def allowed_minutes(self) -> float | None:
@@ -76,8 +175,8 @@ class SearchSettings:
             self.max_memory_bytes,
             self.max_first_call_s,
             judge.limits,
-            self.keep,
-            self.without,
+            tuple(self.keep),
+            tuple(self.without),
             same_picture_only=judge.same_picture_only,
         )
 
@@ -86,7 +185,7 @@ class SearchSettings:
         them."""
         request = self.request
         if request.batch == 1:
-            request = replace(request, batch=_BATCHES[self.goal])
+            request = request.model_copy(update={"batch": _BATCHES[self.goal]})
         if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
-            request = replace(request, text="repeated")
+            request = request.model_copy(update={"text": "repeated"})
         return request

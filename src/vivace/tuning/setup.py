@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.answers.formatting import seconds, size
+from vivace.architectures import CATALOGUE
 from vivace.benchmark.store import Store
 from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve

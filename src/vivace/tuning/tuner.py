@@ -7,22 +7,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from vivace.benchmark.places.local_pool import NumGpus
-from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.store import DEFAULT_STORE, Store
+from vivace.benchmark.store import Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
-from vivace.foundation.processes.launcher import Launcher
-from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
-from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.foundation.spec.task_names import Device
-from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.settings import takes
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
@@ -35,10 +27,10 @@ from vivace.tuning.explanation import explanation_of
 from vivace.tuning.first_calls import FirstCalls
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.judge import QualityJudge
-from vivace.tuning.measurer import Unwatched, Watcher
+from vivace.tuning.measurer import Unwatched
 from vivace.tuning.measuring import Bench
 from vivace.tuning.notes import notes_of
-from vivace.tuning.objective import Goal, Objective
+from vivace.tuning.objective import Objective
 from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
 from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
@@ -58,34 +50,8 @@ from vivace.tuning.space import Space
 from vivace.tuning.stored import history_of
 
 
-def tune(
-    model: str,
-    *,
-    goal: Goal = "latency",
-    max_memory_bytes: float | str | None = None,
-    max_first_call_s: float | str | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    scorer: str | None = "auto",
-    witness: str | None = None,
-    minutes: float | None = None,
-    trials: int | None = None,
-    start: str | None = None,
-    keep: Sequence[str] = (),
-    without: Sequence[str] = (),
-    trust_quality_of: str | None = None,
-    request: ImageRequest | None = None,
-    store: str | Path = DEFAULT_STORE,
-    device: Device = "auto",
-    threads: int | None = None,
-    gpus: NumGpus | None = None,
-    timeout_s: float = 600.0,
-    price_per_hour: float | None = None,
-    seed: int = 0,
-    watcher: Watcher | None = None,
-    progress: Progress | None = None,
-    launcher: Launcher | None = None,
-    command: str | None = None,
-) -> Tuned:
+@takes(SearchSettings)
+def tune(model: str, settings: SearchSettings) -> Tuned:
     """Find the best recipe for a model on this machine, within limits, by measuring little.
 
     Measurements are kept in the store: the same call goes on where an interrupted one stopped, and a later one starts
@@ -93,61 +59,18 @@ def tune(
 
     Args:
         model: what `vivace.load` takes.
-        goal: see `Objective`.
-        max_memory_bytes, max_first_call_s: limits on the peak memory and on the first call, in bytes and seconds, or
-            with units: "12GB", "2min".
-        limits: of the quality gate.
-        scorer, witness: the models that judge images, as for `vivace.bench`. Without a CLIP model only techniques that
-            keep the image are searched.
-        minutes: the search stops in time for its final; default: 8, or no limit if `trials` is given.
-        trials: recipes to measure, stored ones of the same search included.
-        start: a recipe to begin with.
-        keep, without: techniques that every recipe has, or none.
-        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
-            searched where the store's records of that model keep the quality.
-        request: size, steps and prompts; None for the model's own.
-        gpus: screen and judge on this many GPUs of this host; the final runs on one.
-        price_per_hour: of this machine, in any currency: the answer says what images cost.
-        seed: of the search's own randomness.
-        watcher, progress: observers of the search.
-        launcher: a running launcher; None to start one.
+        settings: the fields of `SearchSettings`, as keywords: `goal="memory"`, `minutes=5`.
 
     Raises:
         UsageError: options that contradict each other; the message names the limit and the nearest possible value.
         UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    run = RunSettings(store=store, progress=progress or SILENT, command=command, launcher=launcher, gpus=gpus)
-    settings = SearchSettings(
-        goal=goal,
-        max_memory_bytes=None if max_memory_bytes is None else parse_bytes(_with_unit(max_memory_bytes, "B")),
-        max_first_call_s=None
-        if max_first_call_s is None
-        else parse_seconds(_with_unit(max_first_call_s, "s")),
-        limits=limits,
-        scorer=scorer,
-        witness=witness,
-        minutes=minutes,
-        trials=trials,
-        start=start,
-        keep=tuple(keep),
-        without=tuple(without),
-        trust_quality_of=trust_quality_of,
-        request=request or ImageRequest(),
-        device=device,
-        timing=Timing(timeout_s=timeout_s, threads=threads),
-        price_per_hour=price_per_hour,
-        seed=seed,
-        run=run,
-    )
-    return search_recipe(model, settings, watcher or Unwatched())
+    return search_recipe(model, settings)
 
 
-def _with_unit(amount: float | str, unit: str) -> str:
-    return amount if isinstance(amount, str) else f"{amount:f}{unit}"
-
-
-def search_recipe(model: str, settings: SearchSettings, watcher: Watcher) -> Tuned:
+def search_recipe(model: str, settings: SearchSettings) -> Tuned:
     """Search by settings, checked here; see `tune`."""
+    watcher = settings.watcher or Unwatched()
     check_ready(
         model,
         settings.device,

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.typed import typed
+from vivace.architectures import CATALOGUE
 from vivace.benchmark import cache_calibration
 from vivace.benchmark.cache_calibration import CACHES, SettingTrial, bisected, calibrate_caches, settings
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.record import Outcome
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES

@@ -8,7 +8,7 @@ from tests.make import make_record
 from vivace.benchmark.compared import Compared
 from vivace.benchmark.invocation import Invocation
 from vivace.benchmark.run import Run
-from vivace.cli.bench import show_run
+from vivace.cli.measuring.bench import show_run
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import CLIP_LIMIT, Limits
 from vivace.foundation.spec.study import Study

@@ -13,7 +13,7 @@ from vivace.benchmark import pairs
 from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
 from vivace.benchmark.pairs_answer import answer_of
 from vivace.benchmark.store import Store
-from vivace.cli.compare import parse_percentage
+from vivace.cli.measuring.compare import parse_percentage
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.stats.sequential import Decision
@@ -172,7 +172,7 @@ def test_not_a_percentage(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
 def test_percentages(text: str, share: float) -> None:
-    assert parse_percentage(None, None, text) == pytest.approx(share)
+    assert parse_percentage(text) == pytest.approx(share)
 
 
 def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from tests.flow_models import MODELS
 from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.answers.data import written
+from vivace.architectures import ARCHITECTURES
 from vivace.benchmark import Store, Timing
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkloadError
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.architectures import ARCHITECTURES, TAEF1
 from vivace.models.find import synthetic_names
 from vivace.report.rows import rows_of
 from vivace.report.run_answer import answer_of
@@ -154,7 +154,7 @@ def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precisio
 
 
 def test_the_tiny_vae_is_the_published_architecture() -> None:
-    assert find_model("synthetic:flux-dev").tiny_vae == TAEF1
+    assert find_model("synthetic:flux-dev").tiny_vae == ARCHITECTURES["flux-dev"].tiny_vae
 
 
 def test_a_model_too_large_for_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from vivace.foundation.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, Limits
 from vivace.measure.calibrating import scores
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
-from vivace.proofs.sides.prepare_sides import DrawRequest, prepare
+from vivace.proofs.sides.plan import DrawRequest, prepare
 from vivace.proofs.verdicts.scoring import find_all
 from vivace.tuning.judge import judge_of
 

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-import click
 import pytest
 from PIL import Image
 
 from tests.typed import run_vivace
-from vivace.cli import options
+from vivace.cli.command import command
+from vivace.foundation.spec.settings import Prompts, Settings
 
 QUICK = ("--recipe", "steps(1)")
 
@@ -79,13 +79,16 @@ def test_prompts_arrive_as_they_were_given(
 ) -> None:
     (tmp_path / "prompts.txt").write_text("from a file\nc\n")
     monkeypatch.chdir(tmp_path)
-    received: list[list[str] | None] = []
-    for first in (False, True):
 
-        @click.command()
-        @options.prompts(first=first)
-        def command(prompts: list[str] | None) -> None:
-            received.append(prompts)
+    class Drawn(Settings):
+        prompts: Prompts = None
 
-        command.main(arguments, standalone_mode=False)
-    assert received == [prompts, None if prompts is None else prompts[:1]]
+    received = []
+
+    @command(Drawn)
+    def draw(settings: Drawn) -> int:
+        received.append(settings.prompts and list(settings.prompts))
+        return 0
+
+    draw.main(arguments, standalone_mode=False)
+    assert received == [prompts]

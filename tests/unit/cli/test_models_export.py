@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.typed import typed
-from vivace.models import CATALOGUE, Embedded, catalogue, find, find_model
+from vivace import architectures
+from vivace.models import CATALOGUE, Embedded, find, find_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -111,7 +112,7 @@ def test_listed_sizes_are_of_whole_models(
         name: sd.model_copy(update={"name": name, "origin": where, "few_steps": ()})
         for name, where in origins.items()
     }
-    monkeypatch.setattr(catalogue, "CATALOGUE", entries)
+    monkeypatch.setattr(architectures, "CATALOGUE", entries)
     monkeypatch.setattr(find, "CATALOGUE", entries)
     assert run(monkeypatch) == 0
     lines = capfd.readouterr().out.splitlines()

@@ -67,7 +67,7 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(
     _, _, name, *words = shlex.split(use)
     assert words[:2] == ["PROMPT", "--model"]
     assert words[-6:] == ["--recipe", recipe, "--height", "128", "--width", "128"]
-    app.commands[name].make_context(name, words, parent=click.Context(app, obj={}))
+    app.get_command(None, name).make_context(name, words, parent=click.Context(app, obj={}))
     measure = next(line for line in lines if line.startswith("measure "))
     assert shlex.split(measure)[3:7] == ["--model", "tiny-sd", "--recipe", recipe]
 

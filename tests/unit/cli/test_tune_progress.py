@@ -2,7 +2,7 @@
 
 import pytest
 
-from vivace.cli.tune import SearchDisplay
+from vivace.cli.measuring.tune import SearchDisplay
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
 from vivace.tuning.results import Result, Rung

@@ -12,14 +12,14 @@ import pytest
 from tests import exported
 from tests.flow_models import EDITING, MODELS, PROMPT, _small, draw, pipeline, session, source
 from tests.narrow import small_areas
+from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.trial import Model
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
 from vivace.runtime import pipelines, workloads
 from vivace.runtime.export import plain_script
-from vivace.runtime.export.source_images import source_files
+from vivace.runtime.export.plain_script import source_files
 from vivace.runtime.workloads import workload_of
 
 RECIPES = (

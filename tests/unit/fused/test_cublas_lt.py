@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused import cublas_lt, separate_passes
+from vivace.machinery.fused import cublas_lt
 from vivace.machinery.fused.cublas_lt import algorithms_like_the_first
 from vivace.machinery.fused.products import multiply, multiply_with_gelu
 
@@ -59,7 +59,7 @@ def test_what_cublas_lt_lacks_is_computed_in_separate_passes(
 
     monkeypatch.setattr(cublas_lt, "_library", lambda: None)
     monkeypatch.setattr(cublas_lt, "Plan", refuses)
-    monkeypatch.setattr(separate_passes, "_kinds", set())
+    monkeypatch.setattr(cublas_lt, "_in_passes", set())
     cublas_lt._plan.cache_clear()
     made = torch.Generator().manual_seed(0)
     values = (torch.randn(17, 128, generator=made) * 3).to(factors)[:, :64]
@@ -78,5 +78,5 @@ def test_what_cublas_lt_lacks_is_computed_in_separate_passes(
         multiply(values, weight, all_scales, bias, expected, onto)
     rtol = 0.13 if output == E4M3 else 0.01  # the next number of the format
     torch.testing.assert_close(out.float(), expected.float(), rtol=rtol, atol=0.02)
-    assert separate_passes.evidence() == {"matmuls_in_separate_passes": 1}
+    assert cublas_lt.evidence() == {"matmuls_in_separate_passes": 1}
     cublas_lt._plan.cache_clear()

@@ -84,7 +84,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def chosen(plan: Proposals, kind: cublas_lt.Kind = KIND, device: int = 0) -> int:
     out = torch.zeros(4, dtype=torch.bfloat16)
-    return cublas_lt._chosen(plan, kind, device, (out,))
+    return cublas_lt._fastest_of(plan, kind, device, (out,))
 
 
 def test_another_number_of_rows_takes_the_same_algorithm_without_timing(timed: list[Any]) -> None:

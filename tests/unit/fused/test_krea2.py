@@ -14,13 +14,13 @@ from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux import target
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

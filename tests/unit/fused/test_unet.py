@@ -15,10 +15,10 @@ from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.fused_unets import inputs, size, target, unet, vae
 from tests.narrow import shallow
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
 from vivace.machinery.fused.scales import scales_of_attention
-from vivace.models.architectures import ARCHITECTURES
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless

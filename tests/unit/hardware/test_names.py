@@ -57,7 +57,7 @@ WRITTEN = {
 
 def parsed(text: str) -> float | Gpu | None:
     """What `--card` makes of a text."""
-    return parse_card(click.Context(click.Command("plan")), click.Option(["--card"]), text)
+    return parse_card(text)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from triton.runtime.jit import JITFunction
 from tests.fused_unets import Pipe
 from tests.targets import target_of
 from tests.unit.kernels.compiled import NoDevice
+from vivace.architectures import ARCHITECTURES
 from vivace.machinery.fused import image_operations, operations
 from vivace.machinery.kernels import convolution, convolution_tiles, cross_attention, norm_modulate
 from vivace.machinery.technique import Machine
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.synthetic import on_meta
 from vivace.techniques.fused import Fused
 

@@ -26,13 +26,12 @@ from vivace.machinery.kernels import (
     convolution_tiles,
     cross_attention,
     dequantize_int4,
+    gates,
     group_norm,
     peer_barrier,
     qk_norm_rope,
     reference,
     rms_residual,
-    sigmoid_gate,
-    swiglu,
 )
 from vivace.machinery.technique import Machine, Target
 from vivace.techniques import fused
@@ -169,12 +168,12 @@ def mlps_of_flux2(has_fp8: bool) -> None:
         hidden = 3 * channels
         up = torch.zeros(2, 3 * channels + 2 * hidden, dtype=torch.bfloat16)[:, 3 * channels :]
         if not has_fp8:
-            swiglu.swiglu(up, torch.zeros(2, hidden, dtype=torch.bfloat16), None)
+            gates.swiglu(up, torch.zeros(2, hidden, dtype=torch.bfloat16), None)
             continue
         attended, unit = torch.zeros(2, channels, dtype=torch.float8_e4m3fn), torch.ones(1)
         for beside in ((), (attended, unit)):
             out = torch.zeros(2, hidden + (channels if beside else 0), dtype=torch.float8_e4m3fn)
-            swiglu.swiglu(up, out, torch.zeros(2), *beside)
+            gates.swiglu(up, out, torch.zeros(2), *beside)
 
 
 def norms_of_z_image(has_fp8: bool) -> None:
@@ -189,11 +188,11 @@ def norms_of_z_image(has_fp8: bool) -> None:
 def gates_of_krea2(has_fp8: bool) -> None:
     """Of attention in bf16, rounded and not, and of attention in e4m3."""
     x = torch.zeros(4, 6144, dtype=torch.bfloat16)
-    sigmoid_gate.sigmoid_gate(x, x, torch.empty_like(x))
+    gates.sigmoid_gate(x, x, torch.empty_like(x))
     if has_fp8:
         eight = torch.zeros(4, 6144, dtype=torch.float8_e4m3fn)
-        sigmoid_gate.sigmoid_gate(x, x, eight, torch.ones(1))
-        sigmoid_gate.sigmoid_gate(eight, x, torch.empty_like(eight))
+        gates.sigmoid_gate(x, x, eight, torch.ones(1))
+        gates.sigmoid_gate(eight, x, torch.empty_like(eight))
 
 
 def int4_weights() -> None:

@@ -1,23 +1,18 @@
 """Loads on a server that draws one image at a time, and answers that are none."""
 
 import asyncio
-import contextlib
 import itertools
-import socket
-import threading
-import time
-from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.loaded_server import loaded_server
-from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, exchange
-from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, phases_of, poisson, poisson_arrivals
+from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
+from vivace.benchmark.load_testing.load_target import LoadTarget, phases_of
+from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, poisson, poisson_arrivals
 
 
 def target_of(url: str, timeout_s: float = 10.0) -> LoadTarget:
-    return LoadTarget(url, "shapes", prompts=("a red circle",), timeout_s=timeout_s)
+    return LoadTarget(ImagesEndpoint(url, timeout_s), "shapes", prompts=("a red circle",))
 
 
 def quiet(number: int, elapsed_s: float) -> None:
@@ -82,67 +77,6 @@ def test_errors_are_outcomes_and_not_the_end() -> None:
     assert slow.outcome == ("timeout",) * 2
     gone = asyncio.run(closed_loop(target_of("http://127.0.0.1:9/v1"), 1, LoadLimit(1), 0, quiet))
     assert gone.outcome == ("no connection",)
-
-
-@contextlib.contextmanager
-def answering(content: bytes) -> Iterator[str]:
-    """A server that answers one request with these bytes, and closes the connection."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> None:
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(65536)
-            connection.sendall(content)
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/x"
-    thread.join()
-    listening.close()
-
-
-@pytest.mark.parametrize(
-    ("content", "body"),
-    [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", b"abc"),
-        (b"HTTP/1.0 200 OK\r\n\r\nabc", b"abc"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1;x=y\r\nc\r\n0\r\n\r\n", b"abc"),
-        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na", b"a"),
-    ],
-)
-def test_answers_are_read_in_every_form(content: bytes, body: bytes) -> None:
-    with answering(content) as url:
-        reply = asyncio.run(exchange(urlsplit(url), {}, b"{}", 5.0))
-    assert (reply.status, reply.content) == (200, body)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 30_000,
-    ],
-)
-def test_an_answer_that_is_none_is_an_error_of_its_own(content: bytes) -> None:
-    with answering(content) as url, pytest.raises(ExchangeFailed) as caught:
-        asyncio.run(exchange(urlsplit(url), {}, b"{}", 5.0))
-    assert caught.value.kind == "broken answer"
-
-
-def test_a_server_that_says_nothing_is_left_in_time() -> None:
-    listening = socket.create_server(("127.0.0.1", 0))
-    began = time.monotonic()
-    with pytest.raises(ExchangeFailed) as caught:
-        url = urlsplit(f"http://127.0.0.1:{listening.getsockname()[1]}/x")
-        asyncio.run(exchange(url, {}, b"{}", 0.2))
-    listening.close()
-    assert (caught.value.kind, str(caught.value)) == ("timeout", "no answer within 0.2 s")
-    assert time.monotonic() - began < 3
 
 
 def test_server_timing_is_read_as_servers_write_it() -> None:

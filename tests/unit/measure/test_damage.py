@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, HarmlessChange, Pixels
-from vivace.measure.image_metrics import colourfulness, luminance, match, sharpness
+from vivace.measure.damage import DAMAGE, HARMLESS, DamageKind, HarmlessChange
+from vivace.measure.image_metrics import Pixels, colourfulness, luminance, match, sharpness
 
 KINDS = {kind.name: kind for kind in DAMAGE}
 
@@ -30,15 +30,10 @@ def test_every_kind_grows_with_its_strength_and_stays_an_image(kind: DamageKind)
     assert damaged.min() >= 0
     assert damaged.max() <= 255
     assert (damaged == np.rint(damaged)).all()
+    assert (damaged == kind.apply(photograph(), kind.strengths[-1], seed=3)).all(), "the same places again"
     errors = [error(kind, strength) for strength in kind.strengths]
     assert len(errors) == 5, "one for each grade"
     assert 0 < errors[0] < errors[2] < errors[4]
-
-
-@pytest.mark.parametrize("kind", DAMAGE, ids=lambda kind: kind.name)
-def test_the_same_seed_does_the_same_damage(kind: DamageKind) -> None:
-    first, again = (kind.apply(photograph(), kind.strengths[2], seed=5) for _ in range(2))
-    assert (first == again).all()
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=lambda change: change.name)
@@ -60,9 +55,4 @@ def test_each_kind_damages_what_its_name_says() -> None:
     black = KINDS["black patches"].apply(image, 15)
     assert 0.13 < (black == 0).all(axis=-1).mean() < 0.17
     assert len(np.unique(KINDS["banding"].apply(image, 32)[..., 0])) <= 9
-
-
-def test_a_shift_by_whole_pixels_is_exact() -> None:
-    image = photograph()
-    moved = KINDS["shift"].apply(image, 4)
-    assert (moved[:, 4:] == image[:, :-4]).all()
+    assert (KINDS["shift"].apply(image, 4)[:, 4:] == image[:, :-4]).all()

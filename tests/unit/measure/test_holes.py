@@ -5,9 +5,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.drawn_shapes import draw
-from vivace.measure.damage.details import blurred, resized
+from vivace.measure.damage import blurred
 from vivace.measure.holes import hole_share, num_rectangles
-from vivace.measure.image_metrics import pixels
+from vivace.measure.image_metrics import pixels, resized
 
 Pixels = NDArray[np.float64]
 SIDE = 128

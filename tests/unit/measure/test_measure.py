@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import vivace
-from vivace.measure.attention_trace import attention_kernels
 from vivace.measure.dtypes import probe_dtypes, slow_dtypes
 from vivace.measure.memory import weights_bytes
+from vivace.measure.raw_trace import attention_kernels
 from vivace.measure.this_environment import conditions, environment
 from vivace.measure.timer import PipelineTimer
 

@@ -3,47 +3,9 @@
 import diffusers
 import pytest
 
-from tests.narrow import FLOW
-from vivace.models.architectures import (
-    ARCHITECTURES,
-    CLIP_L,
-    FLUX_DEV,
-    FLUX_SCHNELL,
-    FLUX_VAE,
-    LCM_SDXL_UNET,
-    OPEN_CLIP_BIGG,
-    SD15_UNET,
-    SD15_VAE,
-    SDXL_UNET,
-    SDXL_VAE,
-    T5_XXL,
-    TAEF1,
-    TAESD,
-    Architecture,
-    Component,
-)
-from vivace.models.flow_architectures import (
-    COGVIEW4,
-    FLUX2_DEV,
-    FLUX2_KLEIN_4B,
-    FLUX2_KLEIN_9B,
-    FLUX2_VAE,
-    GEMMA2_2B,
-    GLM4_9B,
-    KREA2,
-    MISTRAL_SMALL_24B,
-    QWEN3_8B,
-    QWEN3_VL_4B_BODY,
-    QWEN3_VL_8B,
-    QWEN25_VL_7B,
-    QWEN_IMAGE,
-    QWEN_IMAGE21,
-    QWEN_IMAGE21_VAE,
-    SANA_1600M,
-    SD35_LARGE,
-    SD35_MEDIUM,
-    Z_IMAGE,
-)
+from tests.narrow import FLOW, network
+from vivace.architectures import ARCHITECTURES
+from vivace.architectures.components import Architecture, Component
 from vivace.models.synthetic import num_parameters, on_meta
 
 
@@ -68,36 +30,39 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
 @pytest.mark.parametrize(
     ("component", "millions"),
     [
-        (SD15_UNET, 859.5),
-        (SDXL_UNET, 2567.5),
-        (LCM_SDXL_UNET, 2567.5),
-        (FLUX_DEV, 11901.4),
-        (FLUX_SCHNELL, 11891.2),
-        (CLIP_L, 123.1),
-        (OPEN_CLIP_BIGG, 694.7),
-        (T5_XXL, 4762.3),
+        (network("sd15", "unet"), 859.5),
+        (network("sdxl", "unet"), 2567.5),
+        (network("lcm-sdxl", "unet"), 2567.5),
+        (network("flux-dev"), 11901.4),
+        (network("flux-schnell"), 11891.2),
+        (network("sdxl", "text_encoder"), 123.1),
+        (network("sdxl", "text_encoder_2"), 694.7),
+        (network("flux-dev", "text_encoder_2"), 4762.3),
         # As their publishers count them: 8.1 B, 2.2 B, 1.6 B, 6 B, 20 B, 4 B, 9 B and 32 B; the language models to the
         # last digit.
-        (SD35_LARGE, 8056.6),
-        (SD35_MEDIUM, 2243.2),
-        (SANA_1600M, 1604.5),
-        (Z_IMAGE, 6154.9),
-        (QWEN_IMAGE, 20430.4),
-        (QWEN_IMAGE21, 7115.124736),  # to the last digit, as its quantised copies count them
-        (QWEN3_VL_8B, 8767.1),  # 8.77 B
-        (QWEN_IMAGE21_VAE, 337.7),  # the class's default
-        (KREA2, 12820.1),  # 12.9 B with two layers that diffusers leaves out
-        (QWEN3_VL_4B_BODY, 4437.8),  # 4.44 B
-        (FLUX2_KLEIN_4B, 3875.5),
-        (FLUX2_KLEIN_9B, 9078.6),
-        (FLUX2_DEV, 32223.3),
-        (FLUX2_VAE, 84.046115),
-        (QWEN3_8B, 8190.73536),
-        (QWEN25_VL_7B, 8292.166656),
-        (MISTRAL_SMALL_24B, 24011.36128),
-        (GEMMA2_2B, 2614.341888),
-        (COGVIEW4, 6369.1),  # 6 B
-        (GLM4_9B, 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
+        (network("sd35-large"), 8056.6),
+        (network("sd35-medium"), 2243.2),
+        (network("sana-1600m"), 1604.5),
+        (network("z-image-turbo"), 6154.9),
+        (network("qwen-image"), 20430.4),
+        (network("qwen-image-2.1"), 7115.124736),  # to the last digit, as its quantised copies count them
+        (network("qwen-image-2.1", "text_encoder"), 8767.1),  # 8.77 B
+        (network("qwen-image-2.1", "vae"), 337.7),  # the class's default
+        (network("krea-2-raw"), 12820.1),  # 12.9 B with two layers that diffusers leaves out
+        (network("krea-2-raw", "text_encoder"), 4437.8),  # 4.44 B
+        (network("flux2-klein-4b"), 3875.5),
+        (network("flux2-klein-9b"), 9078.6),
+        (network("flux2-dev"), 32223.3),
+        (network("flux2-dev", "vae"), 84.046115),
+        (network("flux2-klein-9b", "text_encoder"), 8190.73536),
+        (network("qwen-image", "text_encoder"), 8292.166656),
+        (network("flux2-dev", "text_encoder"), 24011.36128),
+        (network("sana-1600m", "text_encoder"), 2614.341888),
+        (network("longcat-image"), 6270.7),  # 6 B
+        (network("chroma1-hd"), 8900.0),  # 8.9 B
+        (network("ernie-image"), 8033.5),  # 8 B
+        (network("cogview4-6b"), 6369.1),  # 6 B
+        (network("cogview4-6b", "text_encoder"), 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
     ],
     ids=lambda value: value.class_name if isinstance(value, Component) else None,
 )
@@ -106,7 +71,14 @@ def test_parameters_are_as_many_as_published(component: Component, millions: flo
 
 
 @pytest.mark.parametrize(
-    ("vae", "millions"), [(SD15_VAE, 49.5), (SDXL_VAE, 49.5), (FLUX_VAE, 49.5), (TAESD, 1.22), (TAEF1, 1.23)]
+    ("vae", "millions"),
+    [
+        (network("sd15", "vae"), 49.5),
+        (network("sdxl", "vae"), 49.5),
+        (network("flux-dev", "vae"), 49.5),
+        (ARCHITECTURES["sd15"].tiny_vae, 1.22),
+        (ARCHITECTURES["flux-dev"].tiny_vae, 1.23),
+    ],
 )
 def test_decoders_are_as_large_as_published(vae: Component, millions: float) -> None:
     decoder = on_meta(vae).decoder
@@ -115,8 +87,11 @@ def test_decoders_are_as_large_as_published(vae: Component, millions: float) -> 
 
 def test_the_guidance_embeddings_are_where_they_were_published() -> None:
     # FLUX.1-dev's is a two-layer MLP from 256 to 3072, LCM-SDXL's one layer from 256 to 320 without a bias.
-    assert num_parameters(FLUX_DEV) - num_parameters(FLUX_SCHNELL) == 256 * 3072 + 3072 * 3072 + 2 * 3072
-    assert num_parameters(LCM_SDXL_UNET) - num_parameters(SDXL_UNET) == 256 * 320
+    assert (
+        num_parameters(network("flux-dev")) - num_parameters(network("flux-schnell"))
+        == 256 * 3072 + 3072 * 3072 + 2 * 3072
+    )
+    assert num_parameters(network("lcm-sdxl", "unet")) - num_parameters(network("sdxl", "unet")) == 256 * 320
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
@@ -159,7 +134,7 @@ def test_few_step_models_start_where_they_were_trained_to(
 
 
 def test_playground_knows_its_latents_statistics() -> None:
-    vae = on_meta(ARCHITECTURES["playground"].components["vae"])
+    vae = on_meta(network("playground", "vae"))
     assert len(vae.config.latents_mean) == len(vae.config.latents_std) == vae.config.latent_channels
     assert vae.config.scaling_factor == 0.5
 

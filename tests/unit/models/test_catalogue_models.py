@@ -22,6 +22,7 @@ from vivace.errors import Unsupported
 from vivace.machinery.lora.distillations import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
+from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
 from vivace.runtime.opening import open_session
@@ -142,7 +143,7 @@ def test_it_loads_and_draws(name: str, served: Hub) -> None:
     prepared = checked_request(name, "baseline")
     entry = CATALOGUE[name]
     assert prepared.workload.num_inference_steps == entry.num_inference_steps
-    assert prepared.workload.prompts == entry.prompts
+    assert prepared.workload.prompts == PROMPT_SETS[entry.prompt_set][:NUM_DEFAULT]
     assert default_threads(prepared.located) >= 1
     commits = [p[:12] for p in prepared.located.model.revision.split("+")]
     assert commits[0] == str(origin_of(name).revision)[:12]

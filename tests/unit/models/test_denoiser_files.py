@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tests.narrow import small
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import Codes, padded_shape, scales_shape
 from vivace.models.gguf_file import KEPT_TYPES

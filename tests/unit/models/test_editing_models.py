@@ -11,10 +11,10 @@ from PIL import Image
 from tests.flow_models import EDITING, PROMPT, draw, pipeline, reference, session, source
 from tests.narrow import SIDE, make_all_small
 from tests.typed import typed
+from vivace.architectures import ARCHITECTURES
 from vivace.benchmark import Store
 from vivace.errors import Unsupported, WorkloadError
 from vivace.foundation.spec.record import Outcome
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.find import find_model
 from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.sources import FOLDER

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 
 import vivace
 from tests.narrow import FLOW
+from vivace.architectures import pipeline_named
 from vivace.benchmark import Timing
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.foundation.spec.record import Outcome
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
-from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.models.prompts import PROMPT_SETS
 from vivace.runtime.request import checked_request
 
@@ -222,8 +222,8 @@ def test_the_catalogue_is_complete() -> None:
         assert entry.name == name
         assert entry.height % entry.size_multiple == entry.width % entry.size_multiple == 0
         assert max(entry.height, entry.width) <= entry.max_size
-        assert entry.pipeline in TEXT_TO_IMAGE | EDITING
-        assert set(entry.prompts) <= set(PROMPT_SETS[entry.prompt_set]), "what its scorer's prompt set knows"
+        assert pipeline_named(entry.pipeline) is not None
+        assert entry.prompt_set in PROMPT_SETS
         if entry.scheduler is not None:
             kind = getattr(diffusers, entry.scheduler.class_name)
             assert set(entry.scheduler.overrides) <= set(inspect.signature(kind).parameters)

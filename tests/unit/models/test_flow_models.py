@@ -1,13 +1,14 @@
 """The transformers after FLUX.1 with random weights: they draw, and what they take is predicted without them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 
 from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
+from vivace.architectures import ARCHITECTURES
 from vivace.errors import WorkloadError
-from vivace.models.architectures import ARCHITECTURES
 from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import on_meta
 from vivace.recipes.resolve import resolve
@@ -33,11 +34,16 @@ def test_it_draws_something(model: str) -> None:
 def test_latents_stay_in_range(model: str) -> None:
     spreads: list[float] = []
 
-    def keep(_: object, __: int, ___: object, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        spreads.append(float(tensors["latents"].std()))
-        return {}
+    opened = session(model)
+    step = opened.pipe.scheduler.step
 
-    draw(session(model), callback_on_step_end=keep)
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        made = step(*args, **kwargs)
+        spreads.append(float(made[0].std()))
+        return made
+
+    opened.pipe.scheduler.step = keep
+    draw(opened)
     assert len(spreads) == STEPS
     assert all(0.3 < spread < 3 for spread in spreads), spreads
 
@@ -88,6 +94,15 @@ def test_krea_2_raw_is_guided_at_any_scale() -> None:
     assert 0.05 < picture.std() < 0.5
     assert np.abs(draw(session("krea-2-raw", guidance_scale=0.5)) - plain).max() > 0.001
     assert np.abs(picture - plain).max() > 0.01
+
+
+def test_klein_s_base_is_guided_by_a_second_call_and_klein_is_not() -> None:
+    for model, calls in (("flux2-klein-base-4b", 2), ("flux2-klein-4b", 1)):
+        opened = session(model)
+        seen: list[int] = []
+        opened.pipe.transformer.register_forward_pre_hook(lambda *_, seen=seen: seen.append(1))
+        assert np.isfinite(draw(opened, output_type="latent")).all()
+        assert len(seen) == calls * STEPS, model
 
 
 def test_the_text_is_computed_in_the_first_step_alone() -> None:

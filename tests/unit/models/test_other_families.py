@@ -1,6 +1,8 @@
 """Families beyond the seeds': found, loaded, drawn and measured; techniques say in words what they cannot do there."""
 
 import inspect
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,11 @@ import vivace
 from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
+from vivace.architectures.calls import call_defaults, draws_from_text
 from vivace.benchmark import Timing
+from vivace.errors import UnusableModel
 from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline
-from vivace.models.pipeline_defaults import EDITING, TEXT_TO_IMAGE
 from vivace.runtime.request import checked_request
 
 
@@ -199,14 +202,44 @@ def test_what_techniques_cannot_do_there_is_said_in_words(
     assert all(reason for outcome, reason in outcomes.values() if outcome is not Outcome.MEASURED)
 
 
-def test_defaults_are_those_of_the_installed_pipelines() -> None:
-    for name, (steps, guidance) in (TEXT_TO_IMAGE | EDITING).items():
-        parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
-        assert "prompt" in parameters
-        assert parameters["num_inference_steps"].default == steps, name
-        theirs = parameters["guidance_scale"].default if "guidance_scale" in parameters else None
-        assert theirs == guidance, name
-        needed = [
-            p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
-        assert {p.name for p in needed} <= {"self", "prompt"}, name
+@pytest.mark.parametrize(
+    "name",
+    ["FluxKontextPipeline", "SanaPAGPipeline", "Ideogram4Pipeline", "AmusedPipeline", "GlmImagePipeline"],
+)
+def test_calls_are_read_as_the_installed_diffusers_has_them(name: str) -> None:
+    parameters = inspect.signature(getattr(diffusers, name).__call__).parameters
+    read = call_defaults(name)
+    assert read is not None
+    assert list(read) == [each for each in parameters if each not in ("self", "kwargs")]
+    for each in ("num_inference_steps", "guidance_scale", "height"):
+        default = parameters[each].default if each in parameters else None
+        assert read.get(each) == default
+
+
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        ("ChromaPipeline", True),
+        ("Kandinsky3Pipeline", True),
+        ("StableCascadeCombinedPipeline", True),
+        ("FluxImg2ImgPipeline", False),
+        ("StableDiffusionControlNetPipeline", False),
+        ("WanPipeline", False),
+        ("StableAudioPipeline", False),
+    ],
+)
+def test_what_draws_from_text_alone_is_told_by_its_call(name: str, draws: bool) -> None:
+    assert draws_from_text(name) is draws
+
+
+def test_what_is_not_known_of_a_pipeline_is_said(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert any(
+        "does not know PixArtSigmaPipelines" in note for note in find_model(str(folders["pixart"])).notes
+    )
+    assert find_model(str(folders["sd3"])).notes == ()
+    shutil.copytree(folders["sd3"], tmp_path / "newer")
+    index = tmp_path / "newer" / "model_index.json"
+    content = json.loads(index.read_text()) | {"_class_name": "Flux9Pipeline", "_diffusers_version": "9.1.0"}
+    index.write_text(json.dumps(content))
+    with pytest.raises(UnusableModel, match=r"Flux9Pipeline, written by diffusers 9.1.0.*FLUX.1"):
+        find_model(str(tmp_path / "newer"))

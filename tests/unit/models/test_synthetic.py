@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.narrow import SIDE, narrow
+from tests.narrow import SIDE, narrow, network
+from vivace.architectures import ARCHITECTURES
+from vivace.architectures.components import Component
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
-from vivace.models.architectures import ARCHITECTURES, TAEF1, TAESD, Component
 from vivace.models.hashed_tokenizers import tokenizer_for
 from vivace.models.synthetic import build, build_component, on_meta
 
@@ -232,16 +233,18 @@ def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> No
         return class_of(component)
 
     monkeypatch.setattr(synthetic, "_class_of", noted)
-    assert next(on_meta(TAESD, with_buffers=False).parameters()).is_meta
+    assert next(on_meta(ARCHITECTURES["sd15"].tiny_vae, with_buffers=False).parameters()).is_meta
     assert where == ["cpu"]
 
 
 def test_nothing_is_allocated_on_meta() -> None:
-    transformer = on_meta(ARCHITECTURES["flux-dev"].components["transformer"])
+    transformer = on_meta(network("flux-dev"))
     assert {parameter.device.type for parameter in transformer.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("component", [TAESD, TAEF1], ids=["taesd", "taef1"])
+@pytest.mark.parametrize(
+    "component", [ARCHITECTURES["sd15"].tiny_vae, ARCHITECTURES["flux-dev"].tiny_vae], ids=["taesd", "taef1"]
+)
 def test_tiny_vaes_decode(component: Component) -> None:
     vae = build_component(component, "cpu", torch.float32)
     noise = torch.randn(1, vae.config.latent_channels, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -261,11 +264,11 @@ class TestTokenizers:
 
     @pytest.fixture
     def clip(self) -> Any:
-        return tokenizer_for(on_meta(ARCHITECTURES["sdxl"].components["text_encoder_2"]).config, 77)
+        return tokenizer_for(on_meta(network("sdxl", "text_encoder_2")).config, 77)
 
     @pytest.fixture
     def t5(self) -> Any:
-        return tokenizer_for(on_meta(ARCHITECTURES["flux-dev"].components["text_encoder_2"]).config, 512)
+        return tokenizer_for(on_meta(network("flux-dev", "text_encoder_2")).config, 512)
 
     def test_clip_s_ids_stand_where_they_should(self, clip: Any) -> None:
         out = clip([PROMPT, ""], padding="max_length", max_length=77, truncation=True, return_tensors="pt")

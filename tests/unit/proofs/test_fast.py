@@ -1,42 +1,22 @@
 """Whether B is as fast as A: latency of the images that are compared, and endpoints under load."""
 
-import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
+from tests import proved
 from tests.images_server import serving
+from tests.proved import PROMPTS, SHAPES, answer
 from tests.unit.load_testing.test_aiperf import POISSON, record, run_of
-from vivace.cli import app
 from vivace.errors import StoreError, UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.fast import speed
 from vivace.proofs.verdicts.verdict import ProofVerdict
 
-SHAPES = "python:tests.drawn_shapes:draw"
 SLOW, QUICK = "python:tests.drawn_shapes:draw_slowly", "python:tests.drawn_shapes:draw_quickly"
-PROMPTS = [
-    "a red shape",
-    "a blue shape",
-    "a green shape",
-    "a purple shape",
-    "a yellow shape",
-    "an orange shape",
-]
-
-
-def prove(folder: Path, a: str, b: str, *more: str) -> Result:
-    file = folder / "prompts.txt"
-    file.write_text("\n".join(PROMPTS))
-    arguments = ["prove", a, b, "--prompts", str(file), "--seeds", "2", "--store", str(folder / "store")]
-    return CliRunner().invoke(app, [*arguments, "--scorer", "none", *more], standalone_mode=False)
-
-
-def answer(result: Result) -> dict:
-    assert result.exception is None, result.output
-    return json.loads(result.stdout)
+prove, proof_of = partial(proved.prove, seeds=2), partial(proved.proof_of, seeds=2)
 
 
 def timed(a_s: float | None, b_s: float | None, prompt: str) -> PairFigures:
@@ -55,7 +35,7 @@ def timed(a_s: float | None, b_s: float | None, prompt: str) -> PairFigures:
 )
 def test_not_slower_by_more_than_five_percent(ratios: tuple[float, ...], verdict: ProofVerdict) -> None:
     pairs = [timed(2.0, 2.0 * ratio, f"{k}") for k, ratio in enumerate(ratios)]
-    result = speed([timed(None, 60.0, "a warm-up"), *pairs], None, [None, *([2.0] * len(ratios))])
+    result = speed([timed(None, 60.0, "a warm-up"), *pairs], "", [None, *([2.0] * len(ratios))])
     assert result.answer.verdict is verdict
     assert result.num_pairs == len(ratios)
     assert result.a_s == 2.0
@@ -64,19 +44,19 @@ def test_not_slower_by_more_than_five_percent(ratios: tuple[float, ...], verdict
 def test_a_machine_that_gets_faster_or_slower_is_no_reason_for_an_answer() -> None:
     pairs = [timed(1.0, 0.75, f"{k}") for k in range(6)]
     throttled = [timed(1.0, 1.3, f"{k}") for k in range(6)]
-    assert speed(pairs, None, [0.7] * 6).answer.verdict is ProofVerdict.UNCLEAR
-    unclear = speed(throttled, None, [1.3] * 6).answer
+    assert speed(pairs, "", [0.7] * 6).answer.verdict is ProofVerdict.UNCLEAR
+    unclear = speed(throttled, "", [1.3] * 6).answer
     assert unclear.verdict is ProofVerdict.UNCLEAR
     assert "A's own time changed by ×1.30, so the machine is busy or throttles" in unclear.reason
-    assert speed(throttled, None, [1.1] * 6).answer.verdict is ProofVerdict.FAILED
-    alone = speed(pairs, None).answer
+    assert speed(throttled, "", [1.1] * 6).answer.verdict is ProofVerdict.FAILED
+    alone = speed(pairs, "").answer
     assert alone.verdict is ProofVerdict.LEFT_OUT
     assert "--claim fast draws it again after B" in alone.reason
 
 
 def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    slower = answer(prove(tmp_path, QUICK, SLOW, "--claim", "fast", "--format", "json", "-o", str(page)))
+    slower = proof_of(tmp_path, QUICK, SLOW, "--claim", "fast", "-o", str(page))
     assert slower["exit_code"] == 1
     assert "; B takes ×" in slower["headline"]
     assert slower["speed"]["log_ratio_to_a_again"]["mean"] > 0.5
@@ -94,7 +74,7 @@ def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.Mo
     more = ("--format", "json", "--claim", "same")
     assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
     monkeypatch.setattr("vivace.proofs.sides.proof_store.os.getpid", lambda: -1)
-    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", "--seeds", "3"))["notes"]
+    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", seeds=3))["notes"]
     assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
 
 
@@ -104,11 +84,10 @@ def test_a_folder_has_no_latency(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side).mkdir()
         draw(PROMPTS[0], 0).save(tmp_path / side / "x.png")
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    command = ["prove", a, b, "--format", "json", "--store", str(tmp_path / "store")]
-    proof = answer(CliRunner().invoke(app, command, standalone_mode=False))
+    sides = str(tmp_path / "a"), str(tmp_path / "b")
+    proof = proof_of(tmp_path, *sides, prompts=(), seeds=None)
     assert proof["answers"]["fast"]["verdict"] == "not checked"
-    refused = CliRunner().invoke(app, [*command, "--claim", "fast"], standalone_mode=False)
+    refused = prove(tmp_path, *sides, "--claim", "fast", prompts=(), seeds=None)
     assert "is a folder, of which nothing says how long" in str(refused.exception)
 
 

@@ -1,15 +1,13 @@
 """Words that prompts ask for: which they are, whether they can be read, and whether B writes them as A does."""
 
-import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from tests import drawn_words
-from vivace.cli import app
+from tests import drawn_words, proved
 from vivace.errors import Unsupported, UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
@@ -28,19 +26,9 @@ WORDS = [
     "LIBRARY",
 ]
 PROMPTS = [f'a sign that says "{words}"' for words in WORDS]
+prove = partial(proved.prove, prompts=PROMPTS)
+proof_of = partial(proved.proof_of, prompts=PROMPTS)
 A, DAMAGED = "python:tests.drawn_words:draw", "python:tests.drawn_words:draw_damaged"
-
-
-def prove(folder: Path, a: str, b: str, *more: str, prompts: list[str] = PROMPTS) -> Result:
-    file = folder / "prompts.txt"
-    file.write_text("\n".join(prompts))
-    arguments = ["prove", a, b, "--prompts", str(file), "--seeds", "1", "--store", str(folder / "store")]
-    return CliRunner().invoke(app, [*arguments, "--scorer", "none", *more], standalone_mode=False)
-
-
-def answer(result: Result) -> dict:
-    assert result.exception is None, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -87,7 +75,7 @@ def test_letters_that_cannot_be_read_are_missed(text: str, read: str, missed: fl
 
 def test_damaged_words_are_named(tmp_path: Path, reader: drawn_words.PixelReader) -> None:
     page = tmp_path / "page.html"
-    proof = answer(prove(tmp_path, A, DAMAGED, "--claim", "legible", "--format", "json", "-o", str(page)))
+    proof = proof_of(tmp_path, A, DAMAGED, "--claim", "legible", "-o", str(page))
     assert proof["answers"]["legible"]["verdict"] == "failed"
     assert proof["words"]["a_missed"] == 0
     assert proof["words"]["b_missed"] > 0.2
@@ -108,7 +96,7 @@ def test_damaged_words_are_named(tmp_path: Path, reader: drawn_words.PixelReader
 def test_the_same_words_are_legible_and_each_image_is_read_once(
     tmp_path: Path, reader: drawn_words.PixelReader
 ) -> None:
-    proof = answer(prove(tmp_path, A, A, "--format", "json"))
+    proof = proof_of(tmp_path, A, A)
     assert proof["claims"] == ["as-good", "legible"]
     assert proof["answers"]["legible"]["verdict"] == "proven"
     assert proof["exit_code"] == 0
@@ -149,11 +137,11 @@ def test_other_images_of_the_same_spelling_are_never_called_less_legible() -> No
 def test_few_prompts_and_an_illegible_reference_cannot_tell(
     tmp_path: Path, reader: drawn_words.PixelReader
 ) -> None:
-    few = answer(prove(tmp_path, A, DAMAGED, "--format", "json", "--claim", "legible", prompts=PROMPTS[:2]))
+    few = proof_of(tmp_path, A, DAMAGED, "--claim", "legible", prompts=PROMPTS[:2])
     assert few["answers"]["legible"]["verdict"] == "cannot tell"
     assert "about 6 prompts with words would tell" in few["answers"]["legible"]["reason"]
     assert few["exit_code"] == 4
-    blind = answer(prove(tmp_path, "python:tests.drawn_words:draw_illegible", A, "--format", "json"))
+    blind = proof_of(tmp_path, "python:tests.drawn_words:draw_illegible", A)
     assert "A's own words cannot be read" in blind["answers"]["legible"]["reason"]
     assert "legible" not in blind["claims"]
 
@@ -162,10 +150,10 @@ def test_letters_that_the_reader_does_not_know_are_named(
     tmp_path: Path, reader: drawn_words.PixelReader
 ) -> None:
     prompts = [*PROMPTS, "плакат «ПРИВЕТ»"]
-    proof = answer(prove(tmp_path, A, A, "--format", "json", prompts=prompts))
+    proof = proof_of(tmp_path, A, A, prompts=prompts)
     assert "1 prompt asks for letters that the text reader does not know: ПРИВЕТ" in proof["notes"]
     assert len(proof["words"]["pairs"]) == len(PROMPTS)
-    proof = answer(prove(tmp_path, A, A, "--format", "json", prompts=prompts[-1:]))
+    proof = proof_of(tmp_path, A, A, prompts=prompts[-1:])
     assert proof["answers"]["legible"]["verdict"] == "not checked"
 
 
@@ -173,10 +161,10 @@ def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_aske
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scoring, "find_reader", lambda threads=None: None)
-    proof = answer(prove(tmp_path, A, A, "--format", "json"))
+    proof = proof_of(tmp_path, A, A)
     assert "pip install rapidocr onnxruntime" in proof["answers"]["legible"]["reason"]
     assert proof["answers"]["legible"]["reason"].startswith("8 prompts ask for words")
-    plain = answer(prove(tmp_path, A, A, "--format", "json", prompts=["a cat", "a dog"]))
+    plain = proof_of(tmp_path, A, A, prompts=["a cat", "a dog"])
     assert plain["answers"]["legible"]["reason"] == "no prompt asks for words in quotes"
     with pytest.raises(Unsupported, match=r"no text reader is installed; pip install rapidocr"):
         raise prove(tmp_path, A, A, "--claim", "legible").exception
@@ -194,6 +182,6 @@ def test_rapidocr_reads_rendered_words(tmp_path: Path) -> None:
         assert share_missed((words,), reader.read(drawn_words.draw_illegible(prompt, 0))) > 0.5
     assert reader.unknown("Grüße 営業中 カフェ") == ""
     assert set(reader.unknown("ПРИВЕТ")) == set("ПРИВЕТ")
-    proof = answer(prove(tmp_path, A, DAMAGED, "--format", "json", "--claim", "legible"))
+    proof = proof_of(tmp_path, A, DAMAGED, "--claim", "legible")
     assert proof["exit_code"] == 1
     assert proof["words"]["a_missed"] < 0.02

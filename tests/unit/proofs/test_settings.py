@@ -9,8 +9,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.drawn_shapes import draw
 from vivace import prove
-from vivace.proofs.sides.drawing import Settings
-from vivace.proofs.sides.prepare_sides import DrawRequest, prepare
+from vivace.proofs.sides.plan import DrawRequest, prepare
 from vivace.proofs.verdicts.proof import Proof
 
 PROMPT = "a red circle above a blue square"
@@ -54,7 +53,7 @@ def test_what_is_no_recipe_is_asked_for_what_the_recipe_draws(recipe: str, asked
         assert (settings.num_inference_steps, settings.guidance_scale) == asked
     own = prepare("tiny-sd:baseline", f"tiny-sd:{recipe}", DrawRequest(prompts=(PROMPT,))).settings
     assert own.num_inference_steps == 25, "each recipe draws with its own"
-    given = DrawRequest(prompts=(PROMPT,), settings=Settings(num_inference_steps=7))
+    given = DrawRequest(prompts=(PROMPT,), num_inference_steps=7)
     assert prepare(shapes, "tiny-sd:baseline", given).settings.num_inference_steps == 7
 
 

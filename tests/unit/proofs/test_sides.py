@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
 from vivace.errors import RecipeError, UsageError
-from vivace.proofs.sides.sides import EndpointSide, FolderSide, FunctionSide, RecipeSide, parse_side
+from vivace.proofs.sides.endpoint_side import EndpointSide
+from vivace.proofs.sides.folder_side import FolderSide
+from vivace.proofs.sides.function_side import FunctionSide
+from vivace.proofs.sides.plan import parse_side
+from vivace.proofs.sides.recipe_side import RecipeSide
 
 
 @pytest.mark.parametrize(
@@ -42,12 +47,16 @@ def test_folders_of_images_and_of_models_differ(tmp_path: Path, monkeypatch: pyt
     assert isinstance(parse_side("./tiny-sd"), FolderSide)
 
 
+def endpoint(url: str) -> ImagesEndpoint:
+    return ImagesEndpoint(url, uses_proxy=True)
+
+
 def test_fields_of_an_endpoint_are_its_query() -> None:
     text = "http://127.0.0.1:8000/v1/?model=7&true_cfg_scale=4.5&lora=style"
     fields = {"model": "7", "true_cfg_scale": 4.5, "lora": "style"}
-    assert parse_side(text) == EndpointSide(text, "http://127.0.0.1:8000/v1", fields)
+    assert parse_side(text) == EndpointSide(text, endpoint("http://127.0.0.1:8000/v1"), fields)
     whole = "https://images.example/v1/images/generations"
-    assert parse_side(whole) == EndpointSide(whole, "https://images.example/v1", {})
+    assert parse_side(whole) == EndpointSide(whole, endpoint("https://images.example/v1"), {})
 
 
 def test_functions() -> None:

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 import vivace
+from vivace.architectures import CATALOGUE
 from vivace.cli import app
-from vivace.cli.bench_endpoint import bench_endpoint
+from vivace.cli.measuring.bench_endpoint import bench_endpoint
 from vivace.evidence.recommendation import Recommendation
 from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import counted, known_gpu
-from vivace.models.catalogue import CATALOGUE
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.footprints import footprints
@@ -78,7 +78,7 @@ def assert_sound(answer: Recommendation, model: str, gpu: str) -> None:
 def assert_accepted(line: str) -> None:
     """Parse a command line, and plan a model that it plans."""
     name, *words = shlex.split(line)[1:]
-    command = app.commands[name]
+    command = app.get_command(None, name)
     assert isinstance(command, click.Command)
     assert command is not bench_endpoint
     context = command.make_context(name, list(words), parent=click.Context(app, obj={}))

@@ -6,6 +6,7 @@ import pytest
 
 import vivace
 from tests.typed import typed
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.parsed import resolve
@@ -16,7 +17,6 @@ from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import CHIPS, named_gpu, near
 from vivace.foundation.hardware.nearness import Near
 from vivace.foundation.stats import Gate
-from vivace.models.catalogue import CATALOGUE
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import predict
@@ -62,7 +62,7 @@ def assert_possible(model: str, gpu: str) -> Recommendation:
     if chosen.latency is not None and count is not None and not leaves_out:
         eight = any(technique.arithmetic.precision in ("fp8", "int8") for technique in recipe)
         rate = named.chip.eight if eight else named.chip.half
-        least = entry.num_inference_steps * count.step / 1e12 / rate
+        least = entry.num_inference_steps * count.step_flop / 1e12 / rate
         assert chosen.latency.point >= 0.999 * least, f"{chosen.latency.point} s, and {least} s at least"
     if near(basis.gpu, gpu) is not Near.SAME:
         assert chosen.latency is None or chosen.predicted_from is not None, (

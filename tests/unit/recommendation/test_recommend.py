@@ -36,7 +36,7 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
     assert "--recipe 'quantize(fp8_static)+compile'" in better.next[0]
     for line in (*answer.next, *better.next):
         words = shlex.split(line)
-        options = {option for param in app.commands[words[1]].params for option in param.opts}
+        options = {option for param in app.get_command(None, words[1]).params for option in param.opts}
         assert {word for word in words if word.startswith("--")} <= options
         for word, value in itertools.pairwise(words):
             if word == "--recipe":

@@ -13,7 +13,7 @@ from tests.pages import Page
 from vivace.answers.answer import Answer, Bar, Bars, Facts, ImageGrid, Plot, Table
 from vivace.answers.plots import draw
 from vivace.cli import app
-from vivace.cli.bench import bench
+from vivace.cli.measuring.bench import bench
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import ImageRecord, Outcome, Record

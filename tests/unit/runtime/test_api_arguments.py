@@ -74,7 +74,7 @@ def test_each_argument_of_another_type_is_named(
         (lambda: vivace.bench("tiny-sd", "baseline"), "recipes='baseline' must be a list of text"),
         (lambda: vivace.load("tiny-sd", ["bf16"]), "recipe=.* must be text"),
         (lambda: vivace.load("tiny-sd", device="gpu"), "'gpu' is none of auto, cpu, cuda"),
-        (lambda: vivace.bench("tiny-sd", ["baseline"], device="gpu"), "'gpu' must be one of auto, cpu, cuda"),
+        (lambda: vivace.bench("tiny-sd", ["baseline"], device="gpu"), "'gpu' must be one of 'auto', 'cpu', 'cuda'"),
         (lambda: vivace.load(None), "model=None must be text"),
         (lambda: vivace.tune("tiny-sd", goal="fast"), "goal='fast' must be one of 'latency'"),
         (lambda: vivace.tune("tiny-sd", minutes="8min"), "minutes='8min' must be a number"),

@@ -59,7 +59,7 @@ def test_small_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(model_fits, "_architecture", lambda *_: "")
     for write in (
         lambda: save_image(tmp_path / "pictures", b"png"),
-        lambda: model_fits.keep("teacache", None, "m", {}),
+        lambda: model_fits.keep(model_fits.Fit((1.0,), "m"), None),
         lambda: artifact._write_new(tmp_path / "code.so", b"code"),
     ):
         with pytest.raises(OutputError, match=FULL) as caught:

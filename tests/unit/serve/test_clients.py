@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,105 @@ def test_the_model_has_the_name_that_it_is_served_by(server: Served) -> None:
     assert client.models.retrieve("shapes").id == "shapes"
     for name in ("shapes", "fake"):
         assert server.draw(model=name).status == 200
+
+
+LIBRECHAT = {"background": "auto", "quality": "auto", "size": "auto"}
+RECORDED: dict[str, dict[str, object]] = {
+    "LibreChat": {"model": "shapes", "prompt": "x", "n": 1, "output_format": "png", **LIBRECHAT},
+    "LibreChat, webp": {
+        "model": "shapes",
+        "prompt": "x",
+        "n": 1,
+        "output_format": "webp",
+        "output_compression": 100,
+    }
+    | LIBRECHAT,
+    "Open WebUI": {"model": "shapes", "prompt": "x", "n": 1, "size": "16x16", "response_format": "b64_json"},
+    "Open WebUI, size by the server": {"model": "shapes", "prompt": "x", "n": 2, "size": "auto"},
+    "AI SDK": {"model": "shapes", "prompt": "x", "n": 2, "size": "16x16", "response_format": "b64_json"},
+    "LangChain": {"model": "shapes", "prompt": "x", "n": 1, "size": "auto", "quality": "standard"},
+}
+"""Bodies that these clients send, with the name of their model."""
+
+
+@pytest.mark.parametrize("client", RECORDED)
+def test_what_clients_send_is_drawn(server: Served, client: str) -> None:
+    answer = server.send(PATH, RECORDED[client])
+    assert answer.status == 200, answer.body
+    assert len(answer.images) == RECORDED[client]["n"]
+    assert {image.size for image in answer.images} == {(16, 16)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "file"),
+    [
+        (
+            {"model": "shapes", "n": "1", "size": "16x16", "response_format": "b64_json"},
+            "image",
+        ),  # Open WebUI
+        (
+            {"model": "shapes", "background": "auto", "response_format": "b64_json"},
+            "image[]",
+        ),  # Open WebUI, a list
+        ({"model": "shapes", "quality": "auto", "size": "auto"}, "image[]"),  # LibreChat
+    ],
+)
+def test_forms_that_clients_send_are_drawn(server: Served, fields: dict[str, str], file: str) -> None:
+    answer = server.edit(files={file: png()}, **fields)
+    assert answer.status == 200, answer.body
+    assert [image.size for image in answer.images] == [(16, 16)]
+
+
+def test_litellm_draws(server: Served) -> None:
+    litellm = pytest.importorskip("litellm")
+    place = {"api_base": f"{server.url}/v1", "api_key": "none"}
+    drawn = litellm.image_generation(model="openai/shapes", prompt="x", n=2, size="16x16", **place)
+    assert [image_of(each.b64_json).size for each in drawn.data] == 2 * [(16, 16)]
+    with pytest.raises(litellm.exceptions.NotFoundError, match="this server has 'shapes'"):
+        litellm.image_generation(model="openai/dall-e-3", prompt="x", **place)
+
+
+def test_langchain_draws(server: Served) -> None:
+    tools = pytest.importorskip("langchain_community.utilities.dalle_image_generator")
+    wrapper = tools.DallEAPIWrapper(
+        model_name="shapes", size="auto", openai_api_key="none", openai_api_base=f"{server.url}/v1"
+    )
+    assert "https://images.example/draw/v1/images/files/" in wrapper.run("x")
+
+
+JAVASCRIPT = """
+const OpenAI = require("openai"), { generateImage } = require("ai");
+const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
+const baseURL = process.argv[2] + "/v1", apiKey = "none";
+(async () => {
+  const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
+  const { data } = await client.images.generate({ model: "shapes", prompt: "x", seed: 7 });
+  const events = [];
+  const parts = { stream: true, partial_images: 2, num_inference_steps: 6 };
+  for await (const event of await client.images.generate({ model: "shapes", prompt: "x", ...parts }))
+    events.push(event.type.split(".")[1]);
+  const code = await client.images.generate({ model: "none", prompt: "x" }).catch((error) => error.code);
+  const model = createOpenAICompatible({ name: "vivace", baseURL, apiKey }).imageModel("shapes");
+  const { images } = await generateImage({ model, prompt: "x", n: 2, size: "16x16" });
+  const prompt = { text: "x", images: [images[0].uint8Array] };
+  const edited = await generateImage({ model, prompt });
+  const kinds = [images.length, images[0].mediaType, edited.images.length];
+  console.log(JSON.stringify([data[0].seed, events, code, kinds]));
+})();
+"""
+
+
+def test_javascript_clients_draw(server: Served, tmp_path: Path) -> None:
+    """`npm install openai ai @ai-sdk/openai-compatible` somewhere, with NODE_PATH=THERE/node_modules."""
+    node = shutil.which("node")
+    names = "['openai', 'ai', '@ai-sdk/openai-compatible'].forEach(require.resolve)"
+    if node is None or subprocess.run([node, "-e", names], capture_output=True).returncode:
+        pytest.skip("node, openai, ai or @ai-sdk/openai-compatible is not installed")
+    (tmp_path / "clients.cjs").write_text(JAVASCRIPT)
+    command = [node, str(tmp_path / "clients.cjs"), server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    events = ["partial_image", "partial_image", "completed"]
+    assert json.loads(done.stdout) == [7, events, "model_not_found", [2, "image/png", 1]]
 
 
 def test_an_image_is_there_as_base64_and_by_url_where_nothing_is_asked(server: Served) -> None:

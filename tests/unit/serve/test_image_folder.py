@@ -54,6 +54,18 @@ def test_the_folder_of_a_killed_server_is_removed_by_the_next_start(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+def test_the_folder_of_a_server_without_locks_is_nobodys_to_remove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without_posix:
+        without_posix.setenv("VIVACE_NO_FORK", "1")
+        used = ImageFolder(tmp_path)
+    remove_abandoned(tmp_path)
+    assert used.path.is_dir()
+    used.cleanup()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_folder_of_a_server_stays(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -16,7 +16,7 @@ from vivace.foundation.spec.sizes import Size
 from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
 from vivace.serve.queue.messages import Draw, Load, SentPicture, parsed, written
-from vivace.serve.queue.replica import state_of
+from vivace.serve.settings import STATE
 from vivace.serve.worker import memory_room, speeds
 from vivace.serve.worker.warm_session import Drawing
 
@@ -100,7 +100,7 @@ def test_loras_are_read_once_unless_their_files_change(
 def test_a_batch_keeps_the_noise_of_each_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "_LEAST_GAIN", 0.0)  # what a batch gains here is another process's affair
     drawing = load(tmp_path, batches=(2,))
-    state = state_of(drawing.state())
+    state = STATE.validate_python(drawing.state())
     (batching,) = state.batching.values()
     assert batching.gains[2] > 0
     together = draw(drawing, 5, 9)
@@ -146,10 +146,10 @@ def test_four_at_once_are_not_timed_where_two_gain_nothing(
 
 def test_a_server_of_one_task_has_no_other(tmp_path: Path) -> None:
     drawing = load(tmp_path, task="inpaint", recipe="tiny_vae+cfg_cutoff(0.5)")
-    state = state_of(drawing.state())
+    state = STATE.validate_python(drawing.state())
     assert not state.draws_text
     assert state.edits.tasks == {"inpaint"}
-    both = state_of(load(tmp_path, recipe="tiny_vae+cfg_cutoff(0.5)").state())
+    both = STATE.validate_python(load(tmp_path, recipe="tiny_vae+cfg_cutoff(0.5)").state())
     assert both.draws_text
     assert both.edits.tasks == set()
     assert "cfg_cutoff(0.5) belongs to the text-to-image pipeline" in both.edits.refused["image"]
@@ -164,7 +164,7 @@ def kontext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawing
 
 
 def test_a_model_that_edits_draws_from_the_image(kontext: Drawing, tmp_path: Path) -> None:
-    state = state_of(kontext.state())
+    state = STATE.validate_python(kontext.state())
     assert not state.draws_text
     assert (state.edits.tasks, state.edits.strength) == ({"edit"}, None)
     call = {"height": SIDE, "width": SIDE, "num_inference_steps": 2}

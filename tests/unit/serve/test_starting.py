@@ -3,75 +3,91 @@
 import asyncio
 import ctypes
 import dataclasses
-import json
 import logging
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.queue.pool import EarlyProcesses
-from vivace.serve.queue.process import WorkerProcess
-from vivace.serve.queue.startup import FIRST_PHASE, PastStarts, Startup, key_of
+from vivace.serve.queue.process import Workers
+from vivace.serve.queue.replica import Replica
+from vivace.serve.queue.startup import FIRST_PHASE, Startup, key_of, past_starts
 from vivace.serve.settings import ServeSettings
 
 SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
 
+BAD_FORK = """
+import json, os, sys
+from types import SimpleNamespace
+from vivace.serve.worker import main as worker
 
-def past(folder: Path, key: str = "a") -> PastStarts:
-    return PastStarts(key, folder / "starts.json")
-
-
-def test_the_first_start_says_that_nothing_is_known(tmp_path: Path) -> None:
-    start = Startup(past(tmp_path), time.monotonic())
-    assert start.expected_s is None
-    assert start.expectation.startswith("it is the first start of this model, recipe, device and sizes")
-    assert start.health()["expected_seconds"] is None
+worker._import_libraries, worker._import_model = lambda: None, lambda name: None
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(_is_in_bad_fork=lambda: True))
 
 
-def test_what_is_expected_is_the_median_of_the_last_three(tmp_path: Path) -> None:
-    for seconds in (90.0, 7.0, 9.0, 8.0):
-        past(tmp_path).add(seconds, {"import": seconds})
-    past(tmp_path, "another").add(40.0, {})
-    assert [start.seconds for start in past(tmp_path).read()] == [7.0, 9.0, 8.0]
-    start = Startup(past(tmp_path), time.monotonic() - 2)
-    assert start.expectation == "about 8.0 s, as the last 3 starts took"
-    assert start.health()["expected_seconds"] == 8.0
-    assert start.health()["seconds"] == pytest.approx(2.0, abs=0.5)
+def execv(file, arguments):
+    os.write(1, json.dumps({"event": "new", "arguments": arguments[1:]}).encode() + b"\\n")
+    os._exit(0)
 
 
-def test_phases_add_up_and_are_kept_for_the_next_start(tmp_path: Path) -> None:
+os.execv = execv
+worker.main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+    return tmp_path / "serve-last-starts.json"
+
+
+def start_of_five_seconds(key: str = "a") -> Startup:
     began = time.monotonic() - 5
-    start = Startup(past(tmp_path), began)
+    start = Startup(key, began)
     start.enter("importing", began + 1)
     start.enter("loading", began + 3)
-    words = start.finish()
-    assert words.startswith(f"ready after 5.0 s: {FIRST_PHASE} 1.0, importing 2.0, loading 2.0")
-    (kept,) = past(tmp_path).read()
+    return start
+
+
+def test_a_start_says_what_the_last_one_of_the_same_took(cache: Path) -> None:
+    first = start_of_five_seconds()
+    assert first.expectation.startswith("it is the first start of this model, recipe, device and sizes")
+    assert first.health()["expected_seconds"] is None
+    assert first.finish().startswith(f"ready after 5.0 s: {FIRST_PHASE} 1.0, importing 2.0, loading 2.0")
+    start_of_five_seconds("another").finish()
+    kept = past_starts()["a"]
     assert sum(kept.phases.values()) == pytest.approx(kept.seconds, abs=0.05)
-    assert kept.phases["importing"] == pytest.approx(2.0)
+    second = Startup("a", time.monotonic() - 2)
+    assert second.expectation == "about 5.0 s, as the last start took"
+    assert second.health()["expected_seconds"] == 5.0
+    assert second.health()["seconds"] == pytest.approx(2.0, abs=0.5)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '[{"key": "a", "seconds": "x", "phases": {}}]', "{}"])
+@pytest.mark.parametrize("content", ["{", "[1]", '{"a": {"seconds": "x", "phases": {}}}'])
 def test_a_file_that_is_none_of_starts_is_said_and_written_anew(
-    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+    cache: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "starts.json").write_text(content)
-    past(tmp_path).add(7.0, {})
-    assert [start.seconds for start in past(tmp_path).read()] == [7.0]
-    assert "is not a list of starts" in caplog.text
+    cache.write_text(content)
+    start_of_five_seconds().finish()
+    assert list(past_starts()) == ["a"]
+    assert "has no times of starts" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_harms_no_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    PastStarts("a", tmp_path / "file" / "starts.json").add(7.0, {})
+    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
+    assert start_of_five_seconds().finish()
     assert "how long this start took cannot be kept" in caplog.text
 
 
@@ -89,55 +105,81 @@ def test_other_sizes_recipes_and_models_are_other_starts() -> None:
     assert len(keys) == 1 + len(others)
 
 
-def test_readyz_and_the_log_say_how_a_start_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
+def test_readyz_and_the_log_say_how_a_start_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vivace.serve")
     settings = ServeSettings("fake", "baseline")
-    for number in range(2):
+    for _ in range(2):
         with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
             (replica,) = server.pool.replicas
             answer = server.send("/readyz").json["workers"][0]
             assert "start" not in answer, "it is over"
-            replica.starting = Startup(replica.past, time.monotonic() - 1)
+            replica.starting = Startup(replica.key, time.monotonic() - 1)
             start = server.send("/readyz").json["workers"][0]["start"]
             replica.starting = None
         assert start["seconds"] >= 1.0
         assert start["expected_seconds"] is not None, "the server has started once"
         assert list(start["phases"]) == [FIRST_PHASE]
-        assert len(json.loads((tmp_path / "serve-starts.json").read_text())) == number + 1
+        assert len(past_starts()) == 1
     assert "worker 1 starts: it is the first start" in caplog.text
     assert "as the last start took" in caplog.text
     assert "worker 1: ready after" in caplog.text
 
 
-def test_a_worker_that_was_started_early_is_the_one_that_draws() -> None:
-    async def take() -> None:
-        early = EarlyProcesses(SETTINGS, lambda gpu: WorkerProcess(COMMAND))
-        await early.start()
-        (waiting,) = early._waiting.values()
-        pid = waiting.pid
-        process = early.take(None)
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="elsewhere each worker imports libraries itself"
+)
+def test_one_template_forks_all_workers_and_they_outlive_it(tmp_path: Path) -> None:
+    settings = dataclasses.replace(ServeSettings("fake", "baseline", device="cpu"), gpus=("0", "1"))
+    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        replicas = server.pool.replicas
+
+        def parents() -> set[int]:
+            until = time.monotonic() + 20
+            while not all(replica.is_able for replica in replicas):
+                assert time.monotonic() < until, [replica.doing for replica in replicas]
+                time.sleep(0.02)
+            return {psutil.Process(pid_of(replica)).ppid() for replica in replicas}
+
+        def pid_of(replica: Replica) -> int:
+            assert replica._process is not None
+            assert replica._process.pid is not None
+            return replica._process.pid
+
+        def kill_first() -> None:
+            restarts = replicas[0].num_restarts
+            os.kill(pid_of(replicas[0]), signal.SIGKILL)
+            while replicas[0].num_restarts == restarts:
+                time.sleep(0.02)
+
+        (template,) = parents()
+        kill_first()
+        assert "SIGKILL" in replicas[0].doing
+        assert parents() == {template}
+        os.kill(template, signal.SIGKILL)
+        psutil.Process(template).wait()
+        assert server.draw(seed=7).images[0].getpixel((0, 0)) == (7, 0, 0)
+        assert [replica.num_restarts for replica in replicas] == [1, 0], "they go on without it"
+        kill_first()
+        assert not parents() & {template}
+        pids = [pid_of(replica) for replica in replicas]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_template_with_a_gpu_in_use_lets_each_worker_import_libraries_itself() -> None:
+    """What CUDA did before a fork, the child cannot repeat: it is a process of its own instead."""
+    command = (sys.executable, "-c", BAD_FORK)
+
+    async def start() -> dict[str, Any] | None:
+        workers = Workers(SETTINGS, command)
+        process = workers.make(None)
         await process.start()
-        assert process.pid == pid
-        assert early.take(None).pid is None, "a new one, after that one's end"
-        await early.stop()
-        assert process.pid == pid, "what was taken is its pool's"
+        event = await process.event()
         await process.stop(at_once=True)
+        await workers.stop()
+        return event
 
-    asyncio.run(take())
-
-
-def test_early_workers_that_nobody_takes_are_ended() -> None:
-    async def leave() -> WorkerProcess:
-        early = EarlyProcesses(SETTINGS, lambda gpu: WorkerProcess(COMMAND))
-        await early.start()
-        (waiting,) = early._waiting.values()
-        await early.stop()
-        return waiting
-
-    assert asyncio.run(leave()).pid is None
+    if sys.platform.startswith("linux"):
+        assert asyncio.run(start()) == {"event": "new", "arguments": ["-m", "vivace.serve.worker.main"]}
 
 
 class Driver:

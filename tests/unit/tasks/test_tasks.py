@@ -18,6 +18,7 @@ from tests import typed
 from tests.exported import check, run
 from tests.families import load
 from vivace.answers.page import page_of
+from vivace.architectures import FAMILIES
 from vivace.benchmark import Timing
 from vivace.benchmark.stored_answer import answer_of_stores
 from vivace.benchmark.stored_images import image_path, read_sources
@@ -30,12 +31,11 @@ from vivace.models.export_embedded import export
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.models.sources import FOLDER, example_images, sha_of
-from vivace.models.tasks import PIPELINES, for_task, names_of, rounds_up
+from vivace.models.tasks import for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import judge_figures
-from vivace.runtime.export.plain_script import write_script
-from vivace.runtime.export.source_images import source_files
+from vivace.runtime.export.plain_script import source_files, write_script
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
@@ -83,10 +83,10 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_the_table_names_pipelines_of_diffusers() -> None:
-    for published, tasks in PIPELINES.items():
-        for task, kind in tasks.items():
+    for published in (each for family in FAMILIES for each in family.pipelines):
+        for task, kind in published.tasks.items():
             accepted = inspect.signature(getattr(diffusers, kind).__call__).parameters
-            names = names_of(published, task)
+            names = names_of(published.name, task)
             assert {name for name in (names.image, names.mask, names.control) if name} <= set(accepted), kind
             assert ("strength" in accepted) is (task in ("image", "inpaint")), kind
 
@@ -135,7 +135,7 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
 
 
 def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.machinery.step_caching.magcache_ratios import Ratios
+    from vivace.machinery.step_caching.model_fits import Ratios
     from vivace.techniques import magcache
 
     lookups: list[tuple[int, int]] = []
@@ -145,7 +145,7 @@ def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) ->
             lookups.append((step, num_steps))
             return 1.0
 
-    monkeypatch.setattr(magcache, "find_ratios", lambda *_: Watched((1.0, 1.0), "m"))
+    monkeypatch.setattr(magcache, "find_fit", lambda *_: Watched((1.0, 1.0), "m"))
     draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
     assert lookups == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
 

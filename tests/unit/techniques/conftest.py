@@ -7,7 +7,7 @@ import pytest
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every published architecture in full width with fewer blocks: predicted in a fifth of the time."""
     from tests import narrow
-    from vivace.models.architectures import ARCHITECTURES
+    from vivace.architectures import ARCHITECTURES
 
     for name in tuple(ARCHITECTURES):
         monkeypatch.setitem(ARCHITECTURES, name, narrow.shallow(name))

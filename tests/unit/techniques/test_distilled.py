@@ -12,12 +12,12 @@ import vivace
 from tests.families import draw, psnr
 from tests.targets import target_of
 from tests.typed import run_vivace
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart
-from vivace.errors import Unsupported, UnusableModel
+from vivace.errors import Unsupported, UnusableModel, WorkloadError
 from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS
@@ -133,10 +133,53 @@ def test_a_file_of_another_model_is_refused(distilled_tiny_sd: Path) -> None:
         vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
 
 
-def test_random_weights_have_no_lora() -> None:
-    assert CATALOGUE["sdxl"].few_steps
-    target = target_of(this_machine("cpu"), pipe=object(), has_random_weights=True)
-    assert "takes the same time" in (Distilled(kind="lcm").unsupported(target) or "")
+def test_random_weights_take_the_steps_and_no_lora(distilled_tiny_sd: Path) -> None:
+    entry = CATALOGUE["tiny-sd"]
+    pipe = load_pipeline(find_model("tiny-sd"), "cpu")
+    before = pipe.unet.get_submodule(LAYERS[0]).weight.clone()
+    target = target_of(
+        this_machine("cpu"), pipe=pipe, has_random_weights=True, distillations=distillations(entry)
+    )
+    technique = Distilled(kind="lcm")
+    assert technique.unsupported(target) is None
+    effect = technique.apply(target)
+    assert "random weights" in str(effect.changed["lora"])
+    assert effect.call["num_inference_steps"] == 4
+    assert torch.equal(before, pipe.unet.get_submodule(LAYERS[0]).weight)
+
+
+def test_sigmas_of_its_own_are_passed_and_no_other_number_of_steps(
+    distilled_tiny_sd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = CATALOGUE["tiny-sd"]
+    flow = CATALOGUE["flux2-dev"].few_steps[0]
+    own = flow.model_copy(
+        update={"lora": str(distilled_tiny_sd), "steps": (4,), "call": {"sigmas": [14.0, 9.0, 5.0, 1.0]},
+                "scheduler": SamplerEntry(class_name="EulerDiscreteScheduler")}
+    )  # fmt: skip
+    monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (own,)}))
+    session = vivace.load("tiny-sd", "distilled(turbo)", device="cpu")
+    session("a red circle", output_type="latent")
+    assert session.pipe.scheduler.sigmas.tolist() == [14.0, 9.0, 5.0, 1.0]
+    with pytest.raises(WorkloadError, match="for 4 steps, not 6"):
+        session("a red circle", num_inference_steps=6)
+
+
+def test_todays_models_have_theirs() -> None:
+    known = {
+        name: {(few.kind, *few.steps) for few in distillations(CATALOGUE[name])}
+        for name in ("qwen-image", "qwen-image-2512", "qwen-image-edit-2511", "qwen-image-2.1", "flux2-dev")
+    }
+    assert known == {
+        "qwen-image": {("lightning", 4), ("lightning", 8)},
+        "qwen-image-2512": {("lightning", 4), ("lightning", 8)},
+        "qwen-image-edit-2511": {("lightning", 4)},
+        "qwen-image-2.1": {("lightning", 4)},
+        "flux2-dev": {("turbo", 8)},
+    }
+    (turbo,) = distillations(CATALOGUE["flux2-dev"])
+    assert len(turbo.call["sigmas"]) == 8
+    assert all(few.call["true_cfg_scale"] == 1 for few in distillations(CATALOGUE["qwen-image-2512"]))
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "pony", "flux-dev"])

@@ -16,13 +16,13 @@ from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import watching_residuals
-from vivace.machinery.step_caching.magcache_ratios import Ratios, keep, mean_of, ratios_of
+from vivace.machinery.step_caching.model_fits import Ratios, find_fit, keep, mean_of, ratios_of
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_magcache
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.magcache import Magcache, find_ratios
+from vivace.techniques.magcache import Magcache
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -100,14 +100,14 @@ def test_whose_table_it_is() -> None:
     dev, schnell = (
         find_weightless(f"synthetic:flux-{name}").build().transformer for name in ("dev", "schnell")
     )
-    published = find_ratios(dev, "mine@1")
+    published = find_fit(Ratios, dev, "mine@1")
     assert published is not None
     assert published.ratios == FLUX.ratios
-    assert find_ratios(schnell, "") is None
+    assert find_fit(Ratios, schnell, "") is None
     own = Ratios((1.0, 0.9), model="mine@1")
     keep(own, dev)
-    assert find_ratios(dev, "mine@1") == own
-    assert find_ratios(dev, "another@1") == published
+    assert find_fit(Ratios, dev, "mine@1") == own
+    assert find_fit(Ratios, dev, "another@1") == published
     # What decides is the table, so that random weights of its architecture take it.
     for pipe, expected in (
         (find_weightless("synthetic:flux-dev").build(), None),

@@ -16,13 +16,13 @@ import vivace
 from tests import exported
 from tests.families import build, draw, drawn, psnr
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.machinery.step_caching import magcache_ratios, teacache_fit
+from vivace.machinery.step_caching import model_fits
 from vivace.measure.timer import PipelineTimer
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
-LINE = teacache_fit.Fit((1.0, 0.0), model="a line", high=10.0)
-RATIOS = magcache_ratios.Ratios(tuple(float(ratio) for ratio in FLUX_MAG_RATIOS), model="FLUX's")
+LINE = model_fits.Fit((1.0, 0.0), model="a line", high=10.0)
+RATIOS = model_fits.Ratios(tuple(float(ratio) for ratio in FLUX_MAG_RATIOS), model="FLUX's")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Cache:
         """Return a pipeline that holds what the cache was calibrated with."""
         pipe = build(self.family)
         if self.recipe.startswith("teacache"):
-            teacache_fit.keep(LINE, pipe.transformer)
+            model_fits.keep(LINE, pipe.transformer)
         if self.recipe.startswith("magcache"):
-            magcache_ratios.keep(RATIOS, pipe.transformer)
+            model_fits.keep(RATIOS, pipe.transformer)
         return pipe
 
     def session(self, extra: str = "") -> Any:

@@ -17,14 +17,14 @@ from tests.targets import target_of
 from tests.typed import typed
 from vivace.errors import RecipeError, Unsupported, UsageError
 from vivace.machinery.step_caching.cache_state import relative_change
-from vivace.machinery.step_caching.teacache_fit import Fit, fit_polynomial, keep, watching_changes
+from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep, watching_changes
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.teacache import FLUX_DEV, Teacache, find_fit
+from vivace.techniques.teacache import Teacache
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -167,14 +167,15 @@ def test_the_published_polynomial_is_for_its_architecture(cache: Path) -> None:
     dev, schnell = (
         find_weightless(f"synthetic:flux-{name}").build().transformer for name in ("dev", "schnell")
     )
-    assert find_fit(dev, "") is FLUX_DEV
-    assert find_fit(dev, "mine@1") is FLUX_DEV
-    assert find_fit(schnell, "") is None
-    assert FLUX_DEV.rescaled(0.1) == pytest.approx(np.polyval(FLUX_DEV.coefficients, 0.1))
+    published = find_fit(Fit, dev, "")
+    assert published is not None
+    assert find_fit(Fit, dev, "mine@1") == published
+    assert find_fit(Fit, schnell, "") is None
+    assert published.rescaled(0.1) == pytest.approx(np.polyval(published.coefficients, 0.1))
     own = Fit((2.0, 0.0), model="mine@1")
     keep(own, dev)
-    assert find_fit(dev, "mine@1") == own, "what was fitted for the model comes first"
-    assert find_fit(dev, "another@1") is FLUX_DEV
+    assert find_fit(Fit, dev, "mine@1") == own, "what was fitted for the model comes first"
+    assert find_fit(Fit, dev, "another@1") == published
 
 
 def test_outside_of_what_was_seen() -> None:
@@ -204,10 +205,10 @@ def test_a_fit_finds_the_polynomial_again() -> None:
 def test_a_damaged_fit_counts_as_none(content: str, cache: Path) -> None:
     transformer = build("flux").transformer
     file = keep(LINE, transformer)
-    assert find_fit(transformer, LINE.model) == find_fit(transformer, "") == LINE
+    assert find_fit(Fit, transformer, LINE.model) == find_fit(Fit, transformer, "") == LINE
     file.write_text(content)
-    assert find_fit(transformer, LINE.model) is None
-    assert find_fit(transformer, "") is None
+    assert find_fit(Fit, transformer, LINE.model) is None
+    assert find_fit(Fit, transformer, "") is None
 
 
 def test_what_is_watched_is_what_changes() -> None:

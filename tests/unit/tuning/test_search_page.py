@@ -188,7 +188,7 @@ def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
 ) -> None:
     calls: list[SearchSettings] = []
 
-    def search(model: str, settings: SearchSettings, watcher: object) -> Tuned:
+    def search(model: str, settings: SearchSettings) -> Tuned:
         calls.append(settings)
         return tuned(tmp_path / "s", model=model)
 

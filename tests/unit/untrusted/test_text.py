@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tests.make import make_record, make_round
 from vivace.answers.data import written
-from vivace.cli.terminal import console
+from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import PlainStream
 from vivace.foundation.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain

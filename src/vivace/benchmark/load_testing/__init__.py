@@ -1,12 +1,10 @@
 """Load on an OpenAI images server: clients in a loop, and users who come at random.
 
-target      the server: its URL, model and key, and the body of each request
-exchange    one HTTP exchange on asyncio
-sending     one request, and what became of it
-loads       a closed loop of clients, and Poisson arrivals
-stages      which loads follow each other, and for how long
-rows        what is stored of a load
-figures     throughput, latency and goodput
-aiperf      a run of AIPerf as a row
-load_answer the figures and each request as an answer
+images_endpoint  the server: one HTTP exchange, its model, the images of an answer; `prove` uses it too
+load_target      the body of each request, and what became of it
+stages           a closed loop of clients, Poisson arrivals, which follow each other for how long
+load_rows        what is stored of a load
+load_figures     throughput, latency and goodput
+load_answer      the figures and each request as an answer
+aiperf           a run of AIPerf as a row
 """

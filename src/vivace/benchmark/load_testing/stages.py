@@ -7,161 +7,20 @@ is the convention (three times), for each size by itself.
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import io
-import math
 import platform
 import random
-import re
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
-from urllib.parse import urljoin, urlsplit
 
-from PIL import Image
+import httpx2
 
+from vivace.benchmark.load_testing.images_endpoint import run_async
 from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
-from vivace.benchmark.load_testing.load_target import ExchangeFailed, LoadTarget, Reply, exchange
-from vivace.errors import Unsupported, UsageError
-from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import plain
-
-_ADDRESS = re.compile(rb'"url"\s*:\s*"(?!data:)([^"]*)"')
-_DATA = re.compile(r"data:image/[\w.+-]+;base64,")
-_PHASE = re.compile(r"([A-Za-z][\w-]*)\s*;[^,]*?dur=([0-9.]+)")
-_MAX_PHASES = 20
-_MAX_SHORT = 1 << 16
-_CHECKS = ThreadPoolExecutor(2, thread_name_prefix="answers")
-"""Decode images beside the event loop, which has other requests to time."""
-
-
-@dataclass(frozen=True)
-class RequestOutcome:
-    """The outcome of a request.
-
-    Attributes:
-        kind: "done", or what went wrong, as it is counted; of an answer with status 200 only `checked` tells.
-        ended: of `time.perf_counter`.
-        message: the server's own words.
-        retry_after_s: how long a busy server asks to wait.
-    """
-
-    kind: str
-    ended: float
-    phases_ms: dict[str, float]
-    message: str = ""
-    retry_after_s: float | None = None
-    status: int | None = None
-    check: asyncio.Future[str] | None = field(default=None, compare=False)
-
-    async def checked(self) -> str:
-        """Return the kind, once the image has been looked at."""
-        return self.kind if self.check is None else await self.check
-
-
-async def send(target: LoadTarget, body: bytes) -> RequestOutcome:
-    """Send a request and return its outcome; no failure of the server raises."""
-    try:
-        reply = await exchange(target.images_url, target.headers, body, target.timeout_s)
-    except ExchangeFailed as error:
-        return RequestOutcome(error.kind, time.perf_counter(), {}, plain(str(error))[:300])
-    ended = time.perf_counter()
-    if reply.status != 200:
-        wait_s = _seconds(reply.headers.get("retry-after"))
-        return RequestOutcome(f"HTTP {reply.status}", ended, {}, _complaint(reply), wait_s, reply.status)
-    phases, content = phases_of(reply.headers.get("server-timing", "")), reply.content
-    if addresses := _ADDRESS.findall(content[:_MAX_SHORT]):
-        url = urlsplit(urljoin(f"{target.url}/", addresses[0].decode("utf-8", "replace").replace("\\/", "/")))
-        if url.netloc != target.images_url.netloc:
-            return RequestOutcome(
-                "image on another server", ended, phases, plain(url.netloc)[:300], status=200
-            )
-        try:
-            reply = await exchange(url, target.headers, None, target.timeout_s)
-        except ExchangeFailed as error:
-            return RequestOutcome(error.kind, time.perf_counter(), phases, plain(str(error))[:300])
-        ended = time.perf_counter()
-        if reply.status != 200:
-            return RequestOutcome(f"HTTP {reply.status}", ended, phases, "of the image", status=reply.status)
-        content = reply.content
-    check = asyncio.get_running_loop().run_in_executor(_CHECKS, fault_of, target, body, content)
-    return RequestOutcome(DONE, ended, phases, status=200, check=check)
-
-
-def fault_of(target: LoadTarget, body: bytes, content: bytes) -> str:
-    """Decode an answer; return "done", or what is wrong with it, as it is counted.
-
-    It is one image, whole, of the size and the format that were asked for, and no other request has had it.
-
-    Args:
-        content: JSON with the image in base64, or the image's file.
-    """
-    asked: dict[str, Any] = parse_json(body)
-    data = content
-    if content[:1] in b"{[":
-        try:
-            images = parse_json(content)["data"]
-            if len(images) != 1:
-                return f"{len(images) or 'no'} image{'s' * (len(images) > 1)}"
-            (image,) = images
-            text = image.get("b64_json") or image["url"]
-            data = base64.b64decode(_DATA.sub("", text, count=1), validate=True)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "no image"
-    try:
-        with reading("the answer", UsageError), Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            size, format_ = f"{picture.width}x{picture.height}", (picture.format or "").lower()
-            if asked.get("size", size) not in (size, "auto"):
-                return f"{size} instead of {asked['size']}"
-            wanted = asked.get("output_format", format_)
-            if format_ != {"jpg": "jpeg"}.get(wanted, wanted):
-                return f"{format_} instead of {wanted}"
-            if picture.width * picture.height > MAX_PIXELS:
-                return f"{size}, too large to look at"
-            picture.load()
-    except UsageError:
-        return "broken image"
-    same = target.seen.setdefault(hashlib.sha256(data).hexdigest(), body)
-    return DONE if same == body else "same image for another seed or prompt"
-
-
-def phases_of(header: str) -> dict[str, float]:
-    """Return the milliseconds of a Server-Timing header by name."""
-    phases: dict[str, float] = {}
-    for name, text in _PHASE.findall(header[:4000])[:_MAX_PHASES]:
-        try:
-            phases[name] = float(text)
-        except ValueError:  # 1.2.3
-            continue
-    return phases
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if 0 <= value < math.inf else None
-
-
-def _complaint(reply: Reply) -> str:
-    """Return the message of an error as OpenAI writes it, or the beginning of the answer."""
-    text = reply.content[:2000].decode("utf-8", "replace")
-    try:
-        content = parse_json(reply.content[:100_000])
-    except ValueError:
-        content = None
-    error = content.get("error", content.get("detail")) if isinstance(content, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return " ".join(plain(message if isinstance(message, str) else text).split())[:300]
-
+from vivace.benchmark.load_testing.load_target import LoadTarget, RequestOutcome, send
+from vivace.errors import Unsupported
 
 MOST_IN_FLIGHT = 900
 """Most requests at a time: a process may commonly open 1,024 files. Further users count as "not sent"."""
@@ -195,6 +54,7 @@ class _Recording:
     """Requests as they end."""
 
     target: LoadTarget
+    client: httpx2.AsyncClient
     progress: Progress
     began: float = field(default_factory=time.perf_counter)
     rows: list[tuple[float, float, RequestOutcome, int]] = field(default_factory=list)
@@ -207,7 +67,7 @@ class _Recording:
     ) -> RequestOutcome:
         place, body = self.target.request(number, order, cycles=cycles)
         sent_s = self.elapsed()
-        outcome = await send(self.target, body)
+        outcome = await send(self.target, self.client, body)
         self.add(sent_s if due_s is None else due_s, sent_s, outcome, place)
         return outcome
 
@@ -235,7 +95,6 @@ async def closed_loop(
     target: LoadTarget, clients: int, limit: LoadLimit, seed: int | str, progress: Progress
 ) -> Samples:
     """Run clients that each wait for their image. One client alone takes the variants in turn."""
-    recording = _Recording(target, progress)
     order = random.Random(seed)
     number = 0
 
@@ -247,9 +106,11 @@ async def closed_loop(
             if outcome.kind != DONE:  # a busy server, or none, must not be asked a thousand times a second
                 await asyncio.sleep(min(_LONGEST_PAUSE_S, outcome.retry_after_s or _PAUSE_S))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(clients):
-            group.create_task(client())
+    async with target.endpoint.client() as opened:
+        recording = _Recording(target, opened, progress)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(client())
     return await recording.samples()
 
 
@@ -268,14 +129,14 @@ async def poisson(
     target: LoadTarget, rate: float, limit: LoadLimit, seed: int | str, progress: Progress
 ) -> Samples:
     """Let users come at random, whether or not earlier ones have their images."""
-    recording = _Recording(target, progress)
     order = random.Random(seed)
     in_flight: set[asyncio.Task[RequestOutcome]] = set()
-    async with asyncio.TaskGroup() as group:
+    async with target.endpoint.client() as client, asyncio.TaskGroup() as group:
+        recording = _Recording(target, client, progress)
         for number, due_s in enumerate(poisson_arrivals(rate, limit, seed)):
             await asyncio.sleep(due_s - recording.elapsed())
             if len(in_flight) >= MOST_IN_FLIGHT:
-                recording.add(due_s, due_s, RequestOutcome("not sent", time.perf_counter(), {}), 0)
+                recording.add(due_s, due_s, RequestOutcome("not sent", time.perf_counter()), 0)
                 continue
             task = group.create_task(recording.send(number, due_s, order, cycles=False))
             in_flight.add(task)
@@ -344,7 +205,7 @@ def measure(
     left = [stage for stage in plan.stages if key_of(label, settings, stage) not in earlier]
     until = None if plan.minutes is None else time.monotonic() + 60 * plan.minutes
     if left:
-        asyncio.run(_warm_up(target))
+        run_async(_warm_up(target))
     for stage in plan.stages:
         row = earlier.get(key_of(label, settings, stage))
         if row is None:
@@ -387,11 +248,13 @@ def _measured(
         progress(stage, number, elapsed_s)
 
     seed = f"{plan.seed}, {stage.name}" + (f", {stage.repeat}" if stage.repeat else "")
-    samples = asyncio.run(_load(target, stage, rate, limit, seed, report))
+    samples = run_async(_load(target, stage, rate, limit, seed, report))
     row = row.model_copy(update={"samples": samples})
     if stage == _LONE:
         if DONE not in samples.outcome:
-            raise Unsupported(f"{target.url} drew no image for one client: {dict(figures_of(row).errors)}")
+            raise Unsupported(
+                f"{target.endpoint.url} drew no image for one client: {dict(figures_of(row).errors)}"
+            )
         row = row.model_copy(update={"slo_s": _slo(plan, settings, [row])})
     return row
 
@@ -438,14 +301,13 @@ async def _warm_up(target: LoadTarget) -> None:
     """
     order = random.Random("warm-up")
     sizes = {variant.size: variant for variant in target.variants}
-    for variant in sizes.values():
-        alone = replace(target, variants=(variant,))
-        for number in range(_WARM_UPS):
-            _, body = alone.request(number, order, cycles=True)
-            outcome = await send(alone, body)
-            kind = await outcome.checked()
-            if kind == DONE:
-                continue
-            words = f"{kind}: {outcome.message}" if outcome.message else kind
-            key = "; give --api-key-file FILE" if outcome.status in (401, 403) else ""
-            raise Unsupported(f"{target.url} draws no image ({words}){key}")
+    async with target.endpoint.client() as client:
+        for variant in sizes.values():
+            alone = replace(target, variants=(variant,))
+            for number in range(_WARM_UPS):
+                _, body = alone.request(number, order, cycles=True)
+                outcome = await send(alone, client, body)
+                if (kind := await outcome.checked()) != DONE:
+                    words = f"{kind}: {outcome.message}" if outcome.message else kind
+                    key = "; give --api-key-file FILE" if outcome.status in (401, 403) else ""
+                    raise Unsupported(f"{target.endpoint.url} draws no image ({words}){key}")

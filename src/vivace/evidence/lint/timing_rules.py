@@ -292,10 +292,10 @@ def chip_is_fast_enough(rows: Sequence[Reading]) -> Iterator[Fault]:
         is_half = bool(FULL_PRECISION.search(text)) and not EIGHT_BITS.search(text)
         bits = 16 if is_half else 4 if FOUR_BITS.search(text) else 8
         ceiling = {16: gpu.chip.half, 8: gpu.chip.eight, 4: gpu.chip.four}[bits]
-        reached = model.step * steps / row[centre].most / 1e12
+        reached = model.step_flop * steps / row[centre].most / 1e12
         if reached > ceiling:
             yield Fault(
-                row, f"{written(row, centre)}, {steps:g} steps of {model.name} on {gpu.name}",
+                row, f"{written(row, centre)}, {steps:g} steps of {model.title} on {gpu.name}",
                 f"that is {reached:,.0f} TFLOP/s; the chip has {ceiling:,.0f} in {bits} bits, dense",
                 "the number of steps, the size, the GPU's name, and whether the device was synchronised",
             )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.answers.formatting import seconds, size
-from vivace.benchmark.store import DEFAULT_STORE
+from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
@@ -38,9 +38,9 @@ from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near
 from vivace.foundation.spec.arguments import parse_bytes
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe

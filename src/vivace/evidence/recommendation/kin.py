@@ -6,14 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivace.architectures import family_of_pipeline
+from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_pipeline
 from vivace.architectures.entry import Embedded
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.repository import INDEX
@@ -80,12 +78,10 @@ class Kin:
         if not small.is_embedded or self.is_embedded or self.steps is None or small.steps is None:
             return False
         few = (self.steps < FEW) == (small.steps < FEW)
-        return few and _is_transformer(self.pipeline) == _is_transformer(small.pipeline)
-
-
-def _is_transformer(pipeline: str) -> bool:
-    family = family_of_pipeline(pipeline)
-    return family.is_transformer if family is not None else "Flux" in pipeline
+        own, of_small = family_of_pipeline(self.pipeline), family_of_pipeline(small.pipeline)
+        return (
+            few and own is not None and of_small is not None and own.is_transformer == of_small.is_transformer
+        )
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:

@@ -6,12 +6,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from vivace.answers.formatting import plus_minus, ratio, seconds, size
+from vivace.architectures import CATALOGUE
 from vivace.evidence.parsed import resolve
 from vivace.evidence.standing import only_compiled
 from vivace.foundation.hardware import Gpu, capability_of, known_gpu
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Gate
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 
 if TYPE_CHECKING:

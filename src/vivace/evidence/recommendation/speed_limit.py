@@ -6,13 +6,13 @@ import math
 import re
 from functools import cache
 
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.errors import RecipeError
 from vivace.evidence.parsed import resolve
 from vivace.foundation.hardware import Chip, known_gpu
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.stats import Interval
-from vivace.models.catalogue import CATALOGUE
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
 

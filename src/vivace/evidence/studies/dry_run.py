@@ -16,6 +16,7 @@ from typing import Any
 
 from vivace.answers.answer import Answer, Section, Table
 from vivace.answers.formatting import count, seconds, size
+from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
@@ -26,7 +27,6 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.step_caching.step_cache import StepCache
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import workload_of

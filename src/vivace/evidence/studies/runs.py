@@ -16,7 +16,6 @@ from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.benchmark.store import DEFAULT_STORE
 from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of
@@ -25,6 +24,7 @@ from vivace.evidence.studies.study_file import StudyFile, read_study
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.task_names import Device
 from vivace.report.rows import Row
 

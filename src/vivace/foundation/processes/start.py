@@ -42,11 +42,17 @@ def start_attached(command: Sequence[str], output: int) -> subprocess.Popen[byte
     return subprocess.Popen(list(command), stdout=output)
 
 
-async def start_async(command: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
-    """Start a process that coroutines wait for. Its standard error is this process's."""
+async def start_async(
+    command: Sequence[str], variables: Mapping[str, str], stdin: int = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
+    """Start a process that coroutines wait for. Its standard error is this process's.
+
+    Args:
+        stdin: the number of the file that is its standard input; a pipe if it is left out.
+    """
     return await asyncio.create_subprocess_exec(
         *command,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         env=_environment(variables),
         start_new_session=True,

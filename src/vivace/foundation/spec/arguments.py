@@ -68,7 +68,10 @@ def check_arguments(function: Function) -> Function:
     Raises:
         UsageError: when called with an argument of another type.
     """
-    parameters = inspect.signature(function).parameters
+    checked_there = getattr(function, "settings", None)
+    fields = () if checked_there is None else checked_there.model_fields
+    every = inspect.signature(function).parameters
+    parameters = {name: parameter for name, parameter in every.items() if name not in fields}
     own: dict[str, Any] = getattr(function, "__globals__", {})
 
     def checked_value(name: str, value: Any) -> Any:

@@ -22,6 +22,9 @@ _WORDS = {
     "string_unicode": "must be valid Unicode text",
     "too_short": "must not be empty",
     "missing": "must be given",
+    "is_instance_of": "must be a {class}",
+    "path_type": "must be a path",
+    "model_type": "must be a {class_name}",
     "extra_forbidden": "is not known",
 }
 _KINDS = {
@@ -46,9 +49,14 @@ def expectation_of(error: ValidationError) -> str:
     return _KINDS.get(kind.partition("_")[0], "is not valid")
 
 
+def name_of(error: ValidationError) -> str:
+    """Return the field of the first wrong value."""
+    return next((str(part) for part in error.errors()[0]["loc"] if isinstance(part, str)), "")
+
+
 def place(error: ValidationError) -> str:
     """Return the field of the first wrong value, as an option of the command line: "--guidance-scale"."""
-    field = next((str(part) for part in error.errors()[0]["loc"] if isinstance(part, str)), "")
+    field = name_of(error)
     return "--" + field.replace("_", "-") if field else ""
 
 

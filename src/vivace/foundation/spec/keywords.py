@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from vivace.foundation.spec.study import Batch, QualityRequest, WorkloadRequest
+from vivace.foundation.spec.study import BatchSize, QualityRequest, WorkloadRequest
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.workload import Task, TextMode
 
@@ -21,8 +21,8 @@ class WorkloadKeywords(TypedDict, total=False):
     width: int | None
     num_inference_steps: int | None
     guidance_scale: float | None
-    batch: Batch
-    batches: Sequence[Batch]
+    batch: BatchSize
+    batches: Sequence[BatchSize]
     text: TextMode
     task: Task | None
     images: Sequence[str] | str

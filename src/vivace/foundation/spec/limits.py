@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.input_errors import expectation_of
+from vivace.foundation.spec.settings import Option, read_by
 
 ONE_VIEW = "tiny-clip@cc74678cc4261383"
 """Revision of tiny-clip that looked at each image at one zoom; it scored the committed records of embedded models."""
@@ -52,6 +54,29 @@ class Limits(Spec):
     source: float | None = Field(default=0.9, gt=0, le=2)
     variety: float | None = Field(default=VARIETY_LIMIT, gt=0, le=1)
 
+    @classmethod
+    def parse(cls, text: str) -> Limits:
+        """Read e.g. "clip=0.97,psnr_db=30"; NAME=off removes a limit.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        limits: dict[str, float | None] = {}
+        names = ", ".join(cls.model_fields)
+        for part in text.split(","):
+            name, separator, number = (each.strip() for each in part.partition("="))
+            if not separator or name not in cls.model_fields:
+                raise ValueError(f"{part.strip()!r} is not NAME=VALUE; NAME is one of {names}")
+            try:
+                limits[name] = None if number == "off" else float(number)
+            except ValueError:
+                raise ValueError(f"{number!r} for {name} is not a number or off") from None
+        try:
+            return cls(**limits)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise ValueError(f"{problem['loc'][0]}={problem['input']} {expectation_of(error)}") from None
+
     def for_scorer(self, scorer: str | None) -> Limits:
         """Return the limits with "auto" replaced by the scorer's number.
 
@@ -66,3 +91,13 @@ class Limits(Spec):
 
 
 DEFAULT_LIMITS = Limits()
+
+MinQuality = Annotated[
+    Limits | None,
+    read_by(Limits.parse),
+    Option(
+        "Quality limits against the baseline, e.g. clip=0.97,match=0.95,psnr_db=30; NAME=off removes one.",
+        "--min-quality",
+        metavar="NAME=VALUE,...",
+    ),
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
@@ -34,6 +34,17 @@ class Size(NamedTuple):
         if size.width % MULTIPLE or size.height % MULTIPLE:
             raise ValueError(f"width and height must be multiples of {MULTIPLE}; got {text}")
         return size
+
+
+def each_once(sizes: str | Sequence[str | tuple[int, int]]) -> tuple[Size, ...]:
+    """Read sizes, each once: "512x512,512x768", several such texts, or widths and heights.
+
+    Raises:
+        ValueError: see `Size.of`.
+    """
+    parts = (sizes,) if isinstance(sizes, str) else sizes
+    texts = [part if isinstance(part, str) else "{}x{}".format(*part) for part in parts]
+    return tuple(dict.fromkeys(Size.of(text.strip()) for several in texts for text in several.split(",")))
 
 
 def in_order(texts: Iterable[str]) -> tuple[Size, ...]:

@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import InputErrors
-from vivace.foundation.spec.task_names import DEVICES
+from vivace.foundation.spec.settings import (
+    CallSettings,
+    DeviceName,
+    NumSeeds,
+    Option,
+    Prompts,
+    Scorer,
+    Seed,
+    Settings,
+    SourceSettings,
+    TaskName,
+    Witness,
+)
+from vivace.foundation.spec.task_names import TextMode
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.spec.workload import MAX_SIDE, Task, TextMode
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.keywords import StudyKeywords
 
-Batch = int | Literal["max"]
+BatchSize = int | Literal["max"]
+PromptSet = Annotated[
+    str | None,
+    Option(
+        "Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded models, "
+        "edit for models that edit, real for others.",
+        metavar="NAME",
+    ),
+]
+TextForm = Annotated[
+    TextMode,
+    Option(
+        "prompts: new prompts in each call; repeated: the same in every call, for prompt_cache; embeddings: encode the "
+        "prompts before the timed call."
+    ),
+]
+Rivals = Annotated[
+    bool, Option("For each step cache, also measure the same recipe with fewer steps instead.")
+]
 
 
-class WorkloadRequest(Spec):
+class WorkloadRequest(SourceSettings, CallSettings):
     """A workload as requested. Fields that are None take the model's own values.
 
     Attributes:
@@ -33,87 +63,29 @@ class WorkloadRequest(Spec):
             files, a task takes images that ship with vivace.
     """
 
-    prompts: tuple[str, ...] | None = None
-    prompt_set: str | None = Field(
-        default=None,
-        description="Built-in set of thirteen prompts at three seeds, instead of --prompts: tinyworld for the embedded "
-        "models, edit for models that edit, real for others.",
-    )
-    seed: int = Field(default=0, ge=0, description="First seed.")
-    num_seeds: int | None = Field(
-        default=None, le=100_000, description="Seeds per prompt; default: 1, or 3 with --prompt-set."
-    )
-    height: int | None = Field(
-        default=None, gt=0, le=MAX_SIDE, description="Pixels; default: the model's own."
-    )
-    width: int | None = Field(
-        default=None, gt=0, le=MAX_SIDE, description="Pixels; default: the model's own."
-    )
-    num_inference_steps: int | None = Field(
-        default=None, ge=1, le=1000, description="Denoising steps; default: the model's own."
-    )
-    guidance_scale: float | None = Field(
-        default=None, ge=0, le=100, description="Guidance scale; default: the model's own."
-    )
-    batches: tuple[Batch, ...] = Field(
-        default=(1,),
-        min_length=1,
-        description="Images per call, or max for as many as fit the GPU; each value gets its own table.",
-    )
-    text: TextMode = Field(
-        default="prompts",
-        description="prompts: new prompts in each call; repeated: the same in every call, for prompt_cache; "
-        "embeddings: encode the prompts before the timed call.",
-    )
-    task: Task | None = None
-    images: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
-    controls: tuple[str, ...] = ()
-    strength: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="How much --image may change, from 0 (not at all) to 1 (completely): the share of the steps that "
-        "are run. Default: 0.8, inpainting 0.9.",
-    )
-    controlnet: str | None = Field(
-        default=None,
-        description="Folder of a ControlNet in diffusers' format; default: random weights, to measure time and memory "
-        "only.",
-    )
-
-    @field_validator("prompts", "images", "masks", "controls", mode="before")
-    @classmethod
-    def _no_single_text(cls, prompts: Any) -> Any:
-        return (prompts,) if isinstance(prompts, str) else prompts
+    prompts: Prompts = None
+    prompt_set: PromptSet = None
+    seed: Seed = 0
+    num_seeds: NumSeeds = None
+    batches: tuple[BatchSize, ...] = Field(default=(1,), min_length=1)
+    text: TextForm = "prompts"
+    task: TaskName = None
 
 
-class QualityRequest(Spec):
+class QualityRequest(Settings):
     """Whether and how images are compared with the baseline's, after all timing.
 
-    `scorer` None means no scores.
+    `scorer` None means no scores. `noise_floor`: draw some of the baseline's images again with a change that should not
+    matter.
     """
 
-    enabled: bool = Field(
-        default=True, description="After all timing, compare the images with the baseline's."
-    )
-    scorer: str | None = Field(
-        default="auto",
-        description="CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded "
-        "for embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
-    )
-    witness: str | None = Field(
-        default=None,
-        description="Second model that judges quality: a BLIP for image-text matching, a folder or org/name on the "
-        "hub.",
-    )
-    lpips: bool = Field(
-        default=False, description="Also compute LPIPS; needs AlexNet's weights on this machine."
-    )
-    noise_floor: bool = Field(
-        default=True,
-        description="Draw some of the baseline's images again with a change that should not matter.",
-    )
+    enabled: Annotated[
+        bool, Option("After all timing, compare the images with the baseline's.", "--quality")
+    ] = True
+    scorer: Scorer = "auto"
+    witness: Witness = None
+    lpips: Annotated[bool, Option("Also compute LPIPS; needs AlexNet's weights on this machine.")] = False
+    noise_floor: bool = True
 
 
 class Study(Spec):
@@ -129,22 +101,8 @@ class Study(Spec):
     workload: WorkloadRequest = WorkloadRequest()
     timing: Timing = Timing()
     quality: QualityRequest = QualityRequest()
-    device: str = Field(
-        default="auto",
-        description="Where to run; auto: a GPU if there is one. cuda: NVIDIA or AMD, xpu: Intel, mps: Apple.",
-    )
-
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, device: str) -> str:
-        if device not in DEVICES:
-            raise ValueError(f"must be one of {', '.join(DEVICES)}")
-        return device
-
-    rivals: bool = Field(
-        default=True,
-        description="For each step cache, also measure the same recipe with fewer steps instead.",
-    )
+    device: DeviceName = "auto"
+    rivals: Rivals = True
 
     @classmethod
     def of(

@@ -55,7 +55,7 @@ class Until:
             share = SAME_WITHIN if percent is None else float(percent) / 100
             if read is None or not 0.001 <= share <= 0.5:
                 raise UsageError(
-                    f"--until {text!r}: {part!r} is not an answer; give faster, slower or same N% (0.1 to 50), "
+                    f"{part!r} is not an answer; give faster, slower or same N% (0.1 to 50), "
                     "or several with | between them, e.g. 'faster|same 3%'"
                 )
             same_within = share

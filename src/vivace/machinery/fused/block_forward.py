@@ -15,7 +15,6 @@ import torch
 
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
@@ -124,7 +123,7 @@ class BlockForward:
             text, image: tokens (batch, tokens, channels), in bf16.
             rope: cosines and sines (text and image tokens, pairs), in fp32.
             modulations: (batch, vectors * channels): see `FusedArchitecture`.
-            mask: (batch, text and image tokens), which of them are attended to; attention is in bf16 then. None: all.
+            mask: of the tokens of text and image, see `operations.attend`; attention is in bf16 then. None: all.
             num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
         """
         blocks, (batch, num_image) = self._blocks, image.shape[:2]
@@ -391,10 +390,12 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Return attention's output as rows of tokens: see `attend`."""
+        """Return attention's output as rows of tokens: see `operations.attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
-        return attend((inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch)
+        return operations.attend(
+            (inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch
+        )
 
     def _of_double(self, vector: int) -> list[Modulation]:
         """Return the offsets of a double block's modulations, of which this vector is the first."""

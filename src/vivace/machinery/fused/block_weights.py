@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -58,7 +59,8 @@ class FusedArchitecture:
         activation: of the MLPs: "gelu", in its tanh form, or "swiglu", SiLU of the first half times the second.
         double, single: the layers of a block of diffusers'; None: there are no single ones.
         modulations: the Linear layers of a block's own modulations: of a double block the image's, then the text's.
-            None: all double blocks have the same, and all single ones, which they do not compute.
+            None: blocks compute none.
+        shares_modulations: all double blocks have the same, and all single ones.
         second: the layers of a double block's second attention, over the image alone; None: it has none. Its
             modulations are where those of a single block would be.
         order: which of the vectors that `modulations` make is at each place of a double block's (`OF_DOUBLE`), None:
@@ -69,12 +71,9 @@ class FusedArchitecture:
     double: Callable[[Any], BlockLayers]
     single: Callable[[Any], BlockLayers] | None = None
     modulations: Callable[[Any], list[Any]] | None = None
+    shares_modulations: bool = False
     second: Callable[[Any], BlockLayers | None] = _no_second_attention
     order: Callable[[Any], Sequence[int | None]] | None = None
-
-    @property
-    def shares_modulations(self) -> bool:
-        return self.modulations is None
 
     def blocks(self, transformer: Any) -> tuple[Any, Any]:
         """Return the lists of double and of single blocks."""
@@ -275,6 +274,25 @@ def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
     if getattr(attn, fused, None) is not None:
         return [getattr(attn, fused)]
     return [getattr(attn, name) for name in separate]
+
+
+def paired(layer: Any, num_heads: int) -> Any:
+    """Return a layer of queries or keys, or their norm, whose rotary embedding turns the first half of a head's
+    channels with the second, with these pairs side by side: attention's products are the same.
+
+    Args:
+        num_heads: of the layer's outputs; 1 for a norm.
+    """
+    count = len(layer.weight) // num_heads
+    pairs = torch.arange(count, device=layer.weight.device).view(2, -1).t().flatten()
+    order = (torch.arange(num_heads, device=pairs.device)[:, None] * count + pairs).flatten()
+    bias = getattr(layer, "bias", None)
+    return SimpleNamespace(
+        weight=layer.weight[order],
+        bias=None if bias is None else bias[order],
+        vivace_name=getattr(layer, "vivace_name", ""),
+        vivace_order=order,
+    )
 
 
 def frequencies(axes: Sequence[int], theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused import separate_passes
 
 if TYPE_CHECKING:
     import torch
@@ -292,16 +291,57 @@ def multiply(
     device = out.device.index or 0
     plan = _plan(kind, device)
     if plan is None:
-        separate_passes.multiply(values, weight, scales, bias, out, gelu, onto)
+        _multiply_in_passes(values, weight, scales, bias, out, gelu, onto)
         return
     index = _fastest.get((kind, device))
     if index is None and not torch.cuda.is_current_stream_capturing():
-        index = _fastest[kind, device] = _chosen(
+        index = _fastest[kind, device] = _fastest_of(
             plan, kind, device, (values, weight, scales, bias, onto, out)
         )
     plan(values, weight, scales, bias, onto, out, index or 0)
 
 
+def _multiply_in_passes(
+    values: torch.Tensor,
+    weight: torch.Tensor,
+    scales: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    gelu: bool = False,
+    onto: torch.Tensor | None = None,
+) -> None:
+    """Write what `multiply` does by PyTorch's matmul and the rest in other passes, the product rounded to bf16.
+
+    For what a GPU's cuBLASLt lacks. NVIDIA documents which matmuls in e4m3 Hopper has. An Ada GPU may lack those with
+    GELU, or with an output in e4m3; a matmul with one scale a tensor and an output in bf16 it has.
+    """
+    import torch
+
+    from vivace.machinery.kernels import reference
+
+    if values.dtype == torch.bfloat16:
+        product = torch.nn.functional.linear(values, weight)
+    else:
+        of_values, of_weight = (scale.reshape(1) for scale in scales[:2])
+        product = torch._scaled_mm(
+            values, weight.t(), of_values, of_weight, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    made = product.float() if bias is None else product.float() + bias.float()
+    if gelu:
+        made = reference.gelu(made)
+    if onto is not None:
+        made = made + onto.float()
+    if out.dtype == torch.float8_e4m3fn:
+        made = reference.to_e4m3(made * scales[2].reshape(1))
+    out.copy_(made)
+
+
+def evidence() -> dict[str, int]:
+    """Return how many kinds of matmuls took separate passes in this process, if any, for the record."""
+    return {"matmuls_in_separate_passes": len(_in_passes)} if _in_passes else {}
+
+
+_in_passes: set[Kind] = set()
 _NUM_ALGORITHMS = 6
 _ROUNDS, _CALLS = 3, 8
 _HOPELESS = 1.2
@@ -320,12 +360,12 @@ def _plan(kind: Kind, device: int) -> Plan | None:
     try:
         return Plan(kind, device, _NUM_ALGORITHMS)
     except Unsupported:
-        separate_passes.note(kind)
+        _in_passes.add(kind)
         return None
 
 
-def _chosen(plan: Plan, kind: Kind, device: int, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
-    """Return the fastest of a plan's algorithms that write the same bits, or that of a kind alike if it is of them."""
+def _fastest_of(plan: Plan, kind: Kind, device: int, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
+    """Return the fastest bit-exact algorithm; reuse the choice for the same rounded-up row count."""
     alike = replace(kind, rows=-(-kind.rows // _TILE_ROWS) * _TILE_ROWS), device
     before = _fastest_alike.get(alike)
     proposed = [bytes(each.algorithm) for each in plan.algorithms]

@@ -12,12 +12,10 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.machinery.fused.block_forward import BlockForward, Exchange
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, of_image, projections
-from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.first_norm import FirstBlock
-from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
-from vivace.machinery.fused.modulations import Hoisting
+from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 
 
 def _double(block: Any) -> BlockLayers:
@@ -136,15 +134,9 @@ class FluxForward:
         return self.exchange.modulations(lambda: modulations(conditions, embedding), like)
 
 
-def fuse_flux(
+def _fuse(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> tuple[HoistedBlocks, FluxForward, Hoisting]:
-    """Take the weights over from a transformer's blocks, which are removed from it, and replace its forward.
-
-    Args:
-        pipe: the pipeline, whose timesteps are known before the first step.
-        quantize, bounded, places: see `FusedBlocks`.
-    """
+) -> FusedTransformer:
     for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
         # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype. Of the embeddings
         # of time and guidance the last input is the text, which decides their dtype.
@@ -153,8 +145,8 @@ def fuse_flux(
     num_inputs = 2 + transformer.config.pooled_projection_dim
     fused = HoistedBlocks(transformer, FLUX, num_inputs, quantize, bounded, places)
     if has_doubles:
-        transformer.transformer_blocks.append(FirstBlock(fused.modulations))
-    transformer.forward = forward = FluxForward(transformer, fused)
-    hoisting = Hoisting(pipe, fused.modulations, forward.inputs_of)
-    transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
-    return fused, forward, hoisting
+        transformer.transformer_blocks.append(FirstBlock(FirstNorm(fused.modulations)))
+    return fused.hoist(transformer, pipe, FluxForward(transformer, fused))
+
+
+FORM = FusedForm(("transformer_blocks", "single_transformer_blocks"), _fuse)

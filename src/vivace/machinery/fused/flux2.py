@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModelOutput
-from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
@@ -22,9 +21,10 @@ from vivace.machinery.fused.block_weights import (
     of_image,
     projections,
 )
-from vivace.machinery.fused.casts import cast_last
+from vivace.machinery.fused.calls import cast_last, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.hoisted_blocks import FirstBlock
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.refusals import refuse_extras
 
 
 def _double(block: Any) -> BlockLayers:
@@ -49,15 +49,7 @@ def _single(block: Any) -> BlockLayers:
     )
 
 
-FLUX2 = FusedArchitecture("swiglu", _double, _single)
-
-
-class Flux2FirstBlock(nn.Module):
-    """Replaces the first double block: its norm, by whose output step caches decide, and nothing else."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm1 = norm
+FLUX2 = FusedArchitecture("swiglu", _double, _single, shares_modulations=True)
 
 
 class Flux2Forward:
@@ -113,14 +105,9 @@ class Flux2Forward:
         return of.double_stream_modulation_img, of.double_stream_modulation_txt, of.single_stream_modulation
 
 
-def fuse_flux2(
-    transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> tuple[FusedBlocks, Flux2Forward]:
-    """Take the weights over from a transformer's blocks, which are removed from it, and replace its forward.
-
-    Args:
-        quantize, bounded, places: see `FusedBlocks`.
-    """
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
     embed = transformer.time_guidance_embed
     embedders = (
         transformer.x_embedder,
@@ -135,6 +122,9 @@ def fuse_flux2(
     first = transformer.transformer_blocks[0].norm1 if len(transformer.transformer_blocks) else None
     fused = FusedBlocks(transformer, FLUX2, quantize, bounded, places)
     if first is not None:
-        transformer.transformer_blocks.append(Flux2FirstBlock(first))
+        transformer.transformer_blocks.append(FirstBlock(first))
     transformer.forward = forward = Flux2Forward(transformer, fused)
-    return fused, forward
+    return FusedTransformer(fused, lambda: forward.num_calls)
+
+
+FORM = FusedForm(("transformer_blocks", "single_transformer_blocks"), _fuse)

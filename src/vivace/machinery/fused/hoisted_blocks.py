@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from vivace.machinery.fused.block_weights import FusedArchitecture, FusedBlocks
-from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Modulations
+from vivace.machinery.fused.forms import FusedTransformer
+from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Hoisting, Modulations
 from vivace.machinery.fused.operations import Places
 
 
@@ -85,3 +87,64 @@ class HoistedBlocks(nn.Module):
                 vector -= layer.out_features // size
         for layer, own in zip(layers, pieces, strict=True):
             self.modulations.fill_apart(layer, own)
+
+    def hoist(self, transformer: Any, pipe: Any, forward: Any, **how: Any) -> FusedTransformer:
+        """Replace a transformer's forward, and let a pipeline's call fill the table.
+
+        Args:
+            forward: has `inputs_of`, see `Hoisting`, and `num_calls`.
+            how: further arguments of `Hoisting`.
+        """
+        transformer.forward = forward
+        hoisting = Hoisting(pipe, self.modulations, forward.inputs_of, **how)
+        transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
+        counts = {
+            "denoiser.modulations_hoisted": lambda: hoisting.num_hoisted,
+            "denoiser.modulations_computed_in_the_loop": lambda: int(self.modulations.num_computed),
+        }
+        return FusedTransformer(self, lambda: forward.num_calls, counts)
+
+
+class FirstModulation(nn.Module):
+    """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels).
+
+    Args:
+        modulations: stays registered with its owner only.
+    """
+
+    def __init__(self, modulations: Modulations, num_vectors: int) -> None:
+        super().__init__()
+        self._owner = [modulations]  # in a list, so that its weights are not counted and moved twice
+        self._num_vectors = num_vectors
+
+    def forward(self, emb: torch.Tensor) -> torch.Tensor:
+        (owner,) = self._owner
+        rows = slice(0, self._num_vectors * owner.weight.shape[1])
+        weight, bias = owner.weight[rows].to(emb.dtype), owner.bias[rows]
+        if owner.scale is not None:
+            weight = weight * owner.scale[rows, None].to(emb.dtype)
+        active = nn.functional.silu(emb)
+        made = nn.functional.linear(active, weight, bias.to(emb.dtype))
+        change = owner.loras.of_layer(0, active)
+        return made if change is None else made + change[:, rows]
+
+
+class FirstNorm(nn.Module):
+    """The first double block's `norm1`, over the fused weights."""
+
+    def __init__(self, modulations: Modulations) -> None:
+        super().__init__()
+        self.modulation = FirstModulation(modulations, 2)
+
+    def forward(self, x: torch.Tensor, emb: torch.Tensor) -> tuple[torch.Tensor]:
+        shift, scale = self.modulation(emb).chunk(2, 1)
+        normed = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+        return (normed * (1 + scale[:, None]) + shift[:, None],)
+
+
+class FirstBlock(nn.Module):
+    """Replaces the first double block: its norm, by whose output step caches decide, and nothing else."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm1 = norm

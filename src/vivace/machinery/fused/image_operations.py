@@ -39,7 +39,7 @@ def geglu(up: torch.Tensor, bias: torch.Tensor | None, quantize: bool, room: Roo
     """Return h GELU(g) of `up` (rows, 2 channels) and its bias (2 channels,), in rows that `room` makes."""
     made = row_scaled(len(up), up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
-        from vivace.machinery.kernels import geglu as kernels
+        from vivace.machinery.kernels import gates as kernels
 
         kernels.geglu(up, bias, made.values, made.scales)
     elif not up.is_meta:
@@ -181,10 +181,10 @@ def add_biased(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Te
     """Return x + y + bias: all (batch, channels, height, width) in channels_last, but bias, (channels,)."""
     made = torch.empty_like(x, memory_format=torch.channels_last)
     if takes_kernels(x):
-        from vivace.machinery.kernels import residual
+        from vivace.machinery.kernels import convolution
 
         flat = [pixels(tensor).flatten(0, 1) for tensor in (x, y, made)]
-        residual.add_biased(flat[0], flat[1], bias, flat[2])
+        convolution.add_biased(flat[0], flat[1], bias, flat[2])
     elif not x.is_meta:
         made.copy_(x.float() + y.float() + bias.float()[:, None, None])
     return made

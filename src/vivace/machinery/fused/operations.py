@@ -6,9 +6,9 @@ Functions return new tensors, except that `add_and_norm` also changes the residu
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,8 @@ class AttentionPreparation:
     Attributes:
         bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
         weights: (1 or 2, 2, channels), of the norms of queries and keys.
-        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2).
+        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2). Of twice
+            that width they are of the even channels, and then of the odd ones.
         scales: None: no rounding to e4m3.
         eps: of the norms.
         num_key_heads: of keys and values; None: as many as queries have.
@@ -159,9 +160,8 @@ def add_and_norm(
 
 def add_and_rms_norm(
     x: torch.Tensor,
-    branch: RowScaled | None,
+    branch: Branch | None,
     vectors: torch.Tensor,
-    gate: int,
     weight: int | None,
     scale: torch.Tensor | None,
     eps: float,
@@ -172,14 +172,16 @@ def add_and_rms_norm(
     For the arguments see `vivace.machinery.kernels.rms_residual`.
 
     Args:
-        weight: None: nothing is normalised, and the stream is returned.
+        weight: where the vector starts; None: nothing is normalised, and the stream is returned.
         room: makes the rows of the norm.
     """
     import torch
 
     from vivace.machinery.kernels import reference
 
-    values, row_scales = (None, None) if branch is None else (branch.values, branch.scales)
+    values, row_scales, gate = (None, None, 0)
+    if branch is not None:
+        values, row_scales, gate = branch.values, branch.row_scales, branch.gate.image
     rows, channels = x.shape
     out = None
     if weight is not None:
@@ -244,6 +246,68 @@ def write_attention_inputs(
                 out.copy_(new if factor is None else reference.to_e4m3(new / factor))
 
 
+def attend(
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    scales: AttentionScales | None,
+    tokens: TokenLayout,
+    values: torch.Tensor | None,
+    onto: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    launch: Callable[[int, Callable[[], Any]], Any] | None = None,
+) -> Rows:
+    """Return attention's output as rows of tokens, (rows, channels), in e4m3 if there is a scale for it.
+
+    In bf16 attention is PyTorch's, in e4m3 cuDNN's.
+
+    Args:
+        qkv: each (batch, tokens, heads, channels): in e4m3 with `scales`, else in bf16. A head of keys and values may
+            be for several of queries that lie side by side.
+        values: (1 or more,), fp32, the first of which is the scale of an output that is computed in bf16.
+        onto: where to write it, (rows, channels), which may be part of wider rows.
+        mask: (batch, tokens), which keys there are, or (batch, 1, tokens, tokens), PyTorch's; in bf16 alone.
+        launch: launches cuDNN's kernel on a stream.
+    """
+    import torch
+
+    from vivace.machinery.kernels.reference import from_joint
+
+    def as_rows(joint: torch.Tensor) -> torch.Tensor:
+        return from_joint(joint.flatten(2), tokens)
+
+    q, k, v = qkv
+    if scales is None:
+        grouped = k.shape[2] != q.shape[2]
+        if grouped and mask is not None:  # PyTorch's kernels that take a mask know no groups
+            k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for each in (k, v))
+            grouped = False
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(each.transpose(1, 2) for each in (q, k, v)),
+            attn_mask=mask[:, None, None] if mask is not None and mask.ndim == 2 else mask,
+            enable_gqa=grouped,
+        )
+        attended = as_rows(out.transpose(1, 2))
+        if values is not None:
+            return quantized(attended, values[:1], onto)
+        return Rows(attended if onto is None else onto.copy_(attended))
+    assert mask is None, "cuDNN's attention in e4m3 takes no mask here"
+    in_order = onto is not None and (tokens.batch == 1 or not tokens.text)
+    eight = torch.empty_like(q)
+    if onto is not None and in_order:
+        eight = onto.unflatten(-1, q.shape[2:]).unflatten(0, q.shape[:2])
+    if not q.is_meta:
+        from vivace.machinery.attention_backends.cudnn_fp8 import attend as by_cudnn
+
+        compute = functools.partial(by_cudnn, q, k, v, scales.queries_keys, scales.values, eight)
+        if launch is None:
+            compute()
+        else:
+            launch(torch.cuda.current_stream().cuda_stream, compute)
+    if onto is None or not in_order:
+        attended = as_rows(eight.view(torch.uint8)).view(torch.float8_e4m3fn)
+        onto = attended if onto is None else onto.copy_(attended)
+    return Rows(onto, scales.values[:1])
+
+
 def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:
     """Return rows of bf16 in e4m3 with one scale, (1,), written to `onto` if it is given."""
     import torch
@@ -275,7 +339,7 @@ def sigmoid_gated(attended: Rows, gate: torch.Tensor, scale: torch.Tensor | None
     made = room(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
     divisor = None if attended.scale is not None else scale
     if takes_kernels(x):
-        from vivace.machinery.kernels.sigmoid_gate import sigmoid_gate
+        from vivace.machinery.kernels.gates import sigmoid_gate
 
         sigmoid_gate(x, gate, made, divisor)
     elif not x.is_meta:
@@ -299,7 +363,7 @@ def row_scaled(
 def swiglu(
     up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
 ) -> RowScaled:
-    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.swiglu`.
+    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.gates`.
 
     Args:
         up: (rows, 2 channels): g, then h.
@@ -311,7 +375,7 @@ def swiglu(
     beside = 0 if attended is None else attended.values.shape[1]
     made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
-        from vivace.machinery.kernels import swiglu as kernels
+        from vivace.machinery.kernels import gates as kernels
 
         of_attention = () if attended is None else (attended.values, attended.scale)
         kernels.swiglu(up, made.values, made.scales, *of_attention)

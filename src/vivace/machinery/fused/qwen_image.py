@@ -18,12 +18,11 @@ from torch import nn
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
-from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.first_norm import FirstModulation
-from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
-from vivace.machinery.fused.modulations import OF_DOUBLE, Hoisting, Modulations
+from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks
+from vivace.machinery.fused.modulations import OF_DOUBLE, Modulations
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 
 
 def _double(block: Any) -> BlockLayers:
@@ -144,37 +143,32 @@ class QwenImageForward:
         return angles.real.contiguous(), angles.imag.contiguous()
 
 
-def fuse_qwen_image(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> tuple[HoistedBlocks, QwenImageForward, Hoisting]:
-    """Take the weights over from a transformer's blocks, which are removed from it, and replace its forward.
-
-    Args:
-        pipe: the pipeline, whose timesteps are known before the first step.
-        quantize, bounded, places: see `FusedBlocks`.
-    """
-    for layer in (transformer.img_in, transformer.txt_norm):
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
-    first = transformer.transformer_blocks[0].img_norm1
-    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, quantize, bounded, places)
-    transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
-    transformer.forward = forward = QwenImageForward(transformer, fused)
-    hoisting = Hoisting(pipe, fused.modulations, forward.inputs_of, False, transformer.config.zero_cond_t)
-    transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
-    return fused, forward, hoisting
-
-
-def unsuited(transformer: Any) -> str | None:
-    """Return why this transformer has no fused form, or None."""
-    if transformer.config.use_additional_t_cond:
-        return "this transformer adds a condition to the timestep (use_additional_t_cond), which fused does not know"
-    return None
-
-
 def _mask(of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
     """Return a mask of the tokens of text and image that exist, (batch, tokens)."""
     if of_text is None:
         return None
     of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)
     return torch.cat([of_text.bool(), of_image], dim=1)
+
+
+def _unsuited(transformer: Any) -> str | None:
+    """Return why this transformer has no fused form, or None."""
+    if transformer.config.use_additional_t_cond:
+        return "this transformer adds a condition to the timestep (use_additional_t_cond), which fused does not know"
+    return None
+
+
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    for layer in (transformer.img_in, transformer.txt_norm):
+        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
+        layer.register_forward_pre_hook(cast_last)
+    first = transformer.transformer_blocks[0].img_norm1
+    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, quantize, bounded, places)
+    transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
+    forward = QwenImageForward(transformer, fused)
+    return fused.hoist(transformer, pipe, forward, reads_text=False, with_zero=transformer.config.zero_cond_t)
+
+
+FORM = FusedForm(("transformer_blocks",), _fuse, _unsuited)

@@ -20,34 +20,20 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
     QwenImage21AttnProcessor,
     QwenImage21TransformerBlock,
 )
-from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.fused import operations
-from vivace.machinery.fused.block_attention import attend
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
-from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.chain import take_over
+from vivace.machinery.fused.calls import cast_last
+from vivace.machinery.fused.chain import BlockChain, ChainForm, Tables, take_blocks
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Places, Rows
-from vivace.machinery.fused.scales import GROWTH, spread
-from vivace.machinery.kernels.reference import (
-    Branch,
-    Modulation,
-    TokenLayout,
-    from_joint,
-    scale_of,
-    to_joint,
-)
+from vivace.machinery.fused.operations import AttentionScales, Places, Rows
+from vivace.machinery.kernels.reference import TokenLayout, from_joint, to_joint
 
-_OWN, _STILL = 1, 5
-"""Vectors of modulations in front of those of the image and of the others: scale, gate, scale, gate. The first is
-zero, the shift that these norms do not have."""
 Segment = tuple[int, int, bool]
 """Where a segment starts and ends, and whether it is text."""
-Tables = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines (tokens, pairs) in fp32."""
 
 
 # Attention of the step that computes them goes segment by segment: words attend to all in front of them and to
@@ -124,44 +110,42 @@ _ANY_LENGTH = (
 )
 
 
+def _layers(block: Any) -> BlockLayers:
+    attention, mlp = block.attn, block.img_mlp
+    return BlockLayers(
+        qkv=[projections(attention, "image")],
+        out=[[attention.to_out[0]]],
+        up=[[mlp.gate_layer, mlp.proj]],
+        down=[[mlp.out]],
+        norms=[(attention.norm_q, attention.norm_k)],
+    )
+
+
+CAUSAL = ChainForm(_layers, ("attn", "img_mlp"), "layer", ("shift", "scale", "gate"), shares_vectors=True)
+
+
 # A chain of all blocks takes the place of diffusers' list. Text and images to be edited come before the image that is
 # drawn, are modulated by a timestep of 0 and attend to nothing behind them. So their keys and values are those of the
 # first step, which computes them block by block of the mask, attention in bf16. Later steps compute the image's tokens
 # alone, over keys and values of both; in e4m3 those that are kept are rounded again with the step's scale. Source:
 # diffusers, QwenImage21Transformer2DModel.
-class CausalChain(nn.Module):
+class CausalChain(BlockChain):
     """All blocks.
 
-    Args:
-        blocks: diffusers'.
-        bounded: for each block, whether attention's inputs are to be bounded, for fp8.
-
     Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots of its products.
         attn: what the transformer asks its blocks for.
         img_norm1: the first block's, by whose output step caches decide.
-        num_calls: of its forward.
     """
 
-    takes_layers = True
     _modulate = QwenImage21TransformerBlock._modulate
 
     def __init__(
         self, blocks: Sequence[Any], num_heads: int, quantize: bool, bounded: Sequence[bool], places: Places
     ) -> None:
-        super().__init__()
-        self.num_calls = 0
+        eps = blocks[0].img_norm1.eps, blocks[0].attn.norm_q.eps
+        super().__init__(blocks, CAUSAL, (num_heads, num_heads), eps, quantize, bounded, places)
         self.attn = SimpleNamespace(processor=QwenImage21AttnProcessor())
         self.img_norm1 = blocks[0].img_norm1
-        self._num_heads = num_heads
-        self._eps, self._eps_of_heads = blocks[0].img_norm1.eps, blocks[0].attn.norm_q.eps
-        take_over(
-            self,
-            zip(blocks, bounded, strict=True),
-            ("attn", "img_mlp"),
-            lambda block, is_bounded: _weights_of(block, quantize, is_bounded),
-            places,
-        )
 
     def forward(
         self,
@@ -183,16 +167,16 @@ class CausalChain(nn.Module):
         """
         is_still = target_token_mask is not None
         if segments is None:  # a later step, whose positions and mask are those of the first one
-            return self.compute(hidden_states, modulation, layer_cache.get()[0], is_still)
+            return self.behind(hidden_states, modulation, layer_cache.get()[0], is_still)
         rope = rotary_emb.real.float().contiguous(), rotary_emb.imag.float().contiguous()
         length = segments[-1][1] if segments else 0
         prefix = Prefix(length, segments, rope, key_valid, is_kept=cache_write_slice is not None)
-        made = self.compute(hidden_states, modulation, prefix, is_still)
+        made = self.behind(hidden_states, modulation, prefix, is_still)
         if prefix.is_kept:
             layer_cache.store(prefix.behind, prefix.behind)
         return made
 
-    def compute(
+    def behind(
         self, x: torch.Tensor, modulation: torch.Tensor, prefix: Prefix, is_still: bool
     ) -> torch.Tensor:
         """Return the tokens behind the last block.
@@ -201,68 +185,28 @@ class CausalChain(nn.Module):
             x: (batch, tokens, channels): those of the prefix first, where it is computed.
             modulation: (batch, 4 channels), of the image's tokens, and with `is_still` a row for those of the prefix.
         """
-        self.num_calls += 1
-        batch, length, channels = x.shape
+        batch, length, _ = x.shape
         num_first = prefix.length if prefix.is_computed else 0
         tokens = TokenLayout(batch, num_first, length - num_first)
         rows = from_joint(x.to(torch.bfloat16, copy=True), tokens).contiguous()
-        vectors = _vectors(modulation, batch, is_still)
-        inputs, values = self._scales(vectors, channels)
-        shift = Modulation(0, 0)
-        scale, gate, mlp_scale, mlp_gate = (
-            Modulation((_STILL + k) * channels, (_OWN + k) * channels) for k in range(4)
-        )
-        unit = None if self.unit is None else self.unit[:1]
-        pending: Branch | None = None
-        for index, block in enumerate(self.blocks):
-            normed = operations.add_and_norm(
-                rows, pending, vectors, (shift, scale), tokens, inputs[0], self._eps, block.qkv.room
-            )
-            attended = self._attend(block, index, normed, tokens, values[index], prefix)
-            normed = operations.add_and_norm(
-                rows,
-                Branch(block.out(attended, tokens), gate),
-                vectors,
-                (shift, mlp_scale),
-                tokens,
-                inputs[1],
-                self._eps,
-                block.up.room,
-            )
-            active = operations.swiglu(block.up(normed, tokens), unit is not None, room=block.down.room)
-            pending = Branch(
-                block.down(Rows(active.values, unit), tokens), mlp_gate, row_scales=active.scales
-            )
-        operations.add_and_norm(rows, pending, vectors, None, tokens, None, self._eps)
+
+        def attend(block: BlockWeights, index: int, normed: Rows, of_values: torch.Tensor | None) -> Rows:
+            return self._attend_over(prefix, block, index, normed, tokens, of_values)
+
+        self.compute(rows, _vectors(modulation, batch, is_still), tokens, attend)
         return to_joint(rows, tokens)
 
-    def _scales(self, vectors: torch.Tensor, channels: int) -> tuple[Any, Any]:
-        """Return the scales of the products' inputs (2, 1), and of values with their inverse (blocks, 2).
-
-        A normalised token of n channels has the norm sqrt(n): see `vivace.machinery.fused.scales`.
-        """
-        if self.largest is None:
-            return (None, None), [None] * len(self.blocks)
-        scaled = 1 + vectors.unflatten(1, (-1, channels))[:, _OWN::2]  # of attention and MLP, in turn
-        reach = channels**0.5 * scaled.abs().amax(dim=(0, 2)).view(2, 2).amax(dim=0)
-        values = scale_of(reach[0] * self.largest * GROWTH)
-        inputs = spread(scale_of(reach))[..., :1]
-        return inputs, spread(torch.stack([values, 1 / values], dim=1))[..., 0]
-
-    def _attend(
+    def _attend_over(
         self,
+        prefix: Prefix,
         block: BlockWeights,
         index: int,
         rows: Rows,
         tokens: TokenLayout,
         of_values: torch.Tensor | None,
-        prefix: Prefix,
     ) -> Rows:
         is_bf16 = prefix.mask is not None or prefix.is_computed
-        scales = block.norms.attention_scales(of_values, is_bf16)
-        preparation = AttentionPreparation(
-            None, block.norms.weight, prefix.rope, tokens, self._num_heads, scales, self._eps_of_heads
-        )
+        preparation = self.preparation(block, prefix.rope, tokens, of_values, is_bf16)
         onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
         qkv = block.qkv(rows, tokens)
         if prefix.is_computed:
@@ -273,9 +217,9 @@ class CausalChain(nn.Module):
                 return operations.quantized(attended, of_values[:1], onto)
             return Rows(attended if onto is None else onto.copy_(attended))
         q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
-        keys, values, own = prefix.before(index, q, scales)
+        keys, values, own = prefix.before(index, q, preparation.scales)
         operations.write_attention_inputs(qkv, preparation, (q, *own))
-        return attend((q, keys, values), scales, tokens, of_values, onto, prefix.mask)
+        return operations.attend((q, keys, values), preparation.scales, tokens, of_values, onto, prefix.mask)
 
 
 class QwenImage21Forward:
@@ -326,55 +270,37 @@ class QwenImage21Forward:
         times = timestep.to(image.dtype)
         embedding = transformer.time_text_embed(torch.cat([times, times.new_zeros(1)]), image)
         prefix = Prefix(length, None, rope, mask, keys=keys, values=values)
-        image = self._chain.compute(image, transformer.modulation(embedding), prefix, is_still=True)
+        image = self._chain.behind(image, transformer.modulation(embedding), prefix, is_still=True)
         made: torch.Tensor = transformer.proj_out(transformer.norm_out(image, embedding[:-1]))
         return made
 
 
-def fuse_qwen_image21(
-    transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> CausalChain:
-    """Replace a transformer's blocks by a chain, the only element of their list, and its forward.
-
-    Args:
-        quantize: store weights in e4m3, with one scale for each; else in bf16.
-        bounded: for each block, whether attention's inputs are to be bounded, for fp8.
-        places: where the model computes, and where its weights are kept.
-    """
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
     name_layers(transformer)
     for layer in (transformer.img_in, transformer.txt_in):
         layer.register_forward_pre_hook(cast_last)
     num_heads = transformer.config.num_attention_heads
     chain = CausalChain([*transformer.transformer_blocks], num_heads, quantize, bounded, places)
-    transformer.transformer_blocks = nn.ModuleList([chain.eval().requires_grad_(False)])
+    take_blocks(transformer, "transformer_blocks", chain)
     transformer.forward = QwenImage21Forward(transformer, chain)
-    return chain
+    return FusedTransformer(True, lambda: chain.num_calls)
 
 
-def _layers(block: Any) -> BlockLayers:
-    attention, mlp = block.attn, block.img_mlp
-    return BlockLayers(
-        qkv=[projections(attention, "image")],
-        out=[[attention.to_out[0]]],
-        up=[[mlp.gate_layer, mlp.proj]],
-        down=[[mlp.out]],
-        norms=[(attention.norm_q, attention.norm_k)],
-    )
-
-
-def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[BlockWeights, torch.Tensor | None]:
-    weights = BlockWeights(_layers(block), "swiglu", quantize, bounded)
-    return weights, weights.limits()[0, 0, 0] if quantize else None
+# In bf16 frequencies would give every timestep another phase.
+FORM = FusedForm(("transformer_blocks",), _fuse, exact=("time_text_embed.time_proj.freqs",))
 
 
 def _vectors(modulation: torch.Tensor, batch: int, is_still: bool) -> torch.Tensor:
-    """Return zeros, and scale, gate, scale and gate for the image and for what is in front of it, (batch, 9 channels),
-    in fp32."""
+    """Return the vectors for the image and for what is in front of it, (batch, 2, 6, channels), in fp32.
+
+    These norms have no shift.
+    """
     own = modulation[:batch].float().unflatten(1, (4, -1))
     still = modulation[batch:].float().unflatten(1, (4, -1)).expand(batch, -1, -1) if is_still else own
-    both = torch.stack([own, still], dim=1)  # (batch, 2, 4, channels)
-    both = torch.stack([both[:, :, 0::2], both[:, :, 1::2].tanh()], dim=3)
-    return torch.cat([torch.zeros_like(own[:, 0]), both.flatten(1)], dim=1)
+    scales, gates = torch.stack([own, still], dim=1).unflatten(2, (2, 2)).unbind(3)
+    return torch.stack([torch.zeros_like(scales), scales, gates.tanh()], dim=3).flatten(2, 3)
 
 
 def attend_in_blocks(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], prefix: Prefix) -> torch.Tensor:

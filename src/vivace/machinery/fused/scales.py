@@ -4,7 +4,7 @@
   element exceeds sqrt(C) max|1 + s| + max|t|, and the norm does not exceed sqrt(C) max|1 + s| + |t|.
 - Values and the MLP's hidden channels are products of such a token x and a weight row w, so no element exceeds
   |x| |w| + |b|. GELU and attention do not exceed their inputs. SwiGLU multiplies two of them: each row has a scale of
-  its own, from its largest element (see `vivace.machinery.kernels.swiglu`).
+  its own, from its largest element (see `vivace.machinery.kernels.gates`).
 - A text's values are few and known before the step's attention to them: their largest is looked up.
 
 Typical elements are 50 times smaller than these bounds. An integer would lose six of its eight bits to that; e4m3 has

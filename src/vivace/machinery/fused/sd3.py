@@ -16,12 +16,10 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
-from vivace.machinery.fused.casts import cast_last
-from vivace.machinery.fused.first_norm import FirstBlock
-from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
-from vivace.machinery.fused.modulations import Hoisting
+from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.refusals import refuse_controlnet, refuse_extras
 
 _GUIDED = 2
 """Rows of a batch for one image, with guidance."""
@@ -139,28 +137,7 @@ class Sd3Forward:
         return parts.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
-def fuse_sd3(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> tuple[HoistedBlocks, Sd3Forward, Hoisting]:
-    """Take the weights over from a transformer's blocks, which are removed from it, and replace its forward.
-
-    Args:
-        pipe: the pipeline, whose timesteps are known before the first step.
-        quantize, bounded, places: see `FusedBlocks`.
-    """
-    for layer in (transformer.pos_embed, transformer.context_embedder, transformer.time_text_embed):
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
-    num_inputs = 1 + transformer.config.pooled_projection_dim
-    fused = HoistedBlocks(transformer, SD3, num_inputs, quantize, bounded, places, _GUIDED)
-    transformer.transformer_blocks.append(FirstBlock(fused.modulations))
-    transformer.forward = forward = Sd3Forward(transformer, fused)
-    hoisting = Hoisting(pipe, fused.modulations, forward.inputs_of, whole=1)
-    transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
-    return fused, forward, hoisting
-
-
-def unsuited(transformer: Any) -> str | None:
+def _unsuited(transformer: Any) -> str | None:
     """Why this transformer has no fused form, or None."""
     if transformer.config.qk_norm != "rms_norm":
         return (
@@ -171,3 +148,18 @@ def unsuited(transformer: Any) -> str | None:
     if any(block.context_pre_only != (at == last) for at, block in enumerate(transformer.transformer_blocks)):
         return "the fused blocks end the text in the last block alone, and this transformer's do so elsewhere"
     return None
+
+
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    for layer in (transformer.pos_embed, transformer.context_embedder, transformer.time_text_embed):
+        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
+        layer.register_forward_pre_hook(cast_last)
+    num_inputs = 1 + transformer.config.pooled_projection_dim
+    fused = HoistedBlocks(transformer, SD3, num_inputs, quantize, bounded, places, _GUIDED)
+    transformer.transformer_blocks.append(FirstBlock(FirstNorm(fused.modulations)))
+    return fused.hoist(transformer, pipe, Sd3Forward(transformer, fused), whole=1)
+
+
+FORM = FusedForm(("transformer_blocks",), _fuse, _unsuited)

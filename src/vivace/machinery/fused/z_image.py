@@ -1,7 +1,5 @@
 """Z-Image's blocks over fused weights: one stream, RMSNorm before and behind attention and MLP, SwiGLU.
 
-A chain of blocks takes the place of a list of diffusers' blocks, so that a branch is added to the stream by the kernel
-that also makes the next block's input. All else stays diffusers': patches, positions, embedders, the last layer.
 Source: diffusers, ZImageTransformer2DModel.
 """
 
@@ -14,73 +12,47 @@ import torch
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused import operations
-from vivace.machinery.fused.block_attention import attend
-from vivace.machinery.fused.block_weights import Norms, projections
-from vivace.machinery.fused.casts import cast_all, cast_all_named
-from vivace.machinery.fused.chain import take_over
+from vivace.machinery.fused.block_weights import BlockLayers, projections
+from vivace.machinery.fused.calls import cast_all, cast_all_named, refuse_controlnet
+from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.lora_beside import LorasBeside
 from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
-from vivace.machinery.fused.operations import AttentionPreparation, Places, Rows, RowScaled
-from vivace.machinery.fused.products import Product
-from vivace.machinery.fused.refusals import refuse_controlnet
-from vivace.machinery.fused.scales import GROWTH, spread
-from vivace.machinery.kernels.reference import TokenLayout, scale_of
+from vivace.machinery.fused.operations import Places
 
-CHAINS = ("noise_refiner", "context_refiner", "layers")
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
-_VECTORS = 4
-"""Vectors of a block: the weight of attention's norm, its gate, the weight of the MLP's norm, its gate."""
 
 
-class SandwichBlock(nn.Module):
-    """The products of one block, and the norms of its queries and keys."""
-
-    def __init__(self, block: Any, quantize: bool, bounded: bool) -> None:
-        super().__init__()
-        attention, mlp = block.attention, block.feed_forward
-        self.qkv = Product([projections(attention, "image")], quantize)
-        self.out = Product([[attention.to_out[0]]], quantize)
-        self.up = Product([[mlp.w1, mlp.w3]], quantize)
-        self.down = Product([[mlp.w2]], quantize)
-        self.norms = Norms([(attention.norm_q, attention.norm_k)], bounded)
-
-    def largest_value_row(self) -> torch.Tensor:
-        """Return the largest norm of a row of the values' e4m3 weight, ()."""
-        assert self.qkv.scale is not None
-        channels = self.qkv.weight.shape[2]
-        return (self.qkv.weight[0, 2 * channels :].float() * self.qkv.scale).norm(dim=1).amax()
+def _layers(block: Any) -> BlockLayers:
+    attention, mlp = block.attention, block.feed_forward
+    return BlockLayers(
+        qkv=[projections(attention, "image")],
+        out=[[attention.to_out[0]]],
+        up=[[mlp.w1, mlp.w3]],
+        down=[[mlp.w2]],
+        norms=[(attention.norm_q, attention.norm_k)],
+    )
 
 
-def _weights_of(block: Any, quantize: bool, bounded: bool) -> tuple[SandwichBlock, torch.Tensor | None]:
-    weights = SandwichBlock(block, quantize, bounded)
-    return weights, weights.largest_value_row() if quantize else None
+SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale", "gate"))
 
 
-class BlockChain(nn.Module):
-    """Blocks that follow each other.
-
-    Args:
-        blocks: diffusers'; all of them are modulated, or none.
-        bounded: for each block, whether attention's inputs are to be bounded, for fp8.
+class SandwichChain(BlockChain):
+    """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
 
     Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots of its products.
+        norms: weights of each block's norms: in front of attention and behind it, of the MLP (blocks, 4, channels).
         loras: what is added to the modulations.
         attention_norm1, adaLN_modulation: the first block's, by whose output step caches decide.
-        num_calls: of its forward.
     """
-
-    takes_layers = True
 
     def __init__(
         self, blocks: Sequence[Any], num_heads: int, quantize: bool, bounded: Sequence[bool], places: Places
     ) -> None:
-        super().__init__()
-        self.num_calls = 0
-        self._num_heads = num_heads
-        self._eps, self._eps_of_heads = blocks[0].attention_norm1.eps, blocks[0].attention.norm_q.eps
+        first = blocks[0]
+        eps = first.attention_norm1.eps, first.attention.norm_q.eps
+        super().__init__(blocks, SANDWICH, (num_heads, num_heads), eps, quantize, bounded, places)
         norms = [
             torch.stack([block.attention_norm1.weight, block.attention_norm2.weight,
                          block.ffn_norm1.weight, block.ffn_norm2.weight])
@@ -88,22 +60,15 @@ class BlockChain(nn.Module):
         ]  # fmt: skip
         self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
         self.modulation: nn.Linear | None = None
-        self.attention_norm1 = blocks[0].attention_norm1
+        self.attention_norm1 = first.attention_norm1
         self.loras = LorasBeside()
-        if blocks[0].modulation:
+        if first.modulation:
             layers = [block.adaLN_modulation[0] for block in blocks]
             for index, layer in enumerate(layers):
                 outputs = slice(index * layer.out_features, (index + 1) * layer.out_features)
                 self.loras.add_layer(layer, layer.in_features, outputs)
             self.adaLN_modulation = nn.Sequential(_FirstModulation(layers[0], self.loras))
             self.modulation = _one_layer(layers).to(places.home)
-        take_over(
-            self,
-            zip(blocks, bounded, strict=True),
-            ("attention", "feed_forward"),
-            lambda block, is_bounded: _weights_of(block, quantize, is_bounded),
-            places,
-        )
 
     def forward(
         self,
@@ -121,43 +86,9 @@ class BlockChain(nn.Module):
                 "fused: the fused blocks modulate all tokens of an image alike, and this call has clean ones among "
                 "them (image_noise_mask); leave fused out"
             )
-        self.num_calls += 1
-        batch, length, channels = x.shape
-        rows = x.to(torch.bfloat16, copy=True).flatten(0, 1).contiguous()
-        tokens = TokenLayout(batch, 0, length)
-        angles = freqs_cis[0] if batch == 1 else freqs_cis
+        angles = freqs_cis[0] if len(x) == 1 else freqs_cis
         rope = angles.real.float().contiguous(), angles.imag.float().contiguous()
-        vectors = self._vectors(adaln_input, batch)
-        scales = self._scales(vectors)
-        flat = vectors.flatten(1)
-        pending: RowScaled | None = None
-        gate = 0
-        for index, block in enumerate(self.blocks):
-            start = index * _VECTORS * channels
-            of_inputs, of_values = (None, None), None
-            if scales is not None:
-                of_inputs, of_values = scales[0][index], scales[1][index]
-            normed = operations.add_and_rms_norm(
-                rows, pending, flat, gate, start, of_inputs[0], self._eps, block.qkv.room
-            )
-            attended = self._attend(block, normed, rope, tokens, of_values, attn_mask)
-            branch = RowScaled(block.out(attended, tokens))
-            normed = operations.add_and_rms_norm(
-                rows,
-                branch,
-                flat,
-                start + channels,
-                start + 2 * channels,
-                of_inputs[1],
-                self._eps,
-                block.up.room,
-            )
-            active = operations.swiglu(block.up(normed, tokens), self.unit is not None, room=block.down.room)
-            unit = None if self.unit is None else self.unit[:1]
-            pending = RowScaled(block.down(Rows(active.values, unit), tokens), active.scales)
-            gate = start + 3 * channels
-        operations.add_and_rms_norm(rows, pending, flat, gate, None, None, self._eps)
-        return rows.unflatten(0, (batch, length))
+        return self.over_stream(x, self._vectors(adaln_input, len(x)), rope, attn_mask)
 
     @property
     def lora_slots(self) -> list[LoraSlot]:
@@ -184,35 +115,6 @@ class BlockChain(nn.Module):
         )  # (batch, blocks, attention or MLP, scale or gate, channels)
         return factors.flatten(2, 3) * self.norms
 
-    def _scales(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the scales of the products' inputs (blocks, 2, 1), and of values with their inverse (blocks, 2).
-
-        A normalised token of n channels has the norm sqrt(n): see `vivace.machinery.fused.scales`.
-        """
-        if self.largest is None:
-            return None
-        reach = vectors.shape[-1] ** 0.5 * vectors[:, :, 0::2].abs().amax(dim=(0, 3))
-        values = scale_of(reach[:, 0] * self.largest * GROWTH)
-        inputs = spread(scale_of(reach))[..., :1]
-        return inputs, spread(torch.stack([values, 1 / values], dim=1))[..., 0]
-
-    def _attend(
-        self,
-        block: SandwichBlock,
-        rows: Rows,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        tokens: TokenLayout,
-        of_values: torch.Tensor | None,
-        mask: torch.Tensor | None,
-    ) -> Rows:
-        scales = block.norms.attention_scales(of_values, is_bf16=mask is not None)
-        preparation = AttentionPreparation(
-            block.qkv.left_bias, block.norms.weight, rope, tokens, self._num_heads, scales, self._eps_of_heads
-        )
-        qkv = operations.attention_inputs(block.qkv(rows, tokens), preparation)
-        onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
-        return attend(qkv, scales, tokens, of_values, onto, mask)
-
 
 class _FirstModulation(nn.Module):
     """The first block's modulation alone, with its LoRAs.
@@ -232,16 +134,9 @@ class _FirstModulation(nn.Module):
         return made if change is None else made + change
 
 
-def fuse_z_image(
-    transformer: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> list[BlockChain]:
-    """Replace a transformer's lists of blocks by chains, each the only element of its list.
-
-    Args:
-        quantize: store weights in e4m3, with one scale for each; else in bf16.
-        bounded: for each block of `CHAINS`, in their order, whether attention's inputs are to be bounded, for fp8.
-        places: where the model computes, and where its weights are kept.
-    """
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
     name_layers(transformer)
     transformer.register_forward_pre_hook(_refuse_controlnet, with_kwargs=True)
     for layer in (*transformer.all_x_embedder.values(), transformer.cap_embedder):
@@ -249,15 +144,18 @@ def fuse_z_image(
     for layer in transformer.all_final_layer.values():
         layer.register_forward_pre_hook(cast_all_named, with_kwargs=True)
     made = []
-    for name in CHAINS:
+    for name in FORM.chains:
         blocks = list(getattr(transformer, name))
         of_chain, bounded = bounded[: len(blocks)], bounded[len(blocks) :]
         if not blocks:
             continue
-        chain = BlockChain(blocks, transformer.n_heads, quantize, of_chain, places)
-        setattr(transformer, name, nn.ModuleList([chain.eval().requires_grad_(False)]))
+        chain = SandwichChain(blocks, transformer.n_heads, quantize, of_chain, places)
+        take_blocks(transformer, name, chain)
         made.append(chain)
-    return made
+    return FusedTransformer(True, lambda: min(chain.num_calls for chain in made))
+
+
+FORM = FusedForm(("noise_refiner", "context_refiner", "layers"), _fuse)
 
 
 def _one_layer(layers: Sequence[Any]) -> nn.Linear:

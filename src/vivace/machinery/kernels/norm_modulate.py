@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.machinery.kernels.blocks import two_blocks
-from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
+from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, two_blocks
 
 _WARPS = 4
 _FEW_CHANNELS, _MANY_ROWS = 1280, 1792

@@ -6,8 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.machinery.kernels.blocks import two_blocks
-from vivace.machinery.kernels.reference import E4M3_MAX, TINY
+from vivace.machinery.kernels.reference import E4M3_MAX, TINY, two_blocks
 
 _ROWS = 4
 

@@ -208,7 +208,9 @@ def qk_norm_rope(
         joined = to_joint(part, tokens)
         even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
         c, s = (angles.to(joined.dtype).view(-1, *angles.shape[-2:])[:, :, None] for angles in (cos, sin))
-        rotated.append(torch.stack([even * c - odd * s, odd * c + even * s], dim=-1).flatten(-2))
+        half = channels // 2
+        turned = even * c[..., :half] - odd * s[..., :half], odd * c[..., -half:] + even * s[..., -half:]
+        rotated.append(torch.stack(turned, dim=-1).flatten(-2))
     return rotated[0], rotated[1], to_joint(parts[2], tokens)
 
 
@@ -354,3 +356,13 @@ def _spread(modulations: torch.Tensor, at: Modulation, channels: int, tokens: To
     text = wide[:, at.text : at.text + channels].repeat_interleave(tokens.text, dim=0)
     image = wide[:, at.image : at.image + channels].repeat_interleave(tokens.image, dim=0)
     return torch.cat([text, image])
+
+
+def two_blocks(channels: int) -> tuple[int, int]:
+    """Return two powers of two that hold a row, since Triton's blocks are such; the second is 0 if one is exact.
+
+    Rows of a UNet are five times a power of two wide, and FLUX's three times: one block would be a third empty.
+    """
+    first = 1 << (channels.bit_length() - 1)
+    rest = channels - first
+    return first, 1 << (rest - 1).bit_length() if rest else 0

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vivace.machinery.kernels.blocks import two_blocks
+from vivace.machinery.kernels.reference import two_blocks
 
 _WARPS = 4
 

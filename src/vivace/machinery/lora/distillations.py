@@ -56,6 +56,7 @@ def _distillation(weights: FewSteps) -> Distillation:
         scheduler=weights.scheduler.class_name,
         scheduler_config=weights.scheduler.overrides,
         scale=weights.scale,
+        call=weights.call,
         where=where,
         arguments=arguments,
         merge=add,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures import family_of
+from vivace.architectures import FAMILIES, Family, family_of
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain
 from vivace.foundation.untrusted.reading import reading
@@ -34,7 +34,7 @@ from vivace.machinery.lora.changes import (
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
 from vivace.machinery.technique import Component, attribute_of, component_of
-from vivace.models.checkpoints.original_names import has_original_names
+from vivace.models.checkpoints.read_denoiser import has_original_names
 from vivace.models.headers import read_header, read_metadata
 
 if TYPE_CHECKING:
@@ -50,23 +50,6 @@ _SMALL = 50_000_000
 _NUM_NAMED = 3
 _PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or convert it as one of them"
 _HEADER = ("modelspec.architecture", "ss_base_model_version", "base_model")
-_BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}
-"""Models by the width of a UNet's text, which its second attentions read."""
-_BY_NAME = (
-    ("joint_blocks", "Stable Diffusion 3"),
-    ("img_mod_1", "Qwen-Image"),
-    ("stream_modulation", "FLUX.2"),
-    ("img_mod_lin", "FLUX.1"),
-    ("modulation_lin", "FLUX.1"),
-    ("to_qkv_mlp_proj", "FLUX.2"),
-    ("double_blocks", "FLUX"),
-    ("single_blocks", "FLUX"),
-    ("single_transformer_blocks", "FLUX"),
-    ("feed_forward", "Z-Image"),
-    ("caption_projection", "Sana"),
-    ("output_blocks", "a UNet"),
-    ("up_blocks", "a UNet"),
-)
 
 
 @dataclass(frozen=True)
@@ -102,6 +85,8 @@ class Account:
 
     Attributes:
         pipe: the pipeline.
+        names: of its layers.
+        settings: of the json beside the file, if there is one.
         name: what messages call the file.
         metadata: of its header.
         num_tensors: in it.
@@ -117,14 +102,14 @@ class Account:
         without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
         num_zero_alphas: the number of layers whose alpha is 0.
-        settings_are_in: the json beside the file, or "".
     """
 
     pipe: Any
+    names: LayerNames
+    settings: PeftSettings | None
     name: str
     metadata: Mapping[str, Any]
     num_tensors: int
-    settings_are_in: str = ""
     layers: dict[Component, dict[str, LoraLayer]] = field(default_factory=lambda: defaultdict(dict))
     written_as: dict[tuple[Component, str], str] = field(default_factory=dict)
     foreign: dict[Component, list[Group]] = field(default_factory=lambda: defaultdict(list))
@@ -138,11 +123,8 @@ class Account:
     has_alpha: Counter[bool] = field(default_factory=Counter)
     num_zero_alphas: int = 0
 
-    def closed(self, names: LayerNames) -> LoraFile:
+    def closed(self) -> LoraFile:
         """Return the finished file.
-
-        Args:
-            names: of the pipeline's layers.
 
         Raises:
             UnusableModel: nothing in it is for this pipeline.
@@ -152,7 +134,7 @@ class Account:
             self.foreign |= self.foreign_zeros  # there is nothing else in it
         foreign = [group for groups in self.foreign.values() for group in groups]
         others = foreign or self.misfits
-        prefix = names.unknown_prefix([group.layer for group in foreign])
+        prefix = self.names.unknown_prefix([group.layer for group in foreign])
         hint = made_for(self.metadata, self.pipe, foreign, self.misfits) if others and not prefix else ""
         for component in dict.fromkeys((*self.unusable, *self.foreign, *self.malformed, *self.ill)):
             problems[component] = self._problem(component, hint, prefix)
@@ -192,7 +174,7 @@ class Account:
         without, num = self.has_alpha[False], self.has_alpha.total()
         if not without:
             return ""
-        where = "in the file" if not self.settings_are_in else f"in the file or in {self.settings_are_in}"
+        where = "in the file" + (f" or in {self.settings.where}" if self.settings is not None else "")
         some = "" if without == num else f" for {without} of {num} layers"
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
@@ -232,23 +214,6 @@ class Account:
         ill = self.ill[component]
         more = "" if len(ill) == 1 else f" (and {len(ill) - 1} more)"
         return f"{ill[0]}{more}{hint}; {advice}"
-
-
-@dataclass
-class _OpenLora:
-    """A file while it is read."""
-
-    names: LayerNames
-    settings: PeftSettings | None
-    account: Account
-
-    @property
-    def pipe(self) -> Any:
-        return self.account.pipe
-
-    @property
-    def name(self) -> str:
-        return self.account.name
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
@@ -300,12 +265,11 @@ def _read(
     settings = None if config is None else read_settings(config)
     if settings is not None and (problem := settings.problem()) is not None:
         raise UnusableModel(f"{name}: {problem}")
-    where = "" if settings is None else settings.where
-    now = _OpenLora(LayerNames(pipe), settings, Account(pipe, name, metadata, len(stored), where))
+    now = Account(pipe, LayerNames(pipe), settings, name, metadata, len(stored))
     for group in groups:
         _read_group(now, group)
     _read_with_diffusers(now, groups)
-    return now.account.closed(now.names)
+    return now.closed()
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
@@ -323,12 +287,12 @@ def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
     return list(groups.values())
 
 
-def _read_group(now: _OpenLora, group: Group) -> None:
+def _read_group(now: Account, group: Group) -> None:
     if "trigger" in group.tensors:
-        now.account.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
+        now.absent["embeddings of trigger words, which vivace does not load"] += group.all_keys
         return
     if set(group.tensors) == {"alpha"}:  # of matrices that are not there
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         return
     meanings = now.names.find(group.layer)
     unusable = next((role for role in UNUSABLE if role in group.tensors), None)
@@ -350,31 +314,31 @@ def _read_group(now: _OpenLora, group: Group) -> None:
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
     if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
-        now.account.without_effect += group.all_keys
+        now.without_effect += group.all_keys
         if named.component is not None and not named.places:
-            now.account.foreign_zeros[named.component].append(group)
+            now.foreign_zeros[named.component].append(group)
     elif named.component is None:
-        now.account.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
+        now.absent[f"{named.part}, which this pipeline does not have"] += group.all_keys
     elif problem:
-        now.account.malformed[named.component].append(problem)
+        now.malformed[named.component].append(problem)
     elif unusable is not None:
-        now.account.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
+        now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
     elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
-        now.account.absent["guidance, which this model does not take as an input"] += group.all_keys
+        now.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
-        now.account.foreign[named.component].append(group)
+        now.foreign[named.component].append(group)
     elif misfit:
-        now.account.ill[named.component].append(misfit)
-        now.account.misfits.append(group)
+        now.ill[named.component].append(misfit)
+        now.misfits.append(group)
     else:
         assert change is not None
         _add(now, named.component, named.places, change, group)
 
 
-def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
+def _read_with_diffusers(now: Account, groups: list[Group]) -> None:
     """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
-    denoiser, account = component_of(now.pipe, "denoiser"), now.account
-    if not account.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+    denoiser = component_of(now.pipe, "denoiser")
+    if not now.foreign.get("denoiser") or has_original_names(denoiser):
         return
     own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
     tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
@@ -389,25 +353,25 @@ def _read_with_diffusers(now: _OpenLora, groups: list[Group]) -> None:
         for name, change in changes.items()
     )
     if changes and fits and used == set(tensors):
-        account.layers["denoiser"] = changes
-        for problems in (account.foreign, account.ill, account.malformed):
+        now.layers["denoiser"] = changes
+        for problems in (now.foreign, now.ill, now.malformed):
             problems.pop("denoiser", None)
 
 
 def _add(
-    now: _OpenLora, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
+    now: Account, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
     """Add a group's change to its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
-        before = now.account.layers[component].get(place.layer)
+        before = now.layers[component].get(place.layer)
         if before is None:
-            now.account.layers[component][place.layer] = own
-            now.account.written_as[component, place.layer] = group.layer
+            now.layers[component][place.layer] = own
+            now.written_as[component, place.layer] = group.layer
         elif not _equal(before, own):
-            now.account.ill[component].append(
+            now.ill[component].append(
                 f"{now.name} names {place.layer} twice with different values, as "
-                f"{now.account.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
+                f"{now.written_as[component, place.layer]} and as {group.layer}: two LoRAs in one file"
             )
 
 
@@ -428,7 +392,7 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
     return True
 
 
-def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
+def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
     """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
@@ -454,20 +418,20 @@ def _misfits(now: _OpenLora, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: _OpenLora, group: Group) -> bool:
+def _is_guidance(now: Account, group: Group) -> bool:
     """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
     config = getattr(component_of(now.pipe, "denoiser"), "config", {})
     return "guidance" in group.layer and config.get("guidance_embeds") is False
 
 
-def _is_embedding(now: _OpenLora, named: Named) -> bool:
+def _is_embedding(now: Account, named: Named) -> bool:
     import torch
 
     assert named.component is not None
     return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
 
 
-def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
+def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
     """Return alpha / rank, from the file's tensors or from PEFT's configuration.
 
     Raises:
@@ -485,17 +449,17 @@ def _scale(now: _OpenLora, group: Group, named: Named, rank: int) -> float:
     alpha = group.tensors.get("alpha")
     if not rank:  # there is nothing that an alpha would be divided by
         return 1.0 if stated is None else stated
-    now.account.has_alpha[alpha is not None or stated is not None] += 1
+    now.has_alpha[alpha is not None or stated is not None] += 1
     if alpha is None:
         return 1.0 if stated is None else stated
     if alpha.numel() != 1:
         raise BadForm(f"it has an alpha for {group.layer} that is not one number ({sizes_of(alpha)})")
-    now.account.num_zero_alphas += not bool(alpha)
+    now.num_zero_alphas += not bool(alpha)
     return float(alpha) / rank
 
 
-def _header_settings(now: _OpenLora, component: Component) -> PeftSettings | None:
-    text = now.account.metadata.get(_METADATA)
+def _header_settings(now: Account, component: Component) -> PeftSettings | None:
+    text = now.metadata.get(_METADATA)
     if not text:
         return None
     with reading(now.name, problem="has a damaged header", advice="copy or download it again"):
@@ -521,29 +485,40 @@ def made_for(
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
     if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"
-    model = _by_width([*foreign, *misfits]) or _by_name(foreign)
-    denoiser = type(component_of(pipe, "denoiser")).__name__
-    if not model or _this(pipe).startswith(model) or (model == "a UNet" and model[2:] in denoiser):
-        return ""
-    return f": its layers are those of {model}, and this is {_this(pipe)}"
+    if width := _text_width([*foreign, *misfits]):
+        named = [name for family in FAMILIES if (name := family.by_text_width.get(width))]
+        model = "" if _this(pipe) in named else "".join(named[:1])
+    else:
+        families = _families_of(foreign)
+        is_own = family_of(component_of(pipe, "denoiser")) in families
+        names = [family.name if family.is_transformer else "a UNet" for family in families]
+        model = "" if is_own else " or ".join(names)
+    return f": its layers are those of {model}, and this is {_this(pipe)}" if model else ""
 
 
 def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _by_width(groups: Sequence[Group]) -> str:
+def _text_width(groups: Sequence[Group]) -> int:
+    """Return the width of a UNet's text, which its second attentions read; 0 where no layer tells."""
     for group in groups:
         name = group.layer.replace(".", "_")
         down = group.tensors.get("down")
         if name.endswith(("attn2_to_k", "attn2_to_v")) and down is not None and down.dim() >= 2:
-            return _BY_WIDTH.get(down.shape[1], "")
-    return ""
+            return int(down.shape[1])
+    return 0
 
 
-def _by_name(groups: Sequence[Group]) -> str:
+def _families_of(groups: Sequence[Group]) -> list[Family]:
+    """Return the families that have a layer of such a name; those of a part that one alone has come first."""
     names = [group.layer.replace(".", "_") for group in groups]
-    return next((model for part, model in _BY_NAME if any(part in name for name in names)), "")
+    owners: dict[str, list[Family]] = defaultdict(list)
+    for family in FAMILIES:
+        for part in family.lora_layers:
+            owners[part].append(family)
+    parts = sorted(owners, key=lambda part: (len(owners[part]), -len(part)))
+    return next((owners[part] for part in parts if any(part in name for name in names)), [])
 
 
 def _this(pipe: Any) -> str:
@@ -552,4 +527,4 @@ def _this(pipe: Any) -> str:
     if family is None:
         return f"a {type(denoiser).__name__}"
     width = getattr(denoiser, "config", {}).get("cross_attention_dim")
-    return str(_BY_WIDTH.get(width, family.name) if isinstance(width, int) else family.name)
+    return family.by_text_width.get(width, family.name) if isinstance(width, int) else family.name

@@ -160,7 +160,7 @@ class _ShardedAttention:
         """
         if attention_mask is not None:
             raise ValueError(
-                "parallel shards FLUX's attention without a mask, and one was given; leave out attention_mask of "
+                "parallel shards its attention without a mask, and one was given; leave out attention_mask of "
                 "joint_attention_kwargs, or use one GPU"
             )
         out = self.attend(attn, hidden_states, encoder_hidden_states, image_rotary_emb)

@@ -57,9 +57,10 @@ def _most(pipe: Any, call: Mapping[str, Any]) -> int:
     if name not in _CONSISTENCY:
         return most
     own = int(call.get("original_inference_steps") or config.get("original_inference_steps") or most)
-    # Of these pipelines that of LCMs alone tells its sampler where it begins.
+    # Pipelines made for LCMs alone tell their sampler where it begins.
     strength = call.get("strength")
-    if isinstance(strength, int | float) and type(pipe).__name__ == "LatentConsistencyModelImg2ImgPipeline":
+    is_for_lcms = "original_inference_steps" in inspect.signature(type(pipe).__call__).parameters
+    if isinstance(strength, int | float) and is_for_lcms:
         own = int(own * strength)
     return min(most, own)
 

@@ -68,12 +68,12 @@ def residual_forwards(transformer: Any) -> StepForwards:
 
     class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            image = args[0] if args else kwargs["hidden_states"]
+            image = blocks.image_of((args, kwargs))
             return blocks.returned(_added(image, passing.residual), blocks.text_of((args, kwargs)))
 
     class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            image = args[0] if args else kwargs["hidden_states"]
+            image = blocks.image_of((args, kwargs))
             modulated = blocks.modulated(first, image, (args, kwargs))
             passing.modulated = last_tokens(modulated, passing.entering)
             return blocks.returned(image, blocks.text_of((args, kwargs)))
@@ -154,10 +154,24 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
     """Return the transformer with one other block; it shares all else."""
     import torch
 
+    class Pass(torch.nn.Module):  # type: ignore[misc]
+        """A block that returns its tokens, where the transformer counts its blocks."""
+
+        def __init__(self, joined: bool) -> None:
+            super().__init__()
+            self._joined = joined
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            image = blocks.image_of((args, kwargs))
+            return blocks.returned(image, None if self._joined else blocks.text_of((args, kwargs)))
+
     view = copy.copy(transformer)
     view._modules = dict(transformer._modules)
     for chain in blocks.chains:
-        setattr(view, chain, torch.nn.ModuleList([block] if chain == blocks.chains[0] else []))
+        members = [block] if chain == blocks.chains[0] else []
+        others = len(getattr(transformer, chain)) - len(members) if blocks.are_counted else 0
+        members += [Pass(chain in blocks.joined) for _ in range(others)]
+        setattr(view, chain, torch.nn.ModuleList(members))
     return view
 
 
@@ -225,7 +239,7 @@ def watching_modulated(transformer: Any) -> Iterator[list[torch.Tensor]]:
     entering: list[Any] = []
 
     def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        image = args[0] if args else kwargs["hidden_states"]
+        image = blocks.image_of((args, kwargs))
         whole = blocks.modulated(first, image, (args, kwargs)).detach()
         modulated.append(last_tokens(whole, entering.pop()))
 

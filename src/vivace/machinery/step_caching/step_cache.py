@@ -160,7 +160,10 @@ class StepCache(Technique):
     def _attached(self, target: Target, decision: StepDecision) -> Effect:
         attached = self.attach(target, decision.is_hit)
         if guides_in_unnamed_calls(target.pipe):
-            _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
+            if family_of_pipeline(type(target.pipe).__name__) is None:
+                _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
+            else:
+                _name_second_calls(target.module("denoiser"))
         changed: Changed = {f"denoiser.{self.name}": self._decided_by()}
         return Effect(
             changed={**changed, **attached.changed, **decision.changed},
@@ -193,12 +196,12 @@ def _mixes_guidance(target: Target) -> str | None:
             f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
             "out"
         )
-    family = family_of_pipeline(name)
-    off = 1.0 if family is None else family.second_call_above
+    if family_of_pipeline(name) is not None:
+        return None  # see `_name_second_calls`
     # A distilled model's pipeline is the same, and its call's default guides; a call without guidance can be cached.
     config = getattr(target.pipe, "config", {})  # a process of `parallel` has the denoiser alone
     is_distilled = bool(config.get("is_distilled")) and not target.model.name
-    is_guided = target.model.defaults.get("guidance_scale", 2) > off and not is_distilled
+    is_guided = target.model.defaults.get("guidance_scale", 2) > 1 and not is_distilled
     if guides_in_unnamed_calls(target.pipe) and is_guided:
         return (
             f"{name} guides with a second call of the denoiser and does not say which call is which, so a cache would "
@@ -225,6 +228,29 @@ def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
         last[0] = latents
 
     denoiser.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def _name_second_calls(denoiser: Any) -> None:
+    """Tell a step's second call from its first, which is the conditional one and gets the same latents, in front of
+    what asks for the names of calls.
+
+    The last latents are kept, so that no other tensor is taken for them.
+    """
+    last: list[Any] = [None]
+    named: list[Any] = []
+
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        latents = latents_of(args, kwargs)
+        context = denoiser.cache_context("uncond" if latents is last[0] else "cond")
+        last[0] = latents
+        context.__enter__()
+        named.append(context)
+
+    def after(*_: Any) -> None:
+        named.pop().__exit__(None, None, None)
+
+    denoiser.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    denoiser.register_forward_hook(after, always_call=True)
 
 
 def guides_in_unnamed_calls(pipe: Any) -> bool:

@@ -88,6 +88,7 @@ class Distillation:
         scheduler: a class of diffusers.
         scheduler_config: how it differs from the pipeline's own configuration.
         scale: the weight of the LoRA.
+        call: further arguments of the pipeline's call that it was made for.
         where: the file, for the Record.
         arguments: what `pipe.load_lora_weights` takes to load it in a script.
         merge: downloads it if needed and merges it into a pipeline; returns the number of changed layers.
@@ -100,6 +101,7 @@ class Distillation:
     scheduler: str
     scheduler_config: Mapping[str, Any]
     scale: float
+    call: Mapping[str, Any]
     where: str
     arguments: tuple[str, ...]
     merge: Callable[[Any], int]

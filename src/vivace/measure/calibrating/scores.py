@@ -20,8 +20,8 @@ from vivace.errors import StoreError, UsageError
 from vivace.foundation.stats import MIN_GROUPS
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_object
-from vivace.measure.damage import HARMLESS, SHIFT, DamageKind, Pixels
-from vivace.measure.image_metrics import aligned, faults, pixels
+from vivace.measure.damage import HARMLESS, SHIFT, DamageKind
+from vivace.measure.image_metrics import Pixels, aligned, faults, pixels
 from vivace.models.judges import LocatedJudge
 
 if TYPE_CHECKING:

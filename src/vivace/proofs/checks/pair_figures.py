@@ -26,8 +26,8 @@ from vivace.measure.image_metrics import (
     sharpness,
     thumbnail,
 )
-from vivace.proofs.sides.drawing import DrawJob, Settings
-from vivace.proofs.sides.proof_store import KeptImage
+from vivace.proofs.sides.proof_store import KeptImage, Letter, ProofStore
+from vivace.proofs.sides.side import DrawJob, DrawnImage, Settings
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
 ROUNDING_DB = 48.0
@@ -141,6 +141,24 @@ class ReadImage:
         return pixels(self.picture)
 
 
+class StoredImages:
+    """The images of a store, each read once."""
+
+    def __init__(self, store: ProofStore) -> None:
+        self._store = store
+        self._read: dict[tuple[Letter, DrawJob], ReadImage] = {}
+
+    def image(self, letter: Letter, job: DrawJob) -> ReadImage:
+        key = (letter, job)
+        if key not in self._read:
+            self._read[key] = read_image(self._store.image(letter, job))
+        return self._read[key]
+
+    def read(self, image: DrawnImage) -> ReadImage:
+        """Return an image that belongs to no job."""
+        return read_image(self._store.keep_file(image))
+
+
 @dataclass
 class PairFigures:
     """An image of A and the one of B of the same prompt and seed.
@@ -183,6 +201,9 @@ class PairFigures:
     def seed_in_words(self) -> str:
         """The seed, and the size where there are several."""
         return f"seed {self.seed}" + (f" at {self.size}" if self.size else "")
+
+    def image(self, letter: Letter) -> ReadImage:
+        return self.a if letter == "a" else self.b
 
     @property
     def is_complete(self) -> bool:
@@ -260,8 +281,8 @@ def compare_pair(
 
 
 def psnr_of(a: ReadImage, b: ReadImage) -> float:
-    """Return the PSNR of two images in dB: infinite for equal ones, 0 for images of different sizes."""
-    if a.size != b.size:
+    """Return the PSNR of two images in dB: infinite for equal ones, 0 for missing ones and different sizes."""
+    if a.size is None or a.size != b.size:
         return 0.0
     error = float(((a.pixels - b.pixels) ** 2).mean())
     return math.inf if error == 0 else 10 * math.log10(255.0**2 / error)
@@ -273,7 +294,7 @@ def are_equal(a: ReadImage, b: ReadImage) -> bool:
 
 
 def match_of(a: ReadImage, b: ReadImage) -> float:
-    return match(b.pixels, a.pixels) if a.size == b.size else -1.0
+    return match(b.pixels, a.pixels) if a.size is not None and a.size == b.size else -1.0
 
 
 def is_near(a: ReadImage, b: ReadImage) -> bool:

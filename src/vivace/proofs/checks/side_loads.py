@@ -6,35 +6,37 @@ time within three times A's median latency, for both sides, so that their goodpu
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from vivace.benchmark.load_testing.aiperf import read_aiperf
-from vivace.benchmark.load_testing.load_rows import LoadRow, RequestSettings, read_rows, write_rows
-from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, with_model
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, read_rows, write_rows
+from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
-from vivace.proofs.sides.prepare_sides import ImageSource, Prepared
-from vivace.proofs.sides.probes import main_jobs
+from vivace.foundation.spec.settings import FOLDER, Option, Settings
+from vivace.proofs.sides.endpoint_side import EndpointSide
+from vivace.proofs.sides.jobs import main_jobs
+from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter, ProofStore
-from vivace.proofs.sides.sides import EndpointSide
 
 LEAST_REQUESTS = 8
 """Least number of requests: one for each client."""
 _CLIENTS = (LEAST_REQUESTS,)
 _FRACTIONS = (0.8,)
 _SLO_FACTOR = 3.0
+_NAMES: dict[Letter, Literal["A", "B"]] = {"a": "A", "b": "B"}
 OnLoad = Callable[[str], object]
 """Called with the description of the load that begins."""
 
 
-@dataclass(frozen=True)
-class LoadRequest:
+class LoadRequest(Settings):
     """The loads to put on the endpoints.
 
     Attributes:
@@ -42,9 +44,26 @@ class LoadRequest:
         aiperf_a, aiperf_b: artifacts of runs of AIPerf on a side.
     """
 
-    num_requests: int | None = None
-    aiperf_a: Path | None = None
-    aiperf_b: Path | None = None
+    num_requests: Annotated[
+        int | None,
+        Field(ge=LEAST_REQUESTS, le=100_000),
+        Option(
+            "Also put load on each images endpoint: N requests of one client, of eight, and of users.",
+            "--requests --num-requests",
+            metavar="N",
+        ),
+    ] = None
+    aiperf_a: Annotated[
+        Path | None,
+        Option("Also show a run of AIPerf on A (its --artifact-dir).", metavar="DIR", path=FOLDER),
+    ] = None
+    aiperf_b: Annotated[Path | None, Option("Likewise, on B.", metavar="DIR", path=FOLDER)] = None
+
+    @property
+    def aiperf(self) -> list[tuple[Letter, Path]]:
+        """The runs of AIPerf by side."""
+        folders: dict[Letter, Path | None] = {"a": self.aiperf_a, "b": self.aiperf_b}
+        return [(letter, folder) for letter, folder in folders.items() if folder is not None]
 
 
 @dataclass(frozen=True)
@@ -56,114 +75,81 @@ class SideLoad:
     reason: str = ""
 
 
-def check_loads(prepared: Prepared, request: LoadRequest) -> None:
+def check_loads(plan: ProofPlan, request: LoadRequest) -> None:
     """Raise an error for an invalid request before anything is drawn.
 
     Raises:
         UsageError: a side is not an images endpoint.
         StoreError: a folder has no run of AIPerf.
     """
-    endpoints = [source for source in (prepared.a, prepared.b) if isinstance(source.side, EndpointSide)]
-    if request.num_requests is not None and not endpoints:
+    if request.num_requests is not None and not any(
+        isinstance(side, EndpointSide) for side in (plan.a, plan.b)
+    ):
         raise UsageError("--requests: neither A nor B is an images endpoint (http://HOST:PORT/v1)")
-    for letter, source, folder in _aiperf(prepared, request):
-        if not isinstance(source.side, EndpointSide):
-            raise UsageError(
-                f"--aiperf-{letter}: {letter.upper()} is not an images endpoint but {source.side.text}"
-            )
-        read_aiperf(folder, source.side.text, None)
+    for letter, folder in request.aiperf:
+        side = plan.side(letter)
+        if not isinstance(side, EndpointSide):
+            raise UsageError(f"--aiperf-{letter}: {letter.upper()} is not an images endpoint but {side.text}")
+        read_aiperf(folder, side.text, None)
 
 
 def measure_loads(
-    prepared: Prepared, store: ProofStore, request: LoadRequest, on_load: OnLoad = lambda text: None
+    plan: ProofPlan, store: ProofStore, request: LoadRequest, on_load: OnLoad = lambda text: None
 ) -> list[SideLoad]:
     """Return the loads on both sides. Stored loads are not measured again."""
-    slo_s = _slo(prepared, store)
+    slo_s = _slo(plan, store)
     loads = [
-        SideLoad(_upper(letter), read_aiperf(folder, f"{source.side.text} (AIPerf)", slo_s))
-        for letter, source, folder in _aiperf(prepared, request)
+        SideLoad(_NAMES[letter], read_aiperf(folder, f"{plan.side(letter).text} (AIPerf)", slo_s))
+        for letter, folder in request.aiperf
     ]
-    if request.num_requests is None:
-        return loads
-    letters: tuple[Letter, ...] = ("a", "b")
-    for letter, source in zip(letters, (prepared.a, prepared.b), strict=True):
-        if isinstance(source.side, EndpointSide):
-            plan = LoadPlan(_CLIENTS, _FRACTIONS, request.num_requests, None, _SLO_FACTOR, slo_s)
+    for letter, name in _NAMES.items():
+        side = plan.side(letter)
+        if request.num_requests is not None and isinstance(side, EndpointSide):
+            load = LoadPlan(_CLIENTS, _FRACTIONS, request.num_requests, None, _SLO_FACTOR, slo_s)
             try:
-                rows = _measured(prepared, source, store.loads_file(letter), plan, on_load)
-                loads += [SideLoad(_upper(letter), row) for row in rows]
+                rows = _measure(plan, side, store.loads_file(letter), load, on_load)
+                loads += [SideLoad(name, row) for row in rows]
             except VivaceError as error:
-                loads.append(SideLoad(_upper(letter), None, str(error)))
+                loads.append(SideLoad(name, None, str(error)))
     return loads
 
 
-def _measured(
-    prepared: Prepared, source: ImageSource, path: Path, plan: LoadPlan, on_load: OnLoad
+def _measure(
+    plan: ProofPlan, side: EndpointSide, path: Path, load: LoadPlan, on_load: OnLoad
 ) -> list[LoadRow]:
-    side = source.side
-    assert isinstance(side, EndpointSide)
-    target = asyncio.run(with_model(_target(prepared, side, prepared.key(source))))
+    target = _target(plan, side).find_model()
     settings = RequestSettings(
         model=target.model,
         fields=target.fields,
         variants=tuple((variant.size, variant.lora) for variant in target.variants),
         prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
     )
-    kept = [row for row in read_rows(path) if len(row.samples.outcome) == plan.num_requests]
+    rows = [row for row in read_rows(path) if len(row.samples.outcome) == load.num_requests]
 
     def report(row: LoadRow) -> None:
-        kept.append(row)
-        write_rows(path, kept)
+        rows.append(row)
+        write_rows(path, rows)
 
     begun: set[str] = set()
 
-    def progress(stage: Any, number: int, seconds: float) -> None:
+    def progress(stage: LoadStage, number: int, seconds: float) -> None:
         if stage.name not in begun:
             begun.add(stage.name)
-            on_load(f"{side.text}: {stage.name}, {plan.num_requests} requests")
+            on_load(f"{side.text}: {stage.name}, {load.num_requests} requests")
 
-    return measure(target, plan, side.text, settings, list(kept), report, progress)
+    return measure(target, load, side.text, settings, list(rows), report, progress)
 
 
-def _target(prepared: Prepared, side: EndpointSide, key: str | None) -> LoadTarget:
-    settings = prepared.settings
+def _target(plan: ProofPlan, side: EndpointSide) -> LoadTarget:
     fields = {name: value for name, value in side.fields.items() if name != "model"}
-    fields |= {name: settings.call[name] for name in _FIELDS if name in settings.call}
-    sizes = [
-        f"{each.width}x{each.height}"
-        for each in prepared.settings_by_size
-        if each.width is not None and each.height is not None
-    ]
-    return LoadTarget(
-        url=side.url,
-        model=side.fields.get("model"),
-        fields=fields,
-        prompts=prepared.prompts,
-        variants=tuple(Variant(size) for size in sizes) or (Variant(),),
-        timeout_s=prepared.request.timeout_s,
-        key=key,
-    )
+    fields |= {name: value for name, value in plan.settings.call.items() if name not in ("height", "width")}
+    sizes = [f"{each.width}x{each.height}" for each in plan.settings_by_size if each.width and each.height]
+    variants = tuple(Variant(size) for size in sizes) or (Variant(),)
+    return LoadTarget(side.server, side.fields.get("model"), fields, plan.prompts, variants)
 
 
-_FIELDS = ("num_inference_steps", "guidance_scale")
-
-
-def _slo(prepared: Prepared, store: ProofStore) -> float | None:
+def _slo(plan: ProofPlan, store: ProofStore) -> float | None:
     """Return the longest good latency; None if A's is unknown, and with several sizes, which each have their own."""
-    if len(prepared.settings_by_size) > 1:
-        return None
-    images = [store.image("a", job) for job in main_jobs(prepared)]
+    images = [store.image("a", job) for job in main_jobs(plan)]
     seconds = [image.seconds for image in images if image is not None and image.seconds is not None]
-    return _SLO_FACTOR * median(seconds) if seconds else None
-
-
-def _aiperf(prepared: Prepared, request: LoadRequest) -> list[tuple[Letter, ImageSource, Path]]:
-    folders: tuple[tuple[Letter, ImageSource, Path | None], ...] = (
-        ("a", prepared.a, request.aiperf_a),
-        ("b", prepared.b, request.aiperf_b),
-    )
-    return [(letter, source, folder) for letter, source, folder in folders if folder is not None]
-
-
-def _upper(letter: Letter) -> Literal["A", "B"]:
-    return "A" if letter == "a" else "B"
+    return _SLO_FACTOR * median(seconds) if seconds and len(plan.settings_by_size) == 1 else None

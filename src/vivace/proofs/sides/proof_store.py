@@ -19,7 +19,7 @@ from typing import Any, Literal
 from vivace.errors import StoreError
 from vivace.foundation.untrusted.destinations import replace, write_new
 from vivace.foundation.untrusted.files import parse_json, read_bytes
-from vivace.proofs.sides.drawing import DrawingFailed, DrawJob, DrawnImage
+from vivace.proofs.sides.side import DrawingFailed, DrawJob, DrawnImage
 
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"
@@ -194,3 +194,8 @@ class ProofStore:
 
 def _key(side: Letter, job: DrawJob) -> str:
     return json.dumps([side, job.prompt, job.seed, asdict(job.settings), job.repeat], ensure_ascii=False)
+
+
+def file_digest(path: Path) -> str:
+    """Return a suffix of a side's identity: which content the file that defines it has; "" if there is none."""
+    return f"@{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}" if path.is_file() else ""

@@ -8,13 +8,13 @@ as the reference's, no witness of the prompt is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import WITNESSES, ImageWitness, PairFigures
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 
 
 class Standing(StrEnum):
@@ -48,7 +48,7 @@ class WitnessResult:
     reads_prompt: bool = False
 
 
-NOTHING = "no pair of images to compare"
+_SIDES = {Equivalence.BELOW: "lower", Equivalence.ABOVE: "higher"}
 _CAP = 1.0  # of the margin: one lost image counts as an image of something else, and no more
 
 
@@ -78,43 +78,35 @@ def as_good(
     Args:
         is_same_picture: whether B was proven to draw A's images.
         is_rounding: whether every image differs by rounding alone, which needs no witness.
-        broken: how many images of B are broken where A's are not, in words; "" if none is.
+        broken: which images of B are broken where A's are not, in words; "" if none is.
         shows_something: False for random weights.
     """
-    if broken:
-        return ProofAnswer(ProofVerdict.FAILED, f"{broken}, and A's are not")
-    if not listed:
-        return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]
-    if worse:
-        return ProofAnswer(
-            ProofVerdict.FAILED, "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse)
-        )
-    if is_rounding:
-        return ProofAnswer(ProofVerdict.PROVEN, "every image differs by rounding at most")
-    if not shows_something:
-        return ProofAnswer(ProofVerdict.UNCLEAR, "images of random weights show nothing that could be good")
-    if not is_same_picture and not any(t.reads_prompt for t in listed):
-        return ProofAnswer(
-            ProofVerdict.UNCLEAR,
-            "the images are others, and no model is here that reads the prompts; add --scorer NAME",
-        )
     unclear = [t for t in listed if t.standing is Standing.UNCLEAR]
-    if unclear:
-        return ProofAnswer(ProofVerdict.UNCLEAR, _what_decides(unclear))
+    better = "".join(f"; {t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER)
+    is_read = is_same_picture or any(t.reads_prompt for t in listed)
+    in_words = "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse)
     names = ", ".join(t.witness for t in listed)
-    better = [f"{t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER]
-    return ProofAnswer(
-        ProofVerdict.PROVEN, f"within the margin by {names}" + (f"; {', '.join(better)}" if better else "")
+    random = "images of random weights show nothing that could be good"
+    unread = "the images are others, and no model is here that reads the prompts; add --scorer NAME"
+    return decide(
+        (broken, ProofVerdict.FAILED, f"broken images, where A's are whole: {broken}"),
+        (not listed, ProofVerdict.UNCLEAR, "no pair of images to compare"),
+        (worse, ProofVerdict.FAILED, in_words),
+        (is_rounding, ProofVerdict.PROVEN, "every image differs by rounding at most"),
+        (not shows_something, ProofVerdict.UNCLEAR, random),
+        (not is_read, ProofVerdict.UNCLEAR, unread),
+        (unclear, ProofVerdict.UNCLEAR, _what_decides(unclear)),
+        (True, ProofVerdict.PROVEN, f"within the margin by {names}{better}"),
     )
 
 
 def _what_decides(unclear: Sequence[WitnessResult]) -> str:
     names = ", ".join(t.witness for t in unclear)
-    needed = [t.test.needed for t in unclear]
-    if any(number is None for number in needed):
+    needed = [t.test.needed for t in unclear if t.test.needed is not None]
+    if len(needed) < len(unclear) or not needed:
         return f"too close to the margin: {names}"
-    return f"too few prompts for {names}; about {max(n for n in needed if n is not None)} prompts would tell"
+    return f"too few prompts for {names}; about {max(needed)} prompts would tell"
 
 
 def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessResult:
@@ -122,69 +114,50 @@ def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessRe
     test = equivalence(
         [witness.difference(a, b) for a, b in values], [pair.prompt for pair in pairs], witness.margin
     )
-    standing, word = Standing.SAME, ""
-    if test.verdict is Equivalence.UNCLEAR:
-        standing = Standing.UNCLEAR
-    elif test.verdict is not Equivalence.WITHIN:
-        is_lower = test.verdict is Equivalence.BELOW
-        word = witness.lower if is_lower else witness.higher
-        is_worse = witness.worse in ("either", "lower" if is_lower else "higher")
-        standing = Standing.WORSE if is_worse else Standing.BETTER
-    low, high = test.interval.low, test.interval.high
-    ends = "" if low is None or high is None else f" [{witness.in_words(low)}, {witness.in_words(high)}]"
+    words = {Equivalence.BELOW: witness.lower, Equivalence.ABOVE: witness.higher}
+    worse = [side for side, word in words.items() if witness.worse in ("either", _SIDES[side])]
     a, b = (sum(column) / len(values) for column in zip(*values, strict=True))
+    difference = _difference(test, witness.in_words)
+    standing = _standing(test.verdict, worse)
     return WitnessResult(
-        witness.name,
-        a,
-        b,
-        standing,
-        word,
-        f"{witness.in_words(test.interval.point)}{ends}",
-        witness.margin_in_words,
-        test,
+        witness.name, a, b, standing, words.get(test.verdict, ""), difference, witness.margin_in_words, test
     )
 
 
 def _of_prompts(pairs: Sequence[PairFigures], name: str, limit: float) -> WitnessResult | None:
     """Return a prompt-reading model's result; None if the reference's images do not fit their prompts either."""
     scored = [pair for pair in pairs if name in pair.a.scores and name in pair.b.scores]
-    if not scored:
-        return None
     margins = [own - others for own, others in (pair.a.scores[name] for pair in scored)]
-    margin = sum(margins) / len(margins)
-    if math.isnan(margin) or margin <= 0:
+    margin = sum(margins) / len(margins) if margins else math.nan
+    if not margin > 0:
         return None
     changes = [
         max(-_CAP, min(_CAP, (pair.b.scores[name][0] - pair.a.scores[name][0]) / margin)) for pair in scored
     ]
     test = equivalence(changes, [pair.prompt for pair in scored], 1 - limit)
-    standing, word = {
-        Equivalence.WITHIN: (Standing.SAME, ""),
-        Equivalence.BELOW: (Standing.WORSE, "further from the prompts"),
-        Equivalence.ABOVE: (Standing.BETTER, "nearer to the prompts"),
-        Equivalence.UNCLEAR: (Standing.UNCLEAR, ""),
-    }[test.verdict]
+    standing = _standing(test.verdict, [Equivalence.BELOW])
     # Images that are certainly not worse need not be shown to be no better.
-    if (
-        test.verdict is Equivalence.UNCLEAR
-        and test.interval.low is not None
-        and test.interval.low > limit - 1
-    ):
+    if standing is Standing.UNCLEAR and test.interval.low is not None and test.interval.low > limit - 1:
         standing = Standing.SAME
+    words = {Equivalence.BELOW: "further from the prompts", Equivalence.ABOVE: "nearer to the prompts"}
+    word = words.get(test.verdict, "")
+    a = sum(pair.a.scores[name][0] for pair in scored) / len(scored)
+    b = sum(pair.b.scores[name][0] for pair in scored) / len(scored)
+    difference = f"{_difference(test, lambda share: f'{100 * share:+.1f}', ' %')} of the margin"
+    margin_in_words = f"±{100 * (1 - limit):g} %"
+    return WitnessResult(name, a, b, standing, word, difference, margin_in_words, test, reads_prompt=True)
+
+
+def _standing(verdict: Equivalence, worse: Sequence[Equivalence]) -> Standing:
+    if verdict in worse:
+        return Standing.WORSE
+    return {Equivalence.WITHIN: Standing.SAME, Equivalence.UNCLEAR: Standing.UNCLEAR}.get(
+        verdict, Standing.BETTER
+    )
+
+
+def _difference(test: EquivalenceTest, in_words: Callable[[float], str], unit: str = "") -> str:
+    """Return the mean difference with its 90 % interval."""
     low, high = test.interval.low, test.interval.high
-    ends = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-    a, b = (
-        sum(image.scores[name][0] for image in images) / len(images)
-        for images in ([pair.a for pair in scored], [pair.b for pair in scored])
-    )
-    return WitnessResult(
-        name,
-        a,
-        b,
-        standing,
-        word,
-        f"{100 * test.interval.point:+.1f} %{ends} of the margin",
-        f"±{100 * (1 - limit):g} %",
-        test,
-        reads_prompt=True,
-    )
+    ends = "" if low is None or high is None else f" [{in_words(low)}, {in_words(high)}]"
+    return f"{in_words(test.interval.point)}{unit}{ends}"

@@ -16,9 +16,7 @@ from vivace.answers.formatting import count
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.checks.side_loads import SideLoad
-from vivace.proofs.sides.prepare_sides import Prepared
-from vivace.proofs.sides.sides import ComfySide, FolderSide
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 
 MARGIN = math.log(1.05)
 """Margin of the logarithm of the ratio: up to 5 % more time is not slower."""
@@ -47,17 +45,17 @@ class SpeedAnswer:
 
 def speed(
     pairs: Sequence[PairFigures],
-    untimed: str | None,
+    untimed: str,
     a_again: Sequence[float | None] | None = None,
     loads: Sequence[SideLoad] = (),
 ) -> SpeedAnswer:
     """Return whether B's images take no longer than A's.
 
     Args:
-        untimed: the reason for missing seconds; None if there is none.
+        untimed: the reason for missing seconds; "" if there is none.
         a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
     """
-    if untimed is not None:
+    if untimed:
         return SpeedAnswer(ProofAnswer(ProofVerdict.LEFT_OUT, untimed), loads=tuple(loads))
     timed = [
         (pair.prompt, a, b, again)
@@ -82,16 +80,6 @@ def speed(
     num_untimed = len({pair.prompt for pair in pairs}) - before.num_groups
     answer = _answer(before, after, medians, num_untimed)
     return SpeedAnswer(answer, len(timed), a_s, b_s, before, after, tuple(loads))
-
-
-def untimed(prepared: Prepared) -> str | None:
-    """Return why the latency of a side is unknown; None if it is known."""
-    for source in (prepared.a, prepared.b):
-        if isinstance(source.side, FolderSide):
-            return f"{source.side.text} is a folder, of which nothing says how long its images took"
-        if isinstance(source.side, ComfySide):
-            return "a ComfyUI server is asked once a second whether it is done, which is too coarse"
-    return None
 
 
 def ratio_in_words(test: EquivalenceTest) -> str:
@@ -127,18 +115,15 @@ def _answer(before: EquivalenceTest, after: EquivalenceTest, medians: str, num_u
         num_untimed: prompts whose only image is a warm-up, or failed.
     """
     times = f"B takes {ratio_in_words(before)} A's time before it and {ratio_in_words(after)} A's after it, {medians}"
-    if before.verdict is after.verdict is Equivalence.ABOVE:
-        return ProofAnswer(ProofVerdict.FAILED, times)
-    if _is_no_slower(before) and _is_no_slower(after):
-        return ProofAnswer(ProofVerdict.PROVEN, times)
     drift = before.interval.point - after.interval.point
-    if abs(drift) > MARGIN:
-        reason = (
-            f"{times}; A's own time changed by ×{math.exp(drift):.2f}, so the machine is busy or throttles"
-        )
-        return ProofAnswer(ProofVerdict.UNCLEAR, reason)
-    needed = [test.needed for test in (before, after) if test.needed is not None]
-    if not needed:
-        return ProofAnswer(ProofVerdict.UNCLEAR, f"{times}, too close to the margin of 5 %")
-    number = count(max(needed) + num_untimed, "prompt")
-    return ProofAnswer(ProofVerdict.UNCLEAR, f"{times}; about {number} would tell")
+    needed = max((test.needed for test in (before, after) if test.needed is not None), default=0)
+    is_slower = before.verdict is after.verdict is Equivalence.ABOVE
+    changed = f"{times}; A's own time changed by ×{math.exp(drift):.2f}, so the machine is busy or throttles"
+    would_tell = f"{times}; about {count(needed + num_untimed, 'prompt')} would tell"
+    return decide(
+        (is_slower, ProofVerdict.FAILED, times),
+        (_is_no_slower(before) and _is_no_slower(after), ProofVerdict.PROVEN, times),
+        (abs(drift) > MARGIN, ProofVerdict.UNCLEAR, changed),
+        (not needed, ProofVerdict.UNCLEAR, f"{times}, too close to the margin of 5 %"),
+        (True, ProofVerdict.UNCLEAR, would_tell),
+    )

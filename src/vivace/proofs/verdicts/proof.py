@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vivace.answers.formatting import count
-from vivace.proofs.checks.image_findings import ImageFinding
+from vivace.foundation.stats import EquivalenceTest
+from vivace.proofs.checks.findings import ImageFinding
 from vivace.proofs.checks.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
-from vivace.proofs.checks.server_checks import ServerCheck
+from vivace.proofs.checks.request_checks import ServerCheck
 from vivace.proofs.verdicts.as_good import Standing, WitnessResult, witness_results
 from vivace.proofs.verdicts.fast import SpeedAnswer
 from vivace.proofs.verdicts.legible import Legibility
@@ -286,33 +287,28 @@ def _image(image: ReadImage) -> dict[str, Any]:
 
 
 def _witness_result(t: WitnessResult) -> dict[str, Any]:
-    interval = t.test.interval
+    figures = {"a": _finite(t.a), "b": _finite(t.b), "standing": t.standing.value, "word": t.word}
+    return {"witness": t.witness} | figures | _test(t.test)
+
+
+def _test(test: EquivalenceTest) -> dict[str, Any]:
+    interval = test.interval
     return {
-        "witness": t.witness,
-        "a": _finite(t.a),
-        "b": _finite(t.b),
-        "standing": t.standing.value,
-        "word": t.word,
         "difference": interval.point,
         "interval90": None if interval.low is None else [interval.low, interval.high],
-        "margin": t.test.margin,
-        "prompts": t.test.num_groups,
-        "prompts_needed": t.test.needed,
+        "margin": test.margin,
+        "prompts": test.num_groups,
+        "prompts_needed": test.needed,
     }
 
 
 def _words(legibility: Legibility) -> dict[str, Any] | None:
     if legibility.test is None:
         return None
-    interval = legibility.test.interval
     return {
         "a_missed": legibility.a,
         "b_missed": legibility.b,
-        "difference": interval.point,
-        "interval90": None if interval.low is None else [interval.low, interval.high],
-        "margin": legibility.test.margin,
-        "prompts": legibility.test.num_groups,
-        "prompts_needed": legibility.test.needed,
+        **_test(legibility.test),
         "pairs": [
             {
                 "prompt": words.pair.prompt,

@@ -16,7 +16,7 @@ from vivace import __version__
 from vivace.foundation.untrusted.terminal_text import plain
 from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.checks.pair_figures import Nearness, PairFigures, ReadImage
-from vivace.proofs.checks.server_checks import Status
+from vivace.proofs.checks.request_checks import Status
 from vivace.proofs.checks.side_loads import SideLoad
 from vivace.proofs.verdicts.as_good import Standing, WitnessResult
 from vivace.proofs.verdicts.fast import SpeedAnswer, ratio_in_words, seconds_in_words

@@ -12,7 +12,7 @@ from vivace.foundation.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, WITNESS_LI
 from vivace.measure.witness_limits import calibrated_limit, calibrated_limits, limit_note
 from vivace.models.scorers import EMBEDDED, LocatedScorer, find_scorer, find_witness
 from vivace.proofs.checks.pair_figures import PairFigures, add_scores
-from vivace.proofs.sides.prepare_sides import Prepared
+from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.verdicts.legible import TextReader, find_reader, num_asking
 
 
@@ -37,7 +37,7 @@ class Judges:
         return [judge for judge in (self.clip, self.blip) if judge is not None]
 
 
-def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | None = None) -> Judges:
+def find_all(plan: ProofPlan, scorer: str | None = "auto", witness: str | None = None) -> Judges:
     """Return the models that judge these images.
 
     Args:
@@ -48,36 +48,31 @@ def find_all(prepared: Prepared, scorer: str | None = "auto", witness: str | Non
     Raises:
         UnknownModel, Unsupported: see `find_scorer`.
     """
-    if not prepared.knows_prompts or not prepared.shows_something:
+    if not plan.knows_prompts or not plan.shows_something:
         return Judges()
-    clip, notes = _find_clip(prepared, scorer)
     blip = find_witness(witness) if witness is not None else None
-    clip, notes = _find_clip(prepared, scorer)
-    located = prepared.a.located or prepared.b.located
+    clip, notes = _find_clip(plan, scorer)
+    located = plan.a.located or plan.b.located
     model = "" if located is None else f"{located.model.name}@{located.model.revision}"
     if clip is not None:
         notes.append(limit_note(model, clip.id, "clip"))
     if blip is not None:
         notes.append(limit_note(model, blip.id, "blip"))
-    reader = find_reader(prepared.request.threads) if num_asking(prepared.prompts) else None
+    reader = find_reader(plan.request.threads) if num_asking(plan.prompts) else None
     return Judges(clip, blip, reader, tuple(note for note in notes if note), model)
 
 
-def _find_clip(prepared: Prepared, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
+def _find_clip(plan: ProofPlan, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
     """Return the CLIP model, or None with the reason."""
-    if scorer is None:
-        return None, []
-    if scorer != "auto":
-        return find_scorer(scorer), []
-    own = [s.located.entry.scorer for s in (prepared.a, prepared.b) if s.located and s.located.entry]
-    if own and own[0] is not None:
-        return find_scorer(own[0]), []
-    if prepared.prompt_set == "tinyworld":
-        return find_scorer(EMBEDDED), []
-    try:
-        return find_scorer(USUAL_SCORER, download=False), []
-    except (Unsupported, UnknownModel):
-        return None, [f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"]
+    if scorer == "auto":
+        own = [s.located.entry.scorer for s in (plan.a, plan.b) if s.located and s.located.entry]
+        scorer = own[0] if own and own[0] else EMBEDDED if plan.prompt_set == "tinyworld" else USUAL_SCORER
+        if scorer == USUAL_SCORER:
+            try:
+                return find_scorer(USUAL_SCORER, download=False), []
+            except (Unsupported, UnknownModel):
+                return None, [f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"]
+    return None if scorer is None else find_scorer(scorer), []
 
 
 def add_all_scores(

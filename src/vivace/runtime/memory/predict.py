@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from vivace.architectures import family_of
+from vivace.architectures import CATALOGUE, family_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
@@ -32,7 +32,6 @@ from vivace.machinery.technique import (
     component_of,
 )
 from vivace.measure.memory import plain_tensors
-from vivace.models.catalogue import CATALOGUE
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_images
@@ -42,8 +41,7 @@ from vivace.runtime.calls import follow_denoiser
 from vivace.runtime.embeddings import encode
 from vivace.runtime.memory.footprint import Footprint
 from vivace.runtime.memory.operation_counts import Operations, skips_work, watch, work_of
-from vivace.runtime.memory.weightless import Weightless, find_weightless
-from vivace.runtime.memory.without_values import run_without_values
+from vivace.runtime.memory.weightless import Weightless, find_weightless, run_without_values
 from vivace.runtime.noise import draw_noise_in_fp32
 from vivace.runtime.pipelines import stored_effects, with_stored
 from vivace.runtime.session import Session
@@ -216,7 +214,7 @@ def _predict(
     facts = ModelFacts(
         defaults=defaults,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name)),
+        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         stored=stored,
     )

@@ -6,19 +6,21 @@ would take. Only configuration files and tokenizers are downloaded or read.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
 from vivace.architectures.components import Architecture, Component, Library
+from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.foundation.untrusted.reading import reading
-from vivace.models.architectures import ARCHITECTURES
-from vivace.models.catalogue import CATALOGUE
+from vivace.machinery.technique import TEXT_ENCODERS, component_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
 from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
@@ -26,6 +28,10 @@ from vivace.models.headers import read_header
 from vivace.models.single_file import contents_of
 from vivace.models.synthetic import on_meta
 from vivace.runtime.pipelines import weightless_pipeline
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ def _of_folder(name: str, located: LocatedModel) -> Weightless:
 
     def build_tiny() -> Any:
         assert isinstance(tiny, Path)  # of a folder or an embedded model
-        return _in_dtype(_component(_json(tiny / "config.json"), "diffusers", "AutoencoderTiny"), "fp32")
+        config = _json(tiny / "config.json")
+        return _in_dtype(_component(config, "diffusers", str(config["_class_name"])), "fp32")
 
     return Weightless(
         name, dtype, located.defaults | located.call, build, build_tiny if tiny is not None else None, located
@@ -192,6 +199,56 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
             trusted = {"trust_remote_code": False} if library == "transformers" else {}
             built = kind.from_pretrained(str(folder), local_files_only=True, **trusted)
     return built
+
+
+def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None:
+    """Patch a pipeline on the meta device so that its call runs, which reads values of tensors in places.
+
+    Timesteps stay on the CPU. Where a pipeline reads masks or positions, its family knows the same from the prompts'
+    tokens or the image's size. All patches are on the instance.
+
+    Args:
+        height, width: pixels of the image that the call will draw.
+    """
+    _keep_timesteps_on_cpu(pipe)
+    for encoder in (component_of(pipe, component) for component in TEXT_ENCODERS):
+        if encoder is not None:
+            encoder.register_forward_pre_hook(_without_mask, with_kwargs=True)
+    known = pipeline_named(type(pipe).__name__)
+    if known is not None and known.run_without_values is not None:
+        known.run_without_values(pipe, height, width)
+
+
+def _keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
+    """Patch a pipeline on the meta device so that it can read the values of the timesteps.
+
+    Only the denoiser's arguments are moved to the meta device. The scheduler and the denoiser are patched as instances.
+    """
+    scheduler = pipe.scheduler
+    set_timesteps = scheduler.set_timesteps
+
+    @functools.wraps(set_timesteps)
+    def set_on_cpu(*args: Any, **kwargs: Any) -> Any:
+        return set_timesteps(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
+
+    scheduler.set_timesteps = set_on_cpu
+    denoiser = component_of(pipe, "denoiser")
+    denoiser.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    if getattr(pipe, "controlnet", None) is not None:
+        pipe.controlnet.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    if getattr(pipe, "safety_checker", None) is not None:
+        pipe.safety_checker = None  # it reads the image's values; its weights have been counted
+
+
+def _without_mask(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Drop the mask: language models check whether it masks anything, or without a key cache whether there is one."""
+    mask = kwargs.get("attention_mask")
+    if mask is None:
+        return args, kwargs
+    if kwargs.get("use_cache", True):
+        return args, kwargs | {"attention_mask": None}
+    rows, length = mask.shape
+    return args, kwargs | {"attention_mask": mask.new_ones(rows, 1, length, length, dtype=mask.dtype).bool()}
 
 
 def _scheduler(kind: type[Any], config: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vivace.models.checkpoints.prediction import MARKERS
+from vivace.models.checkpoints.metadata import MARKERS
 from vivace.models.checkpoints.read_denoiser import OriginalTensor, check_tensors, original_layout
 from vivace.models.checkpoints.weight_scales import DESCRIPTION, FP8, INPUT_SCALE, codes_of, is_marker
 from vivace.models.headers import read_header, read_metadata

@@ -17,11 +17,10 @@ from starlette.exceptions import HTTPException
 from vivace.serve.http.edit_form import IMAGE_NAMES
 from vivace.serve.http.image_routes import add_images
 from vivace.serve.http.metrics import Metrics
-from vivace.serve.http.openapi import KEYED, MODEL, OPEN, Alive, Health, ModelList, ServedModel, describe
+from vivace.serve.http.openapi import ERRORS, Alive, Health, ModelList, ServedModel
 from vivace.serve.http.request_checks import Checks
-from vivace.serve.http.requests import EditRequest, GenerationRequest, RequestError, unfit_loras
-from vivace.serve.http.responses import KeptImages, error_body
-from vivace.serve.queue.job_queue import QueueFull
+from vivace.serve.http.requests import EditRequest, GenerationRequest, unfit_loras
+from vivace.serve.http.responses import KeptImages, RequestError, error_body
 from vivace.serve.queue.jobs import JobError
 from vivace.serve.queue.pool import ReplicaPool
 from vivace.serve.queue.replica import Phase, Replica
@@ -33,7 +32,7 @@ _LOOK_S = 0.2
 
 def create_app(
     settings: ServeSettings,
-    make_pool: Callable[..., Any] = ReplicaPool,
+    make_pool: Callable[..., Any],
     on_problem: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.
@@ -58,7 +57,14 @@ def create_app(
             app.state.kept.clear()
             await pool.stop()
 
-    app = FastAPI(title="vivace", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(
+        title="vivace",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=ERRORS,
+    )
     app.state.settings, app.state.metrics, app.state.kept = settings, metrics, KeptImages()
     app.state.problem = None
     app.add_middleware(
@@ -80,7 +86,6 @@ def create_app(
     _add_health(app)
     _add_models(app)
     add_images(app)
-    describe(app)
     return app
 
 
@@ -105,19 +110,10 @@ def _add_errors(app: FastAPI) -> None:
             code = "missing_required_parameter"
         return JSONResponse(error_body(400, message, place[:200] or None, code), 400)
 
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse(error_body(error.status, str(error), error.field, error.code), error.status)
-
-    @app.exception_handler(QueueFull)
-    async def full(request: Request, error: QueueFull) -> JSONResponse:
-        return JSONResponse(
-            error_body(429, str(error)), 429, {"Retry-After": str(max(1, error.retry_after_s))}
-        )
-
     @app.exception_handler(JobError)
-    async def failed(request: Request, error: JobError) -> JSONResponse:
-        return JSONResponse(error_body(error.status, str(error)), error.status)
+    async def refused(request: Request, error: JobError) -> JSONResponse:
+        body = error_body(error.status, str(error), error.field, error.code)
+        return JSONResponse(body, error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
@@ -144,12 +140,12 @@ def _parameters(request: Request) -> str:
 
 
 def _add_health(app: FastAPI) -> None:
-    @app.get("/livez", response_model=Alive, **OPEN)
+    @app.get("/livez", response_model=Alive)
     async def livez() -> dict[str, str]:
         """Whether the server answers."""
         return {"status": "alive"}
 
-    @app.get("/readyz", response_model=Health, responses=KEYED["responses"] | {503: {"model": Health}})
+    @app.get("/readyz", response_model=Health, responses={503: {"model": Health}})
     async def readyz(request: Request) -> JSONResponse:
         """Return whether requests are accepted, and the state of the server and of each worker."""
         pool: ReplicaPool = request.app.state.pool
@@ -160,12 +156,12 @@ def _add_health(app: FastAPI) -> None:
             body["problem"] = pool.problem
         return JSONResponse(body, 200 if pool.is_ready else 503)
 
-    @app.get("/metrics", response_class=PlainTextResponse, **KEYED)
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus."""
         return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/dashboard.json", **KEYED)
+    @app.get("/dashboard.json")
     async def dashboard() -> Response:
         """A dashboard for Grafana, of the metrics."""
         text = resources.files("vivace.serve.http").joinpath("templates", "dashboard.json").read_text("utf-8")
@@ -192,13 +188,14 @@ def _worker_health(replica: Replica) -> dict[str, Any]:
 
 
 def _add_models(app: FastAPI) -> None:
-    @app.get("/v1/models", response_model=ModelList, response_model_exclude_unset=True, **KEYED)
-    async def models(request: Request) -> dict[str, Any]:
+    @app.get("/v1/models", response_model_exclude_unset=True)
+    async def models(request: Request) -> ModelList:
         """The model that is served, its recipe, sizes, tasks and LoRAs."""
-        return {"object": "list", "data": [_model(request.app.state.pool, request.app.state.settings)]}
+        model = _model(request.app.state.pool, request.app.state.settings)
+        return ModelList(object="list", data=[model])
 
-    @app.get("/v1/models/{name:path}", response_model=ServedModel, response_model_exclude_unset=True, **MODEL)
-    async def model(name: str, request: Request) -> dict[str, Any]:
+    @app.get("/v1/models/{name:path}", response_model_exclude_unset=True)
+    async def model(name: str, request: Request) -> ServedModel:
         """The model that is served, by its name."""
         settings: ServeSettings = request.app.state.settings
         if name not in (settings.name, settings.model):
@@ -207,31 +204,30 @@ def _add_models(app: FastAPI) -> None:
             )
         return _model(request.app.state.pool, settings)
 
-    @app.get("/", response_class=HTMLResponse, **KEYED)
+    @app.get("/", response_class=HTMLResponse)
     async def page() -> HTMLResponse:
         """A page to draw with."""
         text = resources.files("vivace.serve.http").joinpath("templates", "page.html").read_text("utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
 
-def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
+def _model(pool: ReplicaPool, settings: ServeSettings) -> ServedModel:
     state, loras = pool.state, settings.current_loras()
     unfit = unfit_loras(loras, state)
-    entry: dict[str, Any] = {
-        "id": settings.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "vivace",
-        "recipe": settings.recipe,
-        "recipe_from": settings.why,
-        "loras": sorted(loras.keys() - unfit.keys()),
-    }
-    if state is None:
-        return entry
-    if unfit:
-        entry["unfit_loras"] = unfit
-    if state.batching:
-        entry["batching"] = {
+    facts: dict[str, Any] = {"unfit_loras": unfit} if unfit else {}
+    if state is not None:
+        facts |= {
+            "tasks": (["text"] if state.draws_text else []) + sorted(state.edits.tasks),
+            "refused_tasks": state.edits.refused,
+            "sizes": [str(size) for size in sorted(state.speeds)],
+            "size": str(state.size),
+            "num_inference_steps": state.steps,
+            "strength": state.edits.strength,
+            "partial_images": state.has_partials,
+            "expected_seconds": round(state.predicted_s(state.size, state.steps), 3),
+        }
+    if state is not None and state.batching:
+        facts["batching"] = {
             str(size): {
                 "images": list(batching.allowed),
                 "gains": {str(number): round(gain, 3) for number, gain in batching.gains.items()},
@@ -239,16 +235,16 @@ def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
             }
             for size, batching in state.batching.items()
         }
-    return entry | {
-        "tasks": (["text"] if state.draws_text else []) + sorted(state.edits.tasks),
-        "refused_tasks": state.edits.refused,
-        "sizes": [str(size) for size in sorted(state.speeds)],
-        "size": str(state.size),
-        "num_inference_steps": state.steps,
-        "strength": state.edits.strength,
-        "partial_images": state.has_partials,
-        "expected_seconds": round(state.predicted_s(state.size, state.steps), 3),
-    }
+    return ServedModel(
+        id=settings.name,
+        object="model",
+        created=0,
+        owned_by="vivace",
+        recipe=settings.recipe,
+        recipe_from=settings.why,
+        loras=sorted(loras.keys() - unfit.keys()),
+        **facts,
+    )
 
 
 _POLICY = (

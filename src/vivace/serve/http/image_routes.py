@@ -9,34 +9,29 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from vivace.serve.http.accept_header import accepted_format
 from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
 from vivace.serve.http.json_body import read_object
-from vivace.serve.http.openapi import EDITS, FILE_ANSWERS, GENERATIONS
+from vivace.serve.http.openapi import FILE, IMAGES, form_of_edits
 from vivace.serve.http.request_checks import FILES
-from vivace.serve.http.requests import (
-    EditRequest,
-    GenerationRequest,
-    ImageBody,
-    RequestError,
-    RequestSource,
-    jobs_of,
-)
+from vivace.serve.http.requests import EditRequest, GenerationRequest, ImageBody, RequestSource, jobs_of
 from vivace.serve.http.responses import (
     KEEP_ALIVE,
     KEPT_BYTES,
     KEPT_S,
-    MIME,
     NO_USAGE,
     EncodedImage,
     KeptImages,
+    RequestError,
     dumped,
     encode,
     error_body,
@@ -56,45 +51,39 @@ LOG = logging.getLogger("vivace.serve")
 _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
 _KEEP_ALIVE_S = 15.0
-_Request = TypeVar("_Request", bound=ImageBody)
-_LOADING = {"Retry-After": "5"}
 _NOT_KEPT = (
     f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
     "until the server ends"
 )
 
 
-_JSON = ("application/json", "application/*", "*/*")
-_EVENTS = ("text/event-stream", "text/*")
-_OTHERS = "image/"
-_ANY = "image/*"
-
-
 def add_images(app: FastAPI) -> None:
     """Add the routes to an application, whose state has the pool."""
 
-    @app.post("/v1/images/generations", response_model=None, **GENERATIONS)
-    async def generations(request: Request) -> Response:
-        """Draw images from a prompt."""
-        state = _state_of(request)
-        if state is None:
-            return _loading()
-        return await _answer(request, _checked(GenerationRequest, await read_object(request)), state)
+    router = APIRouter(route_class=_StrictRoute)
 
-    @app.post("/v1/images/edits", response_model=None, **EDITS)
+    @router.post("/v1/images/generations", response_model=None, responses=IMAGES)
+    async def generations(request: Request, body: GenerationRequest) -> Response:
+        """Draw images from a prompt."""
+        return await _answer(request, body, _state_of(request))
+
+    app.include_router(router)
+
+    @app.post("/v1/images/edits", response_model=None, responses=IMAGES, openapi_extra=form_of_edits())
     async def edits(request: Request) -> Response:
         """Draw images from a prompt and images: image-to-image, inpainting with a mask, or editing."""
         state = _state_of(request)
-        if state is None:
-            return _loading()
         fields, uploads = await read_form(request)
-        body = _checked(EditRequest, fields)
+        try:
+            body = EditRequest.model_validate(fields)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
         # before images are read, which takes longer than refusing them
         request.app.state.pool.check_room(body.n, request.state.owner)
         made = await fitted(body, uploads, request.app.state.settings, state)
         return await _answer(request, body, state, made.source, made.notes)
 
-    @app.get(f"{FILES}{{name}}", response_model=None, **FILE_ANSWERS)
+    @app.get(f"{FILES}{{name}}", response_model=None, responses=FILE)
     async def files(name: str, request: Request) -> Response:
         """An image by the URL that an answer named, for an hour."""
         encoded = request.app.state.kept.get(name)
@@ -103,27 +92,43 @@ def add_images(app: FastAPI) -> None:
         return Response(encoded.data, media_type=encoded.mime)
 
 
-def _checked(kind: type[_Request], fields: dict[str, Any]) -> _Request:
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
+class _StrictRequest(Request):
+    """A request whose JSON has been read."""
+
+    content: dict[str, Any]
+
+    async def json(self) -> Any:
+        return self.content
 
 
-def _state_of(request: Request) -> ModelState | None:
-    """Return the state of the model; None while it is loaded.
+class _StrictRoute(APIRoute):
+    """A route whose JSON is read by `read_object`, once the model is loaded."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_and_handle(request: Request) -> Response:
+            _state_of(request)
+            strict = _StrictRequest(request.scope, request.receive)
+            strict.content = await read_object(strict)
+            return await handle(strict)
+
+        return read_and_handle
+
+
+def _state_of(request: Request) -> ModelState:
+    """Return the state of the model.
 
     Raises:
-        JobError: the model cannot be used.
+        JobError: it cannot be used.
+        HTTPException: it is being loaded.
     """
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
         raise JobError(503, f"the model cannot be used: {pool.problem}")
+    if pool.state is None:
+        raise HTTPException(503, "the model is being loaded; see /readyz", {"Retry-After": "5"})
     return pool.state
-
-
-def _loading() -> JSONResponse:
-    return JSONResponse(error_body(503, "the model is being loaded; see /readyz"), 503, _LOADING)
 
 
 async def _answer(
@@ -138,7 +143,7 @@ async def _answer(
     if request.query_params:
         name = next(iter(request.query_params))[:100]
         raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
-    accepted = _accepted(request, body)
+    accepted = accepted_format(request.headers.get("accept", ""), body)
     jobs = jobs_of(body, settings, state, source, request.state.owner)
     _check_kept(body, jobs)
     if settings.logs_prompts:
@@ -183,30 +188,6 @@ async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
     if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
         return await keep_unmasked(image, job)
     return image
-
-
-def _accepted(request: Request, body: ImageBody) -> str | None:
-    """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
-
-    Raises:
-        RequestError: it conflicts with the rest of the request.
-        HTTPException: the server cannot send any accepted type.
-    """
-    accepted = request.headers.get("accept", "")
-    try:
-        format_ = accepted_format(accepted, body.output_format)
-    except ValueError as error:
-        raise HTTPException(406, str(error)) from None
-    if format_ is None:
-        return None
-    if body.n > 1 or body.stream or body.response_format == "url":
-        raise RequestError(
-            None,
-            f"Accept: {accepted[:100]} asks for the bytes of one image; leave n, stream and response_format out",
-        )
-    if format_ == "png" and body.output_compression not in (None, 100):
-        raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")
-    return format_
 
 
 def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
@@ -354,44 +335,3 @@ def _phases(jobs: list[ImageJob], images: Sequence[Drawn]) -> dict[str, float]:
     for name in images[0].phases:
         phases[name] = math.fsum(image.phases.get(name, 0.0) for image in images)
     return phases
-
-
-def accepted_format(header: str, format_: str) -> str | None:
-    """Return the format whose bytes a client prefers; None for JSON or events.
-
-    Many clients list types that they do not need, e.g. text/html. They get JSON unless all listed types are images.
-
-    Args:
-        header: of the request; empty for none.
-        format_: for "image/*".
-
-    Raises:
-        ValueError: only images of other types are accepted.
-    """
-    weights = sorted(_weights(header), key=lambda each: -each[1])
-    formats = {mime: name for name, mime in MIME.items()} | {_ANY: format_}
-    for kind, _ in weights:
-        if kind in formats:
-            return formats[kind]
-        if kind in _JSON or kind in _EVENTS:
-            return None
-    if weights and all(kind.startswith(_OTHERS) for kind, _ in weights):
-        raise ValueError(
-            f"Accept: {header[:100]} has none of the types that this server sends: {', '.join(MIME.values())}"
-        )
-    return None
-
-
-def _weights(header: str) -> list[tuple[str, float]]:
-    """Return the types of a header and their weights, without those that are refused by a weight of 0."""
-    weights = []
-    for part in header.lower().split(","):
-        kind, *parameters = (text.strip() for text in part.split(";"))
-        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
-        try:
-            each = float(weight)
-        except ValueError:
-            each = 1.0
-        if kind and each > 0:
-            weights.append((kind, each))
-    return weights

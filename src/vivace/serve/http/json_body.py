@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect
 
-from vivace.serve.http.requests import RequestError
-from vivace.serve.http.strict_json import parsed_json
+from vivace.serve.http.responses import RequestError
 from vivace.serve.queue.jobs import JobError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _KIND = "application/json"
 _LIKE_JSON = ("application/", "+json")
+_MOST_DIGITS = 100
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -53,3 +54,31 @@ def check_encoding(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise RequestError(None, f"send the body as it is, without Content-Encoding: {encoding[:50]}")
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Parse a JSON text strictly.
+
+    Raises:
+        JSONDecodeError, UnicodeDecodeError: it is not JSON.
+        ValueError: it is too deep, has a number that is too long, or gives a name twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"{twice[:100]!r} is given twice; give it once")
+    return content
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is too long")
+    return int(digits)

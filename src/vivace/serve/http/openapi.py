@@ -1,13 +1,12 @@
-"""The part of /openapi.json about answers and forms; a test checks the server against it."""
+"""The part of /openapi.json about answers, and the form of edits; a test checks the server against it."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from vivace.serve.http.requests import EditRequest, GenerationRequest, LoraRequest
+from vivace.serve.http.requests import EditRequest
 from vivace.serve.http.responses import MIME
 
 
@@ -108,25 +107,6 @@ class ModelList(BaseModel):
     data: list[ServedModel]
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    words = {
-        400: "The request is wrong; the message says what is allowed",
-        401: "The key is missing or wrong",
-        403: "A page of another site sends it, or it names another machine than this one, which has no key",
-        404: "There is no such image or model",
-        406: "The server makes none of the types of Accept",
-        408: "The body does not come",
-        413: "The body is too large",
-        429: "Too many images wait; Retry-After tells when there is probably room",
-        499: "The client has gone",
-        500: "Drawing failed",
-        503: "The model is being loaded, cannot be used, or its worker died twice",
-        504: "The time of the request has ended",
-    }
-    return {status: {"model": ErrorAnswer, "description": words[status]} for status in statuses}
-
-
-_PLACE = "#/components/schemas/{model}"
 _BYTES = {mime: {"schema": {"type": "string", "format": "binary"}} for mime in MIME.values()}
 _EVENT = {
     "type": "object",
@@ -136,71 +116,38 @@ _EVENT = {
     },
     "required": ["event", "data"],
 }
-_DRAWN = {
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": ErrorAnswer,
+        "description": "The request is wrong (400, 404, 406, 408, 413) or not allowed (401, 403), its client has gone "
+        "(499), or too many images wait (429, with Retry-After)",
+    },
+    "5XX": {
+        "model": ErrorAnswer,
+        "description": "Drawing failed (500), the model is being loaded, cannot be used, or its worker died twice "
+        "(503), or the time of the request has ended (504)",
+    },
+}
+IMAGES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesAnswer,
         "description": "Images; the bytes of one by `Accept`, or events with `stream`",
         "content": {**_BYTES, "text/event-stream": {"schema": _EVENT}},
-    }
+    },
+    **ERRORS,
 }
-OPEN: dict[str, Any] = {"responses": _errors(403, 413)}
-"""Documented answers of routes that need no key."""
-KEYED: dict[str, Any] = {"responses": _errors(401, 403, 413)}
-"""Documented answers of routes that need one."""
-MODEL: dict[str, Any] = {"responses": _errors(401, 403, 404, 413)}
-_DRAWS: dict[str, Any] = {
-    "responses": _DRAWN | _errors(400, 401, 403, 404, 406, 408, 413, 429, 499, 500, 503, 504)
-}
-FILE_ANSWERS: dict[str, Any] = {
-    "responses": {200: {"description": "The image", "content": _BYTES}} | _errors(403, 404, 413)
-}
+FILE: dict[int | str, dict[str, Any]] = {200: {"description": "The image", "content": _BYTES}, **ERRORS}
 
 
-def _object() -> dict[str, Any]:
-    """Return the schema of the body of /v1/images/generations."""
-    schema = GenerationRequest.model_json_schema(ref_template=_PLACE)
-    schema.pop("$defs")
-    return schema
-
-
-def _form() -> dict[str, Any]:
-    """Return the schema of the form of /v1/images/edits."""
+def form_of_edits() -> dict[str, Any]:
+    """Return the body of /v1/images/edits: the fields of `EditRequest` and the files that no model has."""
     schema = EditRequest.model_json_schema()
     schema.pop("$defs", None)
-    fields = dict(schema["properties"])
-    fields["loras"] = {"type": "string", "description": "JSON, as the field of generations"}
     file = {"type": "string", "format": "binary"}
-    fields |= {"image": file, "image[]": {"type": "array", "items": file}, "mask": file}
-    return {
-        "type": "object",
-        "title": "EditForm",
-        "properties": fields,
-        "required": ["prompt"],
-        "additionalProperties": False,
+    schema["properties"] |= {
+        "loras": {"type": "string", "description": "JSON, as the field of generations"},
+        "image": file,
+        "image[]": {"type": "array", "items": file},
+        "mask": file,
     }
-
-
-def _with_body(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    body = {"required": True, "content": {kind: {"schema": schema}}}
-    return _DRAWS | {"openapi_extra": {"requestBody": body}}
-
-
-GENERATIONS = _with_body("application/json", _object())
-EDITS = _with_body("multipart/form-data", _form())
-
-
-def describe(app: FastAPI) -> None:
-    """Describe errors in /openapi.json as the server answers them: 400 and not 422."""
-    plain = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = plain()
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            schema["components"]["schemas"].pop(name, None)
-        schema["components"]["schemas"]["LoraRequest"] = LoraRequest.model_json_schema()
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}

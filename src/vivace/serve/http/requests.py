@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
-from vivace.serve.http.strict_json import parsed_json
+from vivace.serve.http.json_body import parsed_json
+from vivace.serve.http.responses import RequestError
 from vivace.serve.queue.jobs import ImageJob, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
 
@@ -24,19 +25,6 @@ _MAX_SEED = 2**32 - 1
 _MOST_STEPS = 4
 """Most steps of a request, as a multiple of the model's own, and `_FEW` at least."""
 _FEW = 50
-
-
-class RequestError(Exception):
-    """A request that cannot be served.
-
-    Attributes:
-        field: the wrong one.
-        status, code: of the answer.
-    """
-
-    def __init__(self, field: str | None, message: str, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.field, self.status, self.code = field, status, code
 
 
 class LoraRequest(BaseModel):

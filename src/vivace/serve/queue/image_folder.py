@@ -22,7 +22,7 @@ LOG = logging.getLogger("vivace.serve")
 _MEMORY = Path("/dev/shm")
 _PREFIX = "vivace-images-"
 _NEW = ".vivace-new-"
-"""The prefix of a folder that is not locked yet, which nobody may remove."""
+"""The prefix of a folder without a lock, which nobody may remove."""
 
 
 class ImageFolder:
@@ -40,7 +40,8 @@ class ImageFolder:
         remove_abandoned(parent)
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
         self._lock = lock_folder(new)
-        self.path = new.rename(parent / f"{_PREFIX}{new.name.removeprefix(_NEW)}")
+        is_locked = self._lock is not None
+        self.path = new.rename(parent / f"{_PREFIX}{new.name.removeprefix(_NEW)}") if is_locked else new
 
     def cleanup(self) -> None:
         """Remove the folder."""

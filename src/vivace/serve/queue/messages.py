@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
 
 from vivace.foundation.spec.workload import Task
 
@@ -33,6 +34,7 @@ class Load:
     task: Task | None = None
     batches: tuple[int, ...] = ()
     is_restart: bool = False
+    kind: Literal["load"] = "load"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Draw:
     partials: tuple[int, ...] = ()
     task: Task = "text"
     pictures: tuple[SentPicture, ...] = ()
+    kind: Literal["draw"] = "draw"
 
     @property
     def id(self) -> str:
@@ -86,27 +89,21 @@ class Cancel:
     """End a job at its next step."""
 
     id: str
+    kind: Literal["cancel"] = "cancel"
 
 
 Message = Load | Draw | Cancel
-_KINDS: dict[str, type[Message]] = {"load": Load, "draw": Draw, "cancel": Cancel}
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
 def written(message: Message) -> bytes:
     """Return the line of a message."""
-    return json.dumps({"kind": type(message).__name__.lower(), **asdict(message)}).encode() + b"\n"
+    return _MESSAGE.dump_json(message) + b"\n"
 
 
 def parsed(line: str) -> Message:
     """Return the message of a line."""
-    fields: dict[str, Any] = json.loads(line)
-    kind: Any = _KINDS[fields.pop("kind")]
-    if kind is Draw:
-        fields["pictures"] = [SentPicture(**picture) for picture in fields["pictures"]]
-    message: Message = kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    )
-    return message
+    return _MESSAGE.validate_json(line)
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:

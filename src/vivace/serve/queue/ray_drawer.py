@@ -15,7 +15,7 @@ from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
 from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture, RequestedLora
 from vivace.serve.queue.pool import ReplicaPool
-from vivace.serve.queue.process import COMMAND, WorkerProcess
+from vivace.serve.queue.process import COMMAND, Workers
 from vivace.serve.settings import ModelState, ServeSettings
 
 _LOOK_S = 0.05
@@ -31,7 +31,7 @@ class Order:
 
     prompt: str
     seed: int
-    size: tuple[int, int]
+    size: Size
     steps: int
     call: dict[str, Any]
     lora: RequestedLora | None
@@ -43,36 +43,13 @@ class Order:
 
     @classmethod
     def of(cls, job: ImageJob) -> Order:
-        size = job.size.width, job.size.height
-        left_s = job.deadline - time.monotonic()
-        return cls(
-            job.prompt,
-            job.seed,
-            size,
-            job.steps,
-            job.call,
-            job.lora,
-            job.task,
-            job.pictures,
-            job.partials,
-            job.predicted_s,
-            left_s,
-        )
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "left_s"]
+        fields: dict[str, Any] = {name: getattr(job, name) for name in names}
+        return cls(left_s=job.deadline - time.monotonic(), **fields)
 
     def job(self) -> ImageJob:
-        return ImageJob(
-            prompt=self.prompt,
-            seed=self.seed,
-            size=Size(*self.size),
-            steps=self.steps,
-            call=self.call,
-            predicted_s=self.predicted_s,
-            deadline=time.monotonic() + self.left_s,
-            lora=self.lora,
-            task=self.task,
-            pictures=self.pictures,
-            partials=self.partials,
-        )
+        fields: dict[str, Any] = dict(vars(self))
+        return ImageJob(deadline=time.monotonic() + fields.pop("left_s"), **fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +80,7 @@ class RayReplica:
     def __init__(self, settings: ServeSettings, name: str, worker: tuple[str, ...] = COMMAND) -> None:
         alone = dataclasses.replace(settings, gpus=(), idle_unload_s=None, max_queue=10**6, max_wait_s=1e9)
         self._ended: dict[str, dict[str, Any]] = {}
-        self._pool = ReplicaPool(alone, self._observe, lambda gpu: WorkerProcess(worker))
+        self._pool = ReplicaPool(alone, self._observe, Workers(alone, worker))
         self._name = name
         self._started = False
 

@@ -14,10 +14,8 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vivace.serve.queue.deadlines import drawn_in_time
-from vivace.serve.queue.job_queue import JobQueue, accept, check_room
-from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.queue.pool import Observe
+from vivace.serve.queue.jobs import ImageJob, JobError, State
+from vivace.serve.queue.pool import JobPool, Observe
 from vivace.serve.queue.ray_drawer import DrawerEvent, Order
 from vivace.serve.queue.replica import Phase
 from vivace.serve.settings import ModelState, ServeSettings
@@ -62,7 +60,7 @@ class RemoteReplica:
     starting: None = None
 
 
-class RayPool:
+class RayPool(JobPool):
     """Replicas of Ray Serve, and jobs for them.
 
     Args:
@@ -80,11 +78,9 @@ class RayPool:
         ahead: int = 1,
         lost: tuple[type[BaseException], ...] = (),
     ) -> None:
-        self.settings = settings
-        self.ledger = Ledger()
-        self.line = JobQueue(settings.max_queue, settings.max_wait_s, 1, settings.num_owners)
-        self.state: ModelState | None = None
-        self.problem: str | None = None
+        super().__init__(settings, 1)
+        self.state = None
+        self.problem = None
         self._drawers, self._observe, self._ahead, self._lost = drawers, observe, ahead, lost
         self._remote: dict[str, RemoteReplica] = {}
         self._num_running = 0
@@ -98,7 +94,7 @@ class RayPool:
         return list(self._remote.values())
 
     @property
-    def is_ready(self) -> bool:
+    def is_ready(self) -> bool:  # type: ignore[override]
         return self.state is not None and self._num_running > 0
 
     def start(self) -> None:
@@ -111,31 +107,7 @@ class RayPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def check_room(self, number: int, owner: str) -> None:
-        """Raise QueueFull if there is no room for so many jobs of an owner."""
-        check_room(number, owner, self.line, self.ledger)
-
-    async def submit(self, jobs: list[ImageJob]) -> None:
-        """Accept jobs.
-
-        Raises:
-            QueueFull: there is no room for them.
-        """
-        await accept(jobs, self.line, self.ledger)
-
-    async def wait(self, job: ImageJob) -> Drawn:
-        """Wait for a job until its deadline.
-
-        Raises:
-            JobError: it ended without an image.
-        """
-        return await drawn_in_time(job, self.cancel)
-
-    def cancel(self, job: ImageJob, error: JobError | None = None, state: State = State.CANCELLED) -> None:
-        """End a job: at once if it waits, at its next step if it is drawn."""
-        if job.has_ended:
-            return
-        self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
+    def _withdraw(self, job: ImageJob) -> None:
         self.line.leave(job)
         if (stream := self._streams.get(job.id)) is not None:
             stream.cancel()

@@ -18,14 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vivace.foundation.spec.sizes import Size
 from vivace.serve.queue.in_flight import InFlight
 from vivace.serve.queue.job_queue import JobQueue
 from vivace.serve.queue.jobs import ImageJob, JobError, Ledger, State
 from vivace.serve.queue.messages import Cancel, Load
 from vivace.serve.queue.process import WorkerProcess
-from vivace.serve.queue.startup import PastStarts, Startup
-from vivace.serve.settings import Batching, EditState, ModelState, StepTimes
+from vivace.serve.queue.startup import Startup
+from vivace.serve.settings import STATE, ModelState
 
 LOG = logging.getLogger("vivace.serve")
 _Result = TypeVar("_Result")
@@ -39,19 +38,6 @@ _SILENCE = 5.0
 _LEAST_SILENCE_S = 20.0
 _FIRST_SILENCE_S = 900.0
 """Likewise for what the worker has not drawn yet, or compiles: kernels are compiled, and graphs captured."""
-
-
-_PLAIN = (
-    "name",
-    "recipe",
-    "device",
-    "steps",
-    "guidance",
-    "multiple",
-    "guided_above",
-    "has_partials",
-    "draws_text",
-)
 
 
 class Phase(StrEnum):
@@ -69,10 +55,10 @@ class Replica:
     """One worker and its jobs.
 
     Attributes:
-        past: starts of the same before.
+        key: what is started, see `startup.key_of`.
         phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
         state: of the model, once it is loaded.
-        energy_j: joules of the GPU while it drew; None without a counter.
+        energy_j: joules of the GPU from when it was ready to its last image; None without a counter.
         idle_s: seconds without a job after which the worker ends; None for never.
         failed_starts: since the model was loaded last.
         on_drawn: called with each finished job and the event of the worker.
@@ -84,7 +70,7 @@ class Replica:
     ledger: Ledger
     make_process: Callable[[], WorkerProcess]
     on_drawn: Callable[[ImageJob, dict[str, Any]], None]
-    past: PastStarts
+    key: str
     idle_s: float | None = None
     phase: Phase = Phase.STARTING
     doing: str = "starting"
@@ -142,7 +128,8 @@ class Replica:
         self._known.clear()
         self._process = self.make_process()
         await self._process.start()
-        self.starting = starting = Startup(self.past, self._process.started_at)
+        key = self.key if self.state is None else f"{self.key} | again"  # libraries are there already
+        self.starting = starting = Startup(key, self._process.started_at)
         LOG.info("worker %d starts: %s", self.number, starting.expectation)
         try:
             self._process.send(replace(self.load, is_restart=self.state is not None))
@@ -168,7 +155,7 @@ class Replica:
                     LOG.error("worker %d cannot be used: %s", self.number, self.problem)
                 return False
             elif event["event"] == "loaded":
-                self.state = state_of(event["state"])
+                self.state = STATE.validate_python(event["state"])
                 self._log(self.state)
                 self.phase, self.doing = Phase.READY, "ready"
                 LOG.info("worker %d: %s", self.number, starting.finish())
@@ -407,28 +394,3 @@ async def _ended(task: asyncio.Task[_Result]) -> _Result | None:
         with contextlib.suppress(asyncio.CancelledError):
             return await task
     return None if task.cancelled() or task.exception() else task.result()
-
-
-def state_of(fields: dict[str, Any]) -> ModelState:
-    """Return the state of a loaded model from its event."""
-    edits = fields["edits"]
-    return ModelState(
-        **{name: fields[name] for name in _PLAIN},
-        size=Size(*fields["size"]),
-        takes=frozenset(fields["takes"]),
-        speeds={
-            Size(width, height): StepTimes(step_s, rest_s)
-            for width, height, step_s, rest_s in fields["speeds"]
-        },
-        notes=tuple(fields["notes"]),
-        edits=EditState(**edits | {"tasks": frozenset(edits["tasks"]), "takes": frozenset(edits["takes"])}),
-        batching={
-            Size(each["width"], each["height"]): Batching(
-                {int(number): gain for number, gain in each["gains"].items()},
-                tuple(each["allowed"]),
-                each["difference"],
-            )
-            for each in fields["batching"]
-        },
-        unfit_loras=fields["unfit_loras"],
-    )

@@ -1,102 +1,55 @@
-"""The progress of a worker's start: its phases, the seconds of each, and the time of earlier starts of the same.
+"""The progress of a worker's start: its phases, the seconds of each, and how long the last start of the same took.
 
-Starts are kept in `serve-starts.json` of vivace's cache folder, the last few of each model, recipe, device and set of
-sizes. Their median is the expectation.
+`serve-last-starts.json` of vivace's cache folder has the last start of each model, recipe, device and set of sizes.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from vivace.errors import VivaceError
 from vivace.foundation.hardware.this_machine import this_gpu
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import read_json
 from vivace.machinery.technique.cache_folder import cache_folder
 from vivace.serve.settings import ServeSettings
 
 LOG = logging.getLogger("vivace.serve")
 FIRST_PHASE = "starting a process"
-_FILE = "serve-starts.json"
-_KEPT_OF_EACH = 3
+_FILE = "serve-last-starts.json"
 _KEPT = 300
 _FACTOR = 10.0
-"""How many times the seconds of earlier starts a phase may take until the worker counts as hung."""
+"""How many times the seconds of the last start a phase may take until the worker counts as hung."""
 _FLOOR_S = 900.0
 _FIRST_S = 3600.0
-"""The limit of a phase that no earlier start had: weights may be downloaded, and kernels compiled."""
+"""The limit of a phase that the last start did not have: weights may be downloaded, and kernels compiled."""
 
 
 @dataclass(frozen=True)
 class PastStart:
-    """A start that ended with a worker that draws.
+    """Seconds of a start that ended with a worker that draws, and of each of its phases."""
 
-    Attributes:
-        key: what was started, see `key_of`.
-        seconds: from the process's start until it was ready.
-        phases: the seconds of each.
-    """
-
-    key: str
     seconds: float
     phases: dict[str, float]
 
 
-@dataclass
-class PastStarts:
-    """The starts of one model, recipe, device and set of sizes.
-
-    Attributes:
-        key: of these starts; those of others are kept in the same file.
-        path: of the file.
-    """
-
-    key: str
-    path: Path = field(default_factory=lambda: cache_folder() / _FILE)
-
-    @classmethod
-    def of(cls, settings: ServeSettings) -> PastStarts:
-        return cls(key_of(settings))
-
-    def read(self) -> list[PastStart]:
-        """Return the starts, the latest last; none if the file is missing or cannot be read."""
-        return [start for start in self._all() if start.key == self.key]
-
-    def add(self, seconds: float, phases: Mapping[str, float]) -> None:
-        """Store a start. A failure to store it is only logged."""
-        rounded = {name: round(each, 3) for name, each in phases.items()}
-        start = PastStart(self.key, round(seconds, 3), rounded)
-        others = [each for each in self._all() if each.key != self.key]
-        starts = [*others, *self.read()[1 - _KEPT_OF_EACH :], start][-_KEPT:]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            replace(self.path, json.dumps([asdict(each) for each in starts], indent=0).encode())
-        except (OSError, VivaceError) as error:
-            LOG.warning("how long this start took cannot be kept, for the next one's estimate: %s", error)
-
-    def _all(self) -> list[PastStart]:
-        try:
-            content = read_json(self.path)
-            if not isinstance(content, list):
-                raise TypeError(f"it is a {type(content).__name__}")
-            return [_start_of(each) for each in content]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            LOG.warning("%s is not a list of starts (%s); it is written anew", self.path, error)
-            return []
+_STARTS = TypeAdapter(dict[str, PastStart])
 
 
-def _start_of(fields: Any) -> PastStart:
-    phases = {str(name): float(seconds) for name, seconds in fields["phases"].items()}
-    return PastStart(str(fields["key"]), float(fields["seconds"]), phases)
+def past_starts() -> dict[str, PastStart]:
+    """Return the last start of each key, see `key_of`; none if the file is missing or cannot be read."""
+    path = cache_folder() / _FILE
+    try:
+        return _STARTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        LOG.warning("%s has no times of starts (%s); it is written anew", path, str(error).splitlines()[0])
+        return {}
 
 
 def key_of(settings: ServeSettings) -> str:
@@ -119,22 +72,14 @@ class Startup:
     """A start in progress: its phase, and the time in it.
 
     Args:
-        past: earlier starts of the same.
+        key: what is started, see `key_of`.
         began: `time.monotonic()` when the process was started.
     """
 
-    def __init__(self, past: PastStarts, began: float) -> None:
-        self._past, self._began = past, began
+    def __init__(self, key: str, began: float) -> None:
+        self._key, self._began = key, began
         self._marks: list[tuple[str, float]] = [(FIRST_PHASE, began)]
-        starts = past.read()
-        self._longest = {
-            name: max(start.phases[name] for start in starts if name in start.phases)
-            for name in {name for start in starts for name in start.phases}
-        }
-        before = [start.seconds for start in starts]
-        self.expected_s: float | None = statistics.median(before) if before else None
-        """Expected seconds of the whole start; None if it is the first one of its kind."""
-        self._num_before = len(before)
+        self._last = past_starts().get(key)
 
     @property
     def seconds(self) -> float:
@@ -144,8 +89,12 @@ class Startup:
     @property
     def limit_s(self) -> float:
         """Seconds that the phase may take until the worker counts as hung: it may have been slow, but not that slow."""
-        longest = self._longest.get(self._marks[-1][0])
-        return _FIRST_S if longest is None else max(_FLOOR_S, _FACTOR * longest)
+        last_s = self._last_of_phase
+        return _FIRST_S if last_s is None else max(_FLOOR_S, _FACTOR * last_s)
+
+    @property
+    def _last_of_phase(self) -> float | None:
+        return None if self._last is None else self._last.phases.get(self._marks[-1][0])
 
     @property
     def left_s(self) -> float:
@@ -155,18 +104,18 @@ class Startup:
     @property
     def complaint(self) -> str:
         """What is wrong with a phase that is at its limit, in words."""
-        name, _ = self._marks[-1]
-        longest = self._longest.get(name)
-        before = "no earlier start had it" if longest is None else f"it took {longest:.1f} s at most before"
-        return f"it hung: {name} took more than {self.limit_s:.0f} s, and {before}"
+        last_s = self._last_of_phase
+        before = (
+            "the last start did not have it" if last_s is None else f"it took {last_s:.1f} s the last time"
+        )
+        return f"it hung: {self._marks[-1][0]} took more than {self.limit_s:.0f} s, and {before}"
 
     @property
     def expectation(self) -> str:
         """The expected time, in words."""
-        if self.expected_s is None:
+        if self._last is None:
             return "it is the first start of this model, recipe, device and sizes, so how long it takes is not known"
-        starts = "the last start" if self._num_before == 1 else f"the last {self._num_before} starts"
-        return f"about {self.expected_s:.1f} s, as {starts} took"
+        return f"about {self._last.seconds:.1f} s, as the last start took"
 
     def enter(self, phase: str, at: float | None = None) -> None:
         """Note that a phase begins.
@@ -186,9 +135,19 @@ class Startup:
         return seconds
 
     def finish(self) -> str:
-        """Store the time of the start; return it in words."""
+        """Store the time of the start; return it in words. A failure to store it is only logged."""
         seconds, phases = self.seconds, self.phases()
-        self._past.add(seconds, phases)
+        starts = past_starts()
+        starts.pop(self._key, None)  # so that it becomes the newest
+        starts[self._key] = PastStart(
+            round(seconds, 3), {name: round(each, 3) for name, each in phases.items()}
+        )
+        kept = dict(list(starts.items())[-_KEPT:])
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            replace(cache_folder() / _FILE, _STARTS.dump_json(kept, indent=1))
+        except (OSError, VivaceError) as error:
+            LOG.warning("how long this start took cannot be kept, for the next one's estimate: %s", error)
         return f"ready after {seconds:.1f} s: " + ", ".join(
             f"{name} {each:.1f}" for name, each in phases.items()
         )
@@ -197,7 +156,7 @@ class Startup:
         """Return its part of /readyz."""
         return {
             "seconds": round(self.seconds, 1),
-            "expected_seconds": None if self.expected_s is None else round(self.expected_s, 1),
+            "expected_seconds": None if self._last is None else round(self._last.seconds, 1),
             "phases": {name: round(each, 1) for name, each in self.phases().items()},
             "phase_limit_seconds": round(self.limit_s, 1),
         }

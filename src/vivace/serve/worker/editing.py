@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vivace.architectures import pipeline_named
 from vivace.errors import VivaceError, WorkloadError
 from vivace.foundation.spec.workload import Task
 from vivace.machinery.technique import call_parameters
@@ -20,9 +21,6 @@ from vivace.runtime.sharing import sharing_weights
 
 _SHARED: tuple[Task, ...] = ("image", "inpaint")
 _WARM_STEPS = 2
-_SEVERAL = ("QwenImageEditPlusPipeline",)
-_MOST_SEVERAL = 3
-"""Most images of a request, where a pipeline takes several: as many as the model was trained for."""
 
 
 @dataclass
@@ -74,14 +72,14 @@ class Editing:
             if (parameter := call_parameters(session.pipe).get("strength")) is not None
             and parameter.default is not inspect.Parameter.empty
         ]
-        several = any(type(session.pipe).__name__ in _SEVERAL for session in sessions)
+        known = [pipeline_named(type(session.pipe).__name__) for session in sessions]
         return {
             "tasks": sorted(self.sessions),
             "refused": self.refused,
             "takes": sorted(takes),
             "strength": float(strengths[0]) if strengths else None,
             "rounds_up": rounds_up(self.published),
-            "most_images": _MOST_SEVERAL if several else 1,
+            "most_images": max((each.most_images for each in known if each is not None), default=1),
         }
 
     def _try(self, task: Task, do: Callable[[], Session | None]) -> bool:

@@ -1,22 +1,26 @@
 """A resident worker: keeps one session and draws one image after the other.
 
-    python -m vivace.serve.worker.main [--open-gpu]
+    python -m vivace.serve.worker.main [--open-gpu] [--template MODEL]
 
-Reads `messages` on standard input and writes events on standard output. The main thread owns the session; another one
-reads the input, so that a cancel arrives while an image is drawn; a third one ends calls, so that the next one does not
-wait until pixels are copied.
+A template imports libraries, never touches the GPU, and forks workers. A worker reads `messages` on standard input and
+writes events on standard output. Its main thread owns the session; another one reads the input, so that a cancel
+arrives while an image is drawn; a third one ends calls, so that the next one does not wait until pixels are copied.
 
-Events: phase (what loading does), loaded, step, compiling (the next step takes longer), called (its session takes the
-next message), and then drawn, refused (the request's fault), failed or cancelled. Pixels are RGB bytes in a file of the
-folder that `Load` names, which lies in memory; the server removes it.
+Events: forked, phase (what loading does), loaded, step, compiling (the next step takes longer), called (its session
+takes the next message), and then drawn, refused (the request's fault), failed or cancelled. Pixels are RGB bytes in a
+file of the folder that `Load` names, which lies in memory; the server removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import json
+import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,16 +31,17 @@ from typing import TYPE_CHECKING, Any, TextIO
 from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.protocol import send_event
-from vivace.foundation.processes.resident import die_with_parent, open_events
+from vivace.foundation.processes.resident import die_with_parent, end_with_pipe, open_events
+from vivace.foundation.untrusted.reading import is_out_of_memory
 from vivace.models.quiet import quiet
 from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
-from vivace.serve.queue.process import WITH_GPU
+from vivace.serve.queue.process import TEMPLATE, WITH_GPU
 from vivace.serve.worker.completion_thread import CompletionThread, Finish
 
 if TYPE_CHECKING:
     from vivace.serve.worker.warm_session import Drawing
 
-_MEMORY_ERRORS = ("OutOfMemoryError", "MemoryError")
+_LONGEST_ORDER = 65_536
 _SENDING = threading.Lock()
 
 
@@ -101,15 +106,26 @@ class Inbox:
 
 def main() -> None:
     die_with_parent()
-    if WITH_GPU in sys.argv:
-        threading.Thread(target=open_context, daemon=True).start()
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
     ):  # which service managers send to all; the server ends its workers
         signal.signal(number, signal.SIG_IGN)
     events = open_events()
-    _import_libraries(events)
+    began = time.monotonic()
+    if TEMPLATE in sys.argv:
+        _import_libraries()
+        _import_model(sys.argv[-1])
+        gc.freeze()  # what is imported stays, and is shared as long as nobody counts its references
+        forked = _fork_workers(events)
+        if forked is None:
+            return
+        events = forked
+    if WITH_GPU in sys.argv:
+        threading.Thread(target=open_context, daemon=True).start()
+    _report(events, "importing libraries", began)
+    if TEMPLATE not in sys.argv:
+        _import_libraries()
     inbox = Inbox(iter(sys.stdin.readline, ""))
     ending = CompletionThread(functools.partial(_send, events), _event_of)
     while (message := inbox.next()) is not None:
@@ -120,9 +136,60 @@ def main() -> None:
             _draw(message, inbox, events, ending)
 
 
-def _import_libraries(events: TextIO) -> None:
-    """Import the libraries that every model needs, before the server names one."""
-    _report(events, "importing libraries")
+def _fork_workers(events: TextIO) -> TextIO | None:
+    """Fork a worker for each order. Return in each of them, with its events, and None once the server has gone."""
+    orders = socket.socket(fileno=os.dup(0))
+    numbers: dict[int, int] = {}
+
+    def note_ends(*_: object) -> None:
+        for pid in list(numbers):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                status = os.waitstatus_to_exitcode(status)
+                send_event(events, {"number": numbers.pop(pid), "status": status})
+
+    signal.signal(signal.SIGCHLD, note_ends)
+    while True:
+        text, files, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
+        if not text:
+            return None
+        order = json.loads(text)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            events.close()
+            return _become_worker(files, order["variables"])
+        for file in files:
+            os.close(file)
+        numbers[pid] = order["number"]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _become_worker(files: list[int], variables: dict[str, str]) -> TextIO:
+    """Make a forked child what a process of its own would be; return its events."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.update(variables)
+    threading.Thread(
+        target=end_with_pipe, args=(0,), daemon=True
+    ).start()  # with the server, not with the template
+    torch = sys.modules.get("torch")
+    # A library may have asked CUDA something when it was imported.
+    if torch is not None and torch.cuda._is_in_bad_fork():
+        flags = [WITH_GPU] if WITH_GPU in sys.argv else []
+        os.execv(sys.executable, [sys.executable, "-m", "vivace.serve.worker.main", *flags])
+    events = open_events()
+    send_event(events, {"event": "forked", "pid": os.getpid()})
+    return events
+
+
+def _import_libraries() -> None:
+    """Import the libraries that every model needs."""
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
@@ -133,8 +200,27 @@ def _import_libraries(events: TextIO) -> None:
     gc.enable()
 
 
-def _report(events: TextIO, phase: str) -> None:
-    send_event(events, {"event": "phase", "phase": phase, "at": time.monotonic()})
+def _import_model(name: str) -> None:
+    """Import the classes of a model's components. What is wrong with the model is said by its worker."""
+    import diffusers
+    import transformers
+
+    from vivace.models.find import find_model
+    from vivace.models.repository import read_index
+
+    with contextlib.suppress(Exception):
+        located = find_model(name)
+        getattr(diffusers, located.pipeline)
+        for entry in read_index(located.folder, name).values() if located.folder is not None else ():
+            match entry:
+                case ["diffusers", str(kind)]:
+                    getattr(diffusers, kind)
+                case ["transformers", str(kind)]:
+                    getattr(transformers, kind)
+
+
+def _report(events: TextIO, phase: str, at: float | None = None) -> None:
+    send_event(events, {"event": "phase", "phase": phase, "at": time.monotonic() if at is None else at})
 
 
 def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
@@ -146,7 +232,7 @@ def _load(message: Load, inbox: Inbox, events: TextIO) -> bool:
         send_event(events, {"event": "unusable", "message": str(error)})
         return False
     except Exception as error:
-        if type(error).__name__ not in _MEMORY_ERRORS:
+        if not is_out_of_memory(error):
             raise
         problem = f"{message.model} with {message.recipe} does not fit the free memory; `vivace plan` says what would"
         send_event(events, {"event": "unusable", "message": problem})
@@ -203,15 +289,11 @@ def _event_of(error: Exception) -> dict[str, Any]:
     if isinstance(error, VivaceError):
         return {"event": "refused", "message": str(error)}
     traceback.print_exception(error)
-    is_memory = type(error).__name__ in _MEMORY_ERRORS
-    return {"event": "refused" if is_memory else "failed", "message": _message(error, is_memory)}
-
-
-def _message(error: Exception, is_memory: bool) -> str:
-    if is_memory:
-        return "the GPU has not enough memory for an image of this size; ask for a smaller one"
+    if is_out_of_memory(error):
+        message = "the memory is not enough for an image of this size; ask for a smaller one"
+        return {"event": "refused", "message": message}
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:300] if text else ''}"
+    return {"event": "failed", "message": f"{type(error).__name__}: {text[0][:300] if text else ''}"}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.errors import VivaceError, WorkloadError
+from vivace.foundation.untrusted.reading import is_out_of_memory
 from vivace.models.sources import example_images
 from vivace.serve.worker.call_times import CallTimes
 
@@ -93,7 +94,7 @@ def time_batches(session: Session, width: int, height: int, numbers: tuple[int, 
         except VivaceError:
             break
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             break
         gains[number] = number * alone_s / seconds
@@ -103,7 +104,7 @@ def time_batches(session: Session, width: int, height: int, numbers: tuple[int, 
         for seed in range(len(alone), number):
             alone.append(np.asarray(_draw(session, width, height, steps, (seed,))[0]))
         difference = max(difference, *(_difference(image, alone[k]) for k, image in enumerate(images)))
-    return {"width": width, "height": height, "gains": gains, "allowed": allowed, "difference": difference}
+    return {"gains": gains, "allowed": allowed, "difference": difference}
 
 
 def _timed(session: Session, width: int, height: int, steps: int, number: int) -> tuple[float, list[Image]]:
@@ -140,7 +141,3 @@ def _few_steps(session: Session) -> int:
 
 def _difference(image: Image, alone: np.ndarray[Any, Any]) -> int:
     return int(np.abs(np.asarray(image).astype(int) - alone.astype(int)).max())
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return type(error).__name__ in ("OutOfMemoryError", "MemoryError")

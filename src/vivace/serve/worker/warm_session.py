@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
+from vivace.measure.nvml import NvmlGpu, opened_gpu
 from vivace.models.find import find_model
 from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
@@ -20,7 +22,6 @@ from vivace.serve.queue.messages import Draw, Load, image_file
 from vivace.serve.worker.call_times import CallTimes, phases_of
 from vivace.serve.worker.completion_thread import Finish
 from vivace.serve.worker.editing import Editing
-from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
 from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.worker.memory_room import check_fits, memory_of
 from vivace.serve.worker.partials import Projection, fit_projection
@@ -39,14 +40,38 @@ _SHORT = 60
 Report = Callable[[str, dict[str, Any]], None]
 
 
+class EnergyMeter:
+    """Reads the driver's counter of this process's GPU, which moves about ten times a second.
+
+    Args:
+        gpu: None on a CPU, and where NVML cannot read the GPU or it counts no energy.
+    """
+
+    def __init__(self, gpu: NvmlGpu | None) -> None:
+        self._gpu = gpu
+        self._last = None if gpu is None else gpu.energy_j()
+
+    @classmethod
+    def of_this_process(cls) -> EnergyMeter:
+        """Open the GPU for as long as the process lives; called once CUDA is in use."""
+        gpu = contextlib.ExitStack().enter_context(opened_gpu())
+        return cls(gpu if isinstance(gpu, NvmlGpu) else None)
+
+    def since_last(self) -> dict[str, float]:
+        """Return the joules since the last call, as a field of an event; nothing where there are none."""
+        now, before = None if self._gpu is None else self._gpu.energy_j(), self._last
+        self._last = now
+        return {} if now is None or before is None else {"energy_j": now - before}
+
+
 @dataclass
 class Drawing:
     """A session with its measurements.
 
     Attributes:
         session: that was opened; `editing` has those of other tasks, which share its weights.
-        speeds: seconds of a step and of the rest, by (width, height).
-        batching: the gain of several images at once, for each size.
+        speeds: seconds of a step and of the rest, by size.
+        batching: the gain of several images at once, by size.
         projection: of latents to colours; None for latents of an unknown layout.
     """
 
@@ -56,11 +81,11 @@ class Drawing:
     draws_text: bool
     editing: Editing
     loras: LoraFolder
-    speeds: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    batching: list[dict[str, Any]] = field(default_factory=list)
+    speeds: dict[str, dict[str, float]] = field(default_factory=dict)
+    batching: dict[str, dict[str, Any]] = field(default_factory=dict)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
-    energy: RunningEnergy = field(default_factory=RunningEnergy)
+    energy: EnergyMeter = field(default_factory=lambda: EnergyMeter(None))
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
@@ -115,7 +140,7 @@ class Drawing:
             report(f"warming {width}x{height}")
             drawing.warm(width, height)
         drawing.editing.warm(sizes, report)
-        drawing.energy = RunningEnergy(EnergyMeter.of_this_process())
+        drawing.energy = EnergyMeter.of_this_process()
         return drawing
 
     @property
@@ -126,11 +151,12 @@ class Drawing:
     def warm(self, width: int, height: int) -> None:
         """Draw once at a size, so that later images compile nothing, and keep the times."""
         timed = time_size(self.session, width, height)
-        self.speeds[width, height] = timed.step_s, timed.rest_s
+        self.speeds[f"{width}x{height}"] = {"step_s": timed.step_s, "rest_s": timed.rest_s}
         if self.projection is None and timed.latents is not None:
             self.projection = fit_projection(self.session.pipe, timed.latents, timed.image)
         if self.load_request.batches and self.draws_text:
-            self.batching.append(time_batches(self.session, width, height, self.load_request.batches))
+            batches = self.load_request.batches
+            self.batching[f"{width}x{height}"] = time_batches(self.session, width, height, batches)
 
     def state(self) -> dict[str, Any]:
         """Return the facts that the server needs, as plain data."""
@@ -150,11 +176,11 @@ class Drawing:
             "device": session.device,
             "steps": int(defaults["num_inference_steps"]),
             "guidance": None if guidance is None else float(guidance),
-            "size": [width, height],
+            "size": f"{width}x{height}",
             "multiple": self.multiple,
             "takes": sorted(takes),
             "guided_above": off if "negative_prompt" in takes else None,
-            "speeds": [[*size, *speed] for size, speed in self.speeds.items()],
+            "speeds": self.speeds,
             "has_partials": self.projection is not None,
             "notes": self.notes,
             "draws_text": self.draws_text,
@@ -178,26 +204,16 @@ class Drawing:
         """
         session = self.session if request.task == "text" else self.editing.sessions[request.task]
         times = CallTimes(session.device)
-        self.energy.begin()
-        try:
-            times.mark()
-            if self.load_request.loras:
-                self.loras.exchange(self.session, request.lora)
-            times.mark()
-            pixels = self._call(session, request, report, times)
-            times.mark()
-        except BaseException:
-            self.energy.drop()
-            raise
+        times.mark()
+        if self.load_request.loras:
+            self.loras.exchange(self.session, request.lora)
+        times.mark()
+        pixels = self._call(session, request, report, times)
+        times.mark()
         notes = [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1]
 
         def finish() -> dict[str, Any]:
-            try:
-                arrays = pixels.wait()
-            except BaseException:
-                self.energy.drop()
-                raise
-            energy = self.energy.end()
+            arrays = pixels.wait()
             phases, steps = phases_of(times.seconds())
             images = self._keep(request, "image", arrays)
             if any(has_one_colour(array) for array in arrays):
@@ -208,7 +224,7 @@ class Drawing:
                 "phases": phases,
                 "steps": steps,
                 "notes": notes,
-                **energy(),
+                **self.energy.since_last(),
                 **memory,
             }
 

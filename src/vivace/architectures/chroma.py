@@ -1,0 +1,136 @@
+"""Chroma: FLUX.1's blocks, whose modulations one small network makes of the timestep.
+
+It was made of FLUX.1 [schnell], without the pooled text and the guidance input. Guidance is a second call, with a
+negative prompt. Source: diffusers, ChromaTransformer2DModel, ChromaPipeline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vivace.architectures.components import FLOW, FLUX_VAE, T5_XXL, TAEF1, Architecture, of_diffusers
+from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
+from vivace.architectures.family import (
+    Arguments,
+    Blocks,
+    Family,
+    Pipeline,
+    PublishedModel,
+    RandomWeights,
+    Rules,
+    grid_of_ids,
+    input_of,
+    output_of,
+)
+from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
+from vivace.architectures.flux import NAMES
+from vivace.architectures.gains import MODULATION, SILU, SINUSOID, double_and_single
+
+
+def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+    return block.norm1(image, emb=call[1]["temb"][:, :6])[0]
+
+
+def _gains(transformer: Any) -> Rules:
+    layers = transformer.config.approximator_layers
+    return [
+        (r"distilled_guidance_layer\.in_proj", SINUSOID),
+        (r"distilled_guidance_layer\.layers\.\d+\.linear_2", SILU / math.sqrt(layers)),
+        # Its residual stream's variance has about doubled.
+        (r"distilled_guidance_layer\.out_proj", MODULATION * math.sqrt(0.5)),
+        *double_and_single(transformer, embedded=1),
+    ]
+
+
+_SIZES: dict[str, Any] = {
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 128,
+    "axes_dims_rope": [8, 12, 12],
+    "approximator_hidden_dim": 64,
+}
+# lodestones/Chroma1-HD: the class's default. Its scheduler was not at hand; it is FLUX.1 [schnell]'s.
+_PARTS = {
+    "transformer": of_diffusers("ChromaTransformer2DModel", num_layers=19, num_single_layers=38),
+    "vae": FLUX_VAE,
+    "text_encoder": T5_XXL,
+}
+_SAMPLER = of_diffusers(FLOW, shift=1.0, use_dynamic_shifting=False)
+# Steps and guidance of diffusers' documentation; the pipeline's defaults are 35 and 5.
+_ENTRY = Entry(
+    name="chroma1-hd",
+    summary="Chroma1-HD, 8.9 B parameters, made of FLUX.1 [schnell]; guidance in a second call",
+    licence="Apache-2.0",
+    origin=Hub(repo="lodestones/Chroma1-HD", tiny_vae=TAEF1_FILES, download_bytes=27_500_000_000),
+    pipeline="ChromaPipeline",
+    num_inference_steps=40,
+    guidance_scale=3.0,
+    max_sequence_length=512,
+    arguments={"negative_prompt": ""},
+)
+
+_GUIDANCE = "distilled_guidance_layer"
+_NAMES: Names = NAMES | {
+    f"{_GUIDANCE}.in_proj": (f"{_GUIDANCE}.in_proj",),
+    f"{_GUIDANCE}.layers.#.in_layer": (f"{_GUIDANCE}.layers.#.linear_1",),
+    f"{_GUIDANCE}.layers.#.out_layer": (f"{_GUIDANCE}.layers.#.linear_2",),
+    f"{_GUIDANCE}.norms.#": (f"{_GUIDANCE}.norms.#",),
+    f"{_GUIDANCE}.out_proj": (f"{_GUIDANCE}.out_proj",),
+}
+_FILES = SingleFiles(
+    (
+        Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
+        Signature(
+            "Chroma",
+            (f"{_GUIDANCE}.*", "double_blocks.0.img_attn.qkv.weight"),
+            (("img_in.weight", 0, 3072),),
+            "chroma1-hd",
+            "transformer",
+        ),
+        Signature(
+            "Chroma of a size that vivace does not know, or written with other shapes", (f"{_GUIDANCE}.*",)
+        ),
+    ),
+    supported=("Chroma",),
+    contains=("FLUX.1",),
+)
+
+CHROMA = Family(
+    name="Chroma",
+    denoiser="ChromaTransformer2DModel",
+    pipelines=(
+        Pipeline(
+            "ChromaPipeline",
+            tasks={"image": "ChromaImg2ImgPipeline", "inpaint": "ChromaInpaintPipeline"},
+            max_text_length=512,
+        ),
+    ),
+    files=_FILES,
+    original=OriginalNames(_NAMES),
+    lora_layers=("distilled_guidance_layer",),
+    models=(
+        PublishedModel(
+            _ENTRY,
+            Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, TAEF1),
+            title="Chroma1-HD",
+            labels=r"chroma(?!.*(?:radiance|flash|dct))",
+            step_flop=149_138_995_937_280,
+        ),
+    ),
+    random_weights={"ChromaTransformer2DModel": RandomWeights(_gains)},
+    narrow=_SIZES,
+    few_blocks={"num_layers": 1, "num_single_layers": 2, "approximator_layers": 2},
+    not_by_diffusers="it does not know what they return",
+    blocks=Blocks(
+        chains=("transformer_blocks", "single_transformer_blocks"),
+        entering=output_of("x_embedder"),
+        leaving=input_of("norm_out"),
+        modulated=_modulated,
+        grid=grid_of_ids,
+        joined=("single_transformer_blocks",),
+        are_counted=True,
+        added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
+    ),
+    fused="chroma",
+)
