@@ -232,10 +232,9 @@ def _table(view: PartView, figure: str) -> Table:
         for row in view.rows
     ]
     headings = (FIGURES[figure].title, *names, *(f"here / {view.columns[k].name}" for k in over))
-    title = FIGURES[figure].title
     first, *others = map(Column, headings)
     recipe = Column("recipe", is_text=True, rank=1, where="text")
-    return Table((replace(first, is_text=True), recipe, *others), tuple(rows), title)
+    return Table((replace(first, is_text=True), recipe, *others), tuple(rows))
 
 
 def _cell(figure: str, compared: ComparedCell, is_measured: bool) -> Cell:
