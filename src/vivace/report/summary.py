@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vivace.answers.formatting import joules, money, ratio, seconds, signed_seconds, size
+from vivace.answers.formatting import ratio, seconds, size
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Verdict
 from vivace.report.rows import Row
@@ -208,11 +208,6 @@ def clip_kept(row: Row) -> str:
     return f"{100 * fidelity.clip_kept.point:.1f} %"
 
 
-def quality(row: Row) -> str:
-    """Return "passed", "failed" or "unclear"; empty if quality was not judged."""
-    return "" if row.judgement is None else row.judgement.gate.value
-
-
 def paid_back(row: Row) -> str:
     """Describe the compile time: "compiling took 34.1 s, 9.20 s from the disk cache; paid back from image 412 on".
 
@@ -233,44 +228,6 @@ def paid_back(row: Row) -> str:
     if compilation.break_even_images is None:
         return f"{text}; never paid back: no gain over the baseline was shown"
     return f"{text}; paid back from image {compilation.break_even_images:,} on"
-
-
-def limit_in_words(row: Row) -> str:
-    """Describe a row's distance from its limit and its causes; "" without ceilings."""
-    limit = row.limit
-    if limit is None:
-        return ""
-    if limit.limit_s is None or limit.share is None:
-        return f"no limit: {limit.reason}"
-    text = f"{100 * limit.share:.0f} % of the speed at this device's limit, {seconds(limit.limit_s)} an image"
-    parts = (
-        (limit.kernels_s, "in kernels"),
-        (limit.gaps_s, "in launch gaps"),
-        (limit.outside_s, "outside of the components"),
-    )
-    rest = [f"{signed_seconds(value)} {where}" for value, where in parts if value is not None]
-    return text + (f"; the rest: {', '.join(rest)}" if rest else "")
-
-
-def gpu_in_words(row: Row) -> str:
-    """Describe an image's energy and the GPU's state: "812 J an image (counter), 590 W"; "" if neither is known."""
-    parts = []
-    if row.cost_per_1000 is not None:
-        parts.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")
-    gpu = row.gpu
-    if gpu is None:
-        return "; ".join(parts)
-    figures = []
-    if gpu.energy_j is not None:
-        figures.append(f"{joules(gpu.energy_j)} an image ({gpu.energy_from})")
-    for value, unit in ((gpu.power_w, "W"), (gpu.sm_clock_mhz, "MHz"), (gpu.max_temperature_c, "°C")):
-        if value is not None:
-            figures.append(f"{value:.0f} {unit}")
-    if gpu.throttled:
-        figures.append(f"clocks held down by: {', '.join(gpu.throttled)}")
-    if gpu.reason is not None:
-        figures.append(gpu.reason)
-    return "; ".join([*parts, *([f"GPU: {', '.join(figures)}"] if figures else [])])
 
 
 def change(row: Row, baseline: Row) -> str:

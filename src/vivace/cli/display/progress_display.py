@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vivace.answers.formatting import clock, seconds, whole_words
 from vivace.cli.display.terminal import console
-from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.terminal_text import plain
@@ -44,12 +44,6 @@ def title(trial: Trial) -> str:
     workload = trial.workload
     task = f", {workload.task_in_words}" if workload.task != "text" else ""
     return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
-
-
-def title_of(record: Record) -> str:
-    """Return the title of a comparison's records, with their place if there are several."""
-    place = record.environment.place
-    return title(record.trial) + (f", {place.name}" if place is not None else "")
 
 
 class _RoundCount:
