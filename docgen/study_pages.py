@@ -32,7 +32,7 @@ from vivace.evidence.studies.view import (
     views,
 )
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.usage import no_limit, usage_table
 

@@ -10,7 +10,7 @@ from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
 from vivace.answers.formatting import seconds
 from vivace.answers.markdown import section_lines, table_markdown
 from vivace.foundation.spec.profiling import Profile, Share
-from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.profile_answer import answer_of, tables_of
 
 TOP = 10

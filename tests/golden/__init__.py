@@ -27,8 +27,8 @@ from vivace.report import rows_of, run_answer
 from vivace.tuning import tune_answer
 from vivace.tuning.answer import Tuned
 from vivace.tuning.explanation import ExpectedGain, Explanation
-from vivace.tuning.objective import Objective
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
 
 FOLDER = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from vivace.answers.answer import Answer
 from vivace.answers.markdown import markdown_of
 from vivace.answers.terminal import text_of
 from vivace.errors import Unsupported
-from vivace.foundation.untrusted.terminal_text import csv_cell
+from vivace.foundation.untrusted.streams import csv_cell
 
 
 def written(answer: Answer, format_: str) -> str:

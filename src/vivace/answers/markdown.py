@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from vivace.answers.answer import Answer, Block, Fact, Facts, Section, Table
-from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell, plain
+from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell, plain
 
 Alignment = Literal["left", "center", "right"]
 _RULES: dict[Alignment, str] = {"left": "---", "center": ":-:", "right": "--:"}

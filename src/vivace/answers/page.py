@@ -25,7 +25,7 @@ from vivace.answers.formatting import count, size
 from vivace.answers.images import embed
 from vivace.answers.plots import draw
 from vivace.foundation.spec.recipe_syntax import short_form
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 MAX_IMAGE_BYTES = 12_000_000  # of all embedded images together, so that the file can be mailed
 MAX_LINK_BYTES = 1_500_000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vivace.answers.answer import Answer, Block, Fact, Facts, Look, Section, Table
 from vivace.answers.formatting import broken, whole_words
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,8 +10,8 @@ from typing import Any
 from vivace.answers.answer import Answer
 from vivace.answers.data import dataframe
 from vivace.answers.markdown import markdown_of
-from vivace.benchmark.compared import Compared as Compared
-from vivace.benchmark.planned import Planned
+from vivace.benchmark.rounds.planned import Planned
+from vivace.benchmark.store.compared import Compared as Compared
 from vivace.benchmark.stored_answer import answer_of_stores, joined, reader, svg_files
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits

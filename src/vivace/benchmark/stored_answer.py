@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vivace.answers.answer import Answer
-from vivace.benchmark.compared import Compared
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.rows import Row, priced
 from vivace.report.run_answer import answer_of, title_of
 from vivace.report.run_charts import plots, times

@@ -35,7 +35,7 @@ def contribute(settings: ContributeCommand) -> int:
         vivace contribute --sign-off -o rtx-5070.json
     """
     from vivace.answers.formatting import size
-    from vivace.benchmark.contributing import contribution_of
+    from vivace.benchmark.store.contributing import contribution_of
     from vivace.foundation.spec.contribution import SIGN_OFF
 
     if not settings.sign_off:

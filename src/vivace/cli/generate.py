@@ -151,7 +151,7 @@ def _draw(
     from vivace.measure.machine import choose_device
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
-    from vivace.runtime.safety import EmptyImageWarning, why_empty
+    from vivace.runtime.finite_images import EmptyImageWarning, why_empty
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
     torch.set_num_threads(threads)

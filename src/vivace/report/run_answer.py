@@ -22,7 +22,7 @@ from vivace.answers.formatting import (
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import Gate, Interval, Verdict
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.streams import lines_of
 from vivace.report.csv_rows import csv_row
 from vivace.report.fidelity import Fidelity
 from vivace.report.quality_gate import broken_images

@@ -36,7 +36,7 @@ from vivace.report.run_answer import answer_of as answer_of_run
 from vivace.report.run_charts import memory_plot
 from vivace.report.summary import change
 from vivace.tuning.explained import ExplainedResult
-from vivace.tuning.results import Result
+from vivace.tuning.search.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned

@@ -21,11 +21,11 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.explanation import ExpectedGain, Explanation
-from vivace.tuning.objective import Objective
-from vivace.tuning.proving_final import without_unproved
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.tune_answer import answer_of
+from vivace.tuning.tuner import without_unproved
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 

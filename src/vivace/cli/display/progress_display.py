@@ -19,7 +19,7 @@ from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.text import Text
 
-from vivace.answers.formatting import whole_words
-from vivace.foundation.untrusted.streams import unchecked
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain, unchecked
 
 if TYPE_CHECKING:
     from vivace.answers.answer import Answer
@@ -23,15 +20,6 @@ if TYPE_CHECKING:
 def console(*, stderr: bool = False) -> Console:
     """Return a rich console on standard output or error, whose text is cleaned and whose styles are kept."""
     return _PlainConsole(file=unchecked(sys.stderr if stderr else sys.stdout))
-
-
-def say(text: str) -> None:
-    """Print a text on standard error. A terminal's lines end between words, and long recipes after a plus sign."""
-    terminal = console(stderr=True)
-    if terminal.is_terminal:
-        terminal.print(Text(whole_words(text, terminal.width)))
-    else:
-        click.echo(text, err=True)
 
 
 def show(answer: Answer, format_: str, page: Path | None = None, *, details: bool = True) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 from pydantic import Field
 
-from vivace.cli.command import command, command_line
+from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
     Argument,
@@ -123,9 +123,7 @@ def compare(settings: CompareCommand) -> int:
             device=settings.device,
         )
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     from vivace.benchmark.pairs_answer import answer_of
     from vivace.cli.display.terminal import show
 
