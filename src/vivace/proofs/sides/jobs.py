@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter
 from vivace.proofs.sides.side import DrawJob, Settings
-from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
 _GRID = 64  # pixels; sizes that every published model draws are multiples of it

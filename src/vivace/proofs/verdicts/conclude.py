@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.measure.lpips import Lpips
 from vivace.proofs.checks.endpoint_checks import check_all
 from vivace.proofs.checks.findings import ImageFinding, find_broken, find_faults
@@ -41,7 +42,6 @@ from vivace.proofs.verdicts.proof import (
 from vivace.proofs.verdicts.same import OwnDistances, add_nearness, means, same_picture
 from vivace.proofs.verdicts.scoring import Judges, add_all_scores
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
-from vivace.report.value_text import count
 
 _MOST_NAMES = 2
 _LETTERS: tuple[Letter, ...] = ("a", "b")
