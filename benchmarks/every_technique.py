@@ -57,7 +57,7 @@ from benchmarks.technique_records import (
     with_baselines,
 )
 from vivace.benchmark import Timing, studies
-from vivace.cli.progress_display import for_this_terminal
+from vivace.cli.display.progress_display import for_this_terminal
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats.intervals import MIN_SAMPLES

@@ -22,7 +22,7 @@ from benchmarks.every_model import line
 from benchmarks.record_files import write_records
 from benchmarks.technique_cases import RESULTS
 from vivace.benchmark import studies
-from vivace.cli.progress_display import for_this_terminal
+from vivace.cli.display.progress_display import for_this_terminal
 from vivace.foundation.spec.record import Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve

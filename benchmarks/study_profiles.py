@@ -21,7 +21,7 @@ from benchmarks.record_files import write_text
 from benchmarks.study_groups import RESULTS
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
-from vivace.cli.phases import Phases
+from vivace.cli.display.phases import Phases
 from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.study_file import read_study

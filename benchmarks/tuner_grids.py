@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks import technique_cases, technique_records
 from benchmarks.command import run
 from vivace.benchmark import Run, RunSettings, Study, Timing, run_study
-from vivace.cli.progress_display import for_this_terminal
+from vivace.cli.display.progress_display import for_this_terminal
 from vivace.errors import RecipeError
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.models.prompts import PROMPT_SETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vivace.cli import app
-from vivace.cli.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
+from vivace.cli.measuring.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 
 
 def page(note: str) -> str:

@@ -8,7 +8,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from tests.targets import target_of
 from vivace.machinery.technique import Target
 from vivace.measure.machine import this_machine
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 
 TEXT = 48
 

@@ -37,6 +37,10 @@ SIZE = 16
 ENERGY = {"energy_j": 2.5}
 
 
+GAINS = {"gain": {"2": 1.5, "4": 2.0}, "do not gain": {"2": 1.02}}
+"""By VIVACE_TEST_BATCHES."""
+
+
 class FakeDrawing:
     """Stands in for `vivace.serve.worker.warm_session.Drawing`."""
 
@@ -72,13 +76,14 @@ class FakeDrawing:
                 "rounds_up": False,
                 "most_images": 1,
             },
-            "batching": {
-                f"{SIZE}x{SIZE}": {"gains": {"2": 1.5, "4": 2.0}, "allowed": [2, 4], "difference": 1}
-            }
-            if self.request.batches
-            else {},
+            "batching": {f"{SIZE}x{SIZE}": self._batching()} if self.request.batches else {},
             "unfit_loras": {path: "it is of another model" for path in self.request.loras if "unfit" in path},
         }
+
+    def _batching(self) -> dict[str, Any]:
+        gains = GAINS[os.environ.get("VIVACE_TEST_BATCHES", "gain")]
+        allowed = [int(number) for number, gain in gains.items() if gain >= 1.1]
+        return {"gains": gains, "allowed": allowed, "difference": 1}
 
     def draw(self, request: Draw, report: Any) -> Finish:
         words = " ".join(request.prompts).split()

@@ -35,7 +35,7 @@ def run_vivace(folder: Path, *arguments: str, code: int = 0) -> subprocess.Compl
     ):
         # A child's output would not reach these streams.
         monkeypatch.setattr(
-            "vivace.cli.guarded.guarded_reading", lambda name, limits, command: command(lambda: None)
+            "vivace.cli.watched.guarded.guarded_reading", lambda name, limits, command: command(lambda: None)
         )
         status = typed(monkeypatch, *arguments)
     output = [stream.buffer.getvalue().decode() for stream in (_flushed(out), _flushed(err))]  # type: ignore[attr-defined]

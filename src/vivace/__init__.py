@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from vivace.benchmark import Paired, Profiled, Run, Study, Timing, bench, compare, profile
+    from vivace.entry_points import apply, load
     from vivace.errors import VivaceError
     from vivace.evidence.recommendation import Recommendation, recommend
     from vivace.evidence.studies import StudyFile, StudyRun, study
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from vivace.proofs.prover import prove
     from vivace.proofs.verdicts.proof import Proof
     from vivace.recipes import Recipe
-    from vivace.runtime.entry_points import apply, load
     from vivace.runtime.session import Session
     from vivace.tuning import Tuned, tune
 
@@ -93,10 +93,10 @@ _MODULES = {
     "Timing": "foundation.spec.timing",
     "Tuned": "tuning.answer",
     "VivaceError": "errors",
-    "apply": "runtime.entry_points",
+    "apply": "entry_points",
     "bench": "benchmark.studies",
     "compare": "benchmark.pairs",
-    "load": "runtime.entry_points",
+    "load": "entry_points",
     "profile": "benchmark.profiles",
     "prove": "proofs.prover",
     "recommend": "evidence.recommendation.advise",
@@ -119,7 +119,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _SHOWN:
         return check_arguments(value)
-    from vivace.cli.progress_display import with_progress
+    from vivace.cli.display.progress_display import with_progress
 
     return with_progress(check_arguments(value))
 

@@ -23,7 +23,7 @@ from vivace.machinery.kernels.reference import TokenLayout
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Target
 from vivace.measure.machine import this_machine
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from diffusers import Krea2Transformer2DModel
 
 from tests import fused_kernels as kernels
 from tests.gpu.test_fused_cuda import target, too_far
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ import vivace
 from tests import flow_models
 from tests.gpu.test_fused_cuda import too_far
 from tests.unit.fused import test_qwen_image21 as of_qwen_image21
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from diffusers import SD3Transformer2DModel
 
 from tests.gpu.test_fused_cuda import error, target, too_far
 from tests.narrow import network
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
 pytestmark = pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The example in CONTRIBUTING.md works in a copy of the package."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.targets import target_of
+from vivace.architectures.family import Family, Pipeline
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "vivace"
@@ -165,5 +167,13 @@ def test_adding_a_technique_comes_first_with_its_command() -> None:
     assert re.search(r"^contract: ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
-def test_the_family_that_it_shows_is_the_one_in_the_package() -> None:
-    assert block("py") == (PACKAGE / "architectures" / "cogview4.py").read_text()
+def test_the_fields_that_it_names_are_those_of_a_family() -> None:
+    section = GUIDE.partition("## Adding a model")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("   | `")]
+    fields = {name for _, first, *_ in rows for name in re.findall(r"`(\w+)`", first)}
+    assert len(fields) > 8
+    assert fields <= {each.name for each in dataclasses.fields(Family)}
+    in_brackets = {name for row in rows for name in re.findall(r"\(?`(\w+)`[,)]", row[2])}
+    assert in_brackets <= {each.name for each in dataclasses.fields(Pipeline)} | {"cfg_cutoff", "parallel"}
+    for name in re.findall(r"`(\w+\.py)`", section):
+        assert list((PACKAGE / "architectures").glob(name)) or list((ROOT / "tests").rglob(name)), name

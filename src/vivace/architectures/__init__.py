@@ -20,9 +20,11 @@ from vivace.architectures.chroma import CHROMA
 from vivace.architectures.cogview4 import COGVIEW4
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Embedded, Entry
+from vivace.architectures.ernie_image import ERNIE_IMAGE
 from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
+from vivace.architectures.ideogram4 import IDEOGRAM4
 from vivace.architectures.krea2 import KREA2
 from vivace.architectures.longcat_image import LONGCAT_IMAGE
 from vivace.architectures.qwen_image import QWEN_IMAGE
@@ -60,6 +62,8 @@ FAMILIES: tuple[Family, ...] = (
     KREA2,
     LONGCAT_IMAGE,
     CHROMA,
+    ERNIE_IMAGE,
+    IDEOGRAM4,
 )
 
 

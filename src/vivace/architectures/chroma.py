@@ -19,11 +19,12 @@ from vivace.architectures.family import (
     PublishedModel,
     RandomWeights,
     Rules,
-    Signature,
     grid_of_ids,
     input_of,
     output_of,
 )
+from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
+from vivace.architectures.flux import NAMES
 from vivace.architectures.gains import MODULATION, SILU, SINUSOID, double_and_single
 
 
@@ -69,6 +70,32 @@ _ENTRY = Entry(
     arguments={"negative_prompt": ""},
 )
 
+_GUIDANCE = "distilled_guidance_layer"
+_NAMES: Names = NAMES | {
+    f"{_GUIDANCE}.in_proj": (f"{_GUIDANCE}.in_proj",),
+    f"{_GUIDANCE}.layers.#.in_layer": (f"{_GUIDANCE}.layers.#.linear_1",),
+    f"{_GUIDANCE}.layers.#.out_layer": (f"{_GUIDANCE}.layers.#.linear_2",),
+    f"{_GUIDANCE}.norms.#": (f"{_GUIDANCE}.norms.#",),
+    f"{_GUIDANCE}.out_proj": (f"{_GUIDANCE}.out_proj",),
+}
+_FILES = SingleFiles(
+    (
+        Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
+        Signature(
+            "Chroma",
+            (f"{_GUIDANCE}.*", "double_blocks.0.img_attn.qkv.weight"),
+            (("img_in.weight", 0, 3072),),
+            "chroma1-hd",
+            "transformer",
+        ),
+        Signature(
+            "Chroma of a size that vivace does not know, or written with other shapes", (f"{_GUIDANCE}.*",)
+        ),
+    ),
+    supported=("Chroma",),
+    contains=("FLUX.1",),
+)
+
 CHROMA = Family(
     name="Chroma",
     denoiser="ChromaTransformer2DModel",
@@ -79,6 +106,9 @@ CHROMA = Family(
             max_text_length=512,
         ),
     ),
+    files=_FILES,
+    original=OriginalNames(_NAMES),
+    lora_layers=("distilled_guidance_layer",),
     models=(
         PublishedModel(
             _ENTRY,
@@ -101,16 +131,6 @@ CHROMA = Family(
         joined=("single_transformer_blocks",),
         are_counted=True,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
-    ),
-    signatures=(
-        Signature("Chroma (Radiance), which draws pixels", ("distilled_guidance_layer.*", "nerf_*")),
-        Signature(
-            "Chroma",
-            ("distilled_guidance_layer.*", "double_blocks.0.img_attn.qkv.weight"),
-            (("img_in.weight", 0, 3072),),
-            entry="chroma1-hd",
-            component="transformer",
-        ),
     ),
     fused="chroma",
 )

@@ -22,6 +22,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID, embedders
 
 
@@ -97,9 +98,9 @@ COGVIEW4 = Family(
     pipelines=(
         Pipeline(
             "CogView4Pipeline",
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
         ),
     ),
+    files=SingleFiles((Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)),
     models=_MODELS,
     random_weights={
         "CogView4Transformer2DModel": RandomWeights(_gains),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Entry
+from vivace.architectures.files import OriginalNames, SingleFiles
 from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Blocks:
             those before them keep the two apart.
         image_starts_at: from a block's call, how many of the tokens that it is given are in front of the image's and
             computed in the first step alone, so that no later step can reuse their results.
+        tokens_first: whether blocks take and return the image's tokens as (tokens, batch, channels).
         are_counted: whether the transformer reads how many blocks its chains have.
         added_between: names of arguments that add something between blocks (ControlNets), which a residual contains.
         outside: what a step computes besides embeddings even if the blocks are skipped.
@@ -74,9 +76,16 @@ class Blocks:
     returns_text_first: bool = True
     joined: tuple[str, ...] = ()
     image_starts_at: Callable[[Arguments], int] = lambda _: 0
+    tokens_first: bool = False
     are_counted: bool = False
     added_between: tuple[str, ...] = ()
     outside: str = ""
+
+    def image_of(self, call: Arguments) -> Any:
+        """Return the image's tokens among a block's arguments, (batch, tokens, channels)."""
+        args, kwargs = call
+        image = args[0] if args else kwargs["hidden_states"]
+        return image.transpose(0, 1) if self.tokens_first else image
 
     def text_of(self, call: Arguments) -> Any:
         """Return the text's tokens among a block's arguments, or None."""
@@ -87,6 +96,7 @@ class Blocks:
 
     def returned(self, image: Any, text: Any) -> Any:
         """Return what a block returns for these tokens; `text` is None where it returns the image's alone."""
+        image = image.transpose(0, 1) if self.tokens_first else image
         if text is None:
             return image
         return (text, image) if self.returns_text_first else (image, text)
@@ -94,7 +104,7 @@ class Blocks:
     def tokens_in(self, returned: Any) -> tuple[Any, Any]:
         """Return the tokens of the image, and of the text or None, from what a block has returned."""
         if not isinstance(returned, tuple):
-            return returned, None
+            return (returned.transpose(0, 1) if self.tokens_first else returned), None
         first, second = returned
         return (second, first) if self.returns_text_first else (first, second)
 
@@ -134,8 +144,6 @@ class Pipeline:
     Attributes:
         name: its class in diffusers.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
-        embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
-            the pipeline computes again.
         last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
         reads_padding: whether it reads states of a language model behind prompts' own tokens. False: it has the text
@@ -147,14 +155,12 @@ class Pipeline:
         one_a_call: whether a call takes one prompt alone.
         most_images: that it edits as one: as many as its models were trained for.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
-        control_image: the argument for the image that a ControlNet follows.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
     """
 
     name: str
     tasks: Mapping[Task, str] = field(default_factory=dict)
-    embeddings: tuple[str | None, ...] = ()
     last_text_state: int | None = None
     reads_padding: bool = True
     own_defaults: tuple[OwnDefaults, ...] = ()
@@ -163,7 +169,6 @@ class Pipeline:
     one_a_call: bool = False
     most_images: int = 1
     rounds_steps_down: bool = False
-    control_image: str = "image"
     run_without_values: Callable[[Any, int, int], None] | None = None
 
     @property
@@ -216,29 +221,6 @@ class PublishedModel:
         return self.entry.height * self.entry.width
 
 
-@dataclass(frozen=True)
-class Signature:
-    """Tensors by which a file is known as one of a family, or as one that vivace does not read.
-
-    Attributes:
-        what: what such a file is; follows "FILE is ".
-        has: names of tensors, without their denoiser's prefix. A `*` at either end stands for anything.
-        sizes: lengths of dimensions: the tensor, the dimension, the length.
-        entry: catalogue name of the model with the same configuration; None for a file that is refused.
-        component: the only component that is read from the file; None for a whole pipeline.
-        advice: what to do with a file that is refused; "" for what is said of any.
-        note: what was assumed.
-    """
-
-    what: str
-    has: tuple[str, ...]
-    sizes: tuple[tuple[str, int, int], ...] = ()
-    entry: str | None = None
-    component: str | None = None
-    advice: str = ""
-    note: str = ""
-
-
 Rules = list[tuple[str, float]]
 """Pairs of a pattern of parameter names and a gain or, for norms, the mean of the weight."""
 
@@ -274,6 +256,23 @@ class ControlNets:
 
 
 @dataclass(frozen=True)
+class Distilled:
+    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
+
+    Attributes:
+        of: the catalogue's name of the model that they are made of.
+        kind: of distillation, which the names of their files tell: "turbo", "dmd", ...
+        settings: those of `Entry` that differ.
+        named: how the names of their files begin, a regular expression; "" for any.
+    """
+
+    of: str
+    kind: str
+    settings: Mapping[str, Any]
+    named: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """Everything that vivace knows of the models with one denoiser.
 
@@ -298,11 +297,11 @@ class Family:
         not_by_diffusers: why diffusers' own caches of blocks do not fit; "" if they do, or the denoiser has no chain.
         not_captured: of a denoiser, why its forward is not captured as one CUDA graph, as a sentence; "" if it can be.
         controlnets: None where vivace knows of none.
-        signatures: of its single files. A file is of the family whose signature names most of its tensors.
-        original_names: the names of the layers in the authors' code, and the layers of diffusers that each is. `#` is
-            a block's number.
-        lora_layers: parts of the names of layers, with underscores, that LoRAs for this family alone have.
-        templates: texts of a conversation in which its tokenizer puts a prompt, by pipeline.
+        files: its single files, as their authors or ComfyUI write them; None where vivace knows of none.
+        original: the authors' names of its layers; None where they are not known here.
+        lora_layers: parts of the names of layers, with underscores, by which a LoRA for this family is known.
+        by_text_width: names of its models by the width of the text that their denoisers read.
+        distilled: models made of these, known by the names of their files; the first that fits counts.
         cache_fits: published fits of step caches, by technique.
         fused: the module of `vivace.machinery.fused` that has its fused form; "" if there is none.
         projects_apart: whether its attention asks for query, key and value apart, although diffusers could fuse them.
@@ -328,10 +327,11 @@ class Family:
     not_by_diffusers: str = ""
     not_captured: Callable[[Any], str] = lambda _: ""
     controlnets: ControlNets | None = None
-    signatures: tuple[Signature, ...] = ()
-    original_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    files: SingleFiles | None = None
+    original: OriginalNames | None = None
     lora_layers: tuple[str, ...] = ()
-    templates: Mapping[str, str] = field(default_factory=dict)
+    by_text_width: Mapping[int, str] = field(default_factory=dict)
+    distilled: tuple[Distilled, ...] = ()
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False

@@ -33,6 +33,7 @@ from vivace.architectures.family import (
     Arguments,
     Blocks,
     ControlNets,
+    Distilled,
     Family,
     OwnDefaults,
     Pipeline,
@@ -43,6 +44,15 @@ from vivace.architectures.family import (
     grid_of_ids,
     input_of,
     output_of,
+)
+from vivace.architectures.files import (
+    UNET_PREFIX,
+    FilePart,
+    Names,
+    OriginalNames,
+    Signature,
+    SingleFiles,
+    in_block,
 )
 from vivace.architectures.gains import double_and_single
 
@@ -229,6 +239,143 @@ def _polynomial() -> tuple[float, ...]:
     return 4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01
 
 
+# The names in github.com/black-forest-labs/flux, and those of XLabs' LoRAs (github.com/XLabs-AI/x-flux).
+QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
+ADDED = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
+ATTENTION_NAMES: Names = {
+    "img_attn.qkv": QKV,
+    "txt_attn.qkv": ADDED,
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+    "img_attn.norm.query_norm": ("attn.norm_q",),
+    "img_attn.norm.key_norm": ("attn.norm_k",),
+    "txt_attn.norm.query_norm": ("attn.norm_added_q",),
+    "txt_attn.norm.key_norm": ("attn.norm_added_k",),
+}
+
+OUTSIDE_NAMES: Names = {
+    "img_in": ("x_embedder",),
+    "txt_in": ("context_embedder",),
+    "final_layer.linear": ("proj_out",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+}
+NAMES: Names = {
+    **in_block(
+        "transformer_blocks.#",
+        "double_blocks.#",
+        ATTENTION_NAMES
+        | {
+            "img_mlp.0": ("ff.net.0.proj",),
+            "img_mlp.2": ("ff.net.2",),
+            "txt_mlp.0": ("ff_context.net.0.proj",),
+            "txt_mlp.2": ("ff_context.net.2",),
+            "img_mod.lin": ("norm1.linear",),
+            "txt_mod.lin": ("norm1_context.linear",),
+            "processor.qkv_lora1": QKV,  # XLabs'
+            "processor.qkv_lora2": ADDED,
+            "processor.proj_lora1": ("attn.to_out.0",),
+            "processor.proj_lora2": ("attn.to_add_out",),
+        },
+    ),
+    **in_block(
+        "single_transformer_blocks.#",
+        "single_blocks.#",
+        {
+            "linear1": (*QKV, "proj_mlp"),
+            "linear2": ("proj_out",),
+            "modulation.lin": ("norm.linear",),
+            "norm.query_norm": ("attn.norm_q",),
+            "norm.key_norm": ("attn.norm_k",),
+            "processor.qkv_lora": QKV,
+            "processor.proj_lora": ("proj_out",),
+        },
+    ),
+    **OUTSIDE_NAMES,
+    **{
+        f"{old}_in.{place}_layer": (f"time_text_embed.{new}_embedder.linear_{number}",)
+        for old, new in (("time", "timestep"), ("vector", "text"), ("guidance", "guidance"))
+        for number, place in ((1, "in"), (2, "out"))
+    },
+}
+_KEY_NORM = "double_blocks.0.img_attn.norm.key_norm.scale"
+_GUIDANCE = "guidance_in.in_layer.weight"
+_SIXTY_FOUR = (("img_in.weight", 1, 64),)
+_PARTS = (
+    FilePart("vae", "vae.", "compvis"),
+    FilePart("text_encoder", "text_encoders.clip_l.transformer.", "clip"),
+    FilePart("text_encoder_2", "text_encoders.t5xxl.transformer.", "t5"),
+)
+_BUNDLE = ("text_encoders.clip_l.*", "text_encoders.t5xxl.*", "vae.*")
+_KONTEXT_BY_NAME = {
+    "kontext": "its name tells of FLUX.1 Kontext, whose tensors are those of FLUX.1 [dev]: read as that, without a "
+    "source image; to edit images give Kontext as a folder in diffusers' format"
+}
+_NO_GUIDANCE = "no tensor takes a guidance scale: read as FLUX.1 [schnell], which draws in 4 steps"
+
+
+def _signatures(
+    *has: str, component: str | None = None, parts: tuple[FilePart, ...] = ()
+) -> tuple[Signature, ...]:
+    """Return those of [dev] and [schnell], by one of the blocks and the width of the input."""
+    return (
+        Signature(
+            "FLUX.1 [dev]",
+            (_KEY_NORM, _GUIDANCE, *has),
+            _SIXTY_FOUR,
+            "flux-dev",
+            component,
+            parts,
+            notes_by_name=_KONTEXT_BY_NAME,
+        ),
+        Signature(
+            "FLUX.1 [schnell]",
+            (_KEY_NORM, *has),
+            _SIXTY_FOUR,
+            "flux-schnell",
+            component,
+            parts,
+            note=_NO_GUIDANCE,
+        ),
+    )
+
+
+_FILES = SingleFiles(
+    (
+        *_signatures(*_BUNDLE, parts=_PARTS),
+        *_signatures(component="transformer"),
+        Signature(
+            "a FLUX.1 variant with inputs other than text: FLUX.1 Fill, whose input has an image and a mask",
+            (_KEY_NORM,),
+            (("img_in.weight", 1, 384),),
+        ),
+        Signature(
+            "a FLUX.1 variant with inputs other than text: FLUX.1 Depth or Canny, whose input has a control image",
+            (_KEY_NORM,),
+            (("img_in.weight", 1, 128),),
+        ),
+        Signature(
+            "a model with FLUX.1's blocks whose input (img_in.weight) is not FLUX.1's 64 channels, nor those of a "
+            "variant that vivace knows: it is another model, or was written with other shapes",
+            (_KEY_NORM, "img_in.weight"),
+        ),
+    ),
+    supported=("FLUX.1",),
+    modules=(
+        "double_blocks.",
+        "single_blocks.",
+        "img_in.",
+        "txt_in.",
+        "time_in.",
+        "vector_in.",
+        "guidance_in.",
+        "final_layer.",
+    ),
+    plain_prefixes=("", UNET_PREFIX),
+    plain_sizes=(("img_in.weight", 0, 3072),),
+    is_plain_alone=True,
+)
+
+
 FLUX = Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
@@ -240,19 +387,26 @@ FLUX = Family(
                 "inpaint": "FluxInpaintPipeline",
                 "control": "FluxControlNetPipeline",
             },
-            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             # FLUX.1 [schnell]
             own_defaults=(OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),),
             max_text_length=512,
-            control_image="control_image",
         ),
         Pipeline(
             "FluxKontextPipeline",
             tasks={"edit": "FluxKontextPipeline"},
-            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
         ),
     ),
+    files=_FILES,
+    original=OriginalNames(NAMES),
+    lora_layers=(
+        "img_mod_lin",
+        "modulation_lin",
+        "double_blocks",
+        "single_blocks",
+        "single_transformer_blocks",
+    ),
+    distilled=(Distilled("flux-dev", "schnell", {"num_inference_steps": 4}),),
     models=_MODELS,
     random_weights={"FluxTransformer2DModel": RandomWeights(_gains)},
     narrow={

@@ -33,6 +33,8 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
+from vivace.architectures.flux import ATTENTION_NAMES, OUTSIDE_NAMES
 from vivace.architectures.gains import MODULATED, MODULATION, SILU, embedders, vae_gains
 
 
@@ -224,21 +226,91 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._unpack_latents_with_ids = unpack
 
 
+_NAMES: Names = {
+    **in_block(
+        "transformer_blocks.#",
+        "double_blocks.#",
+        ATTENTION_NAMES
+        | {
+            "img_mlp.0": ("ff.linear_in",),
+            "img_mlp.2": ("ff.linear_out",),
+            "txt_mlp.0": ("ff_context.linear_in",),
+            "txt_mlp.2": ("ff_context.linear_out",),
+        },
+    ),
+    **in_block(
+        "single_transformer_blocks.#",
+        "single_blocks.#",
+        {
+            "linear1": ("attn.to_qkv_mlp_proj",),
+            "linear2": ("attn.to_out",),
+            "norm.query_norm": ("attn.norm_q",),
+            "norm.key_norm": ("attn.norm_k",),
+        },
+    ),
+    **OUTSIDE_NAMES,
+    **{
+        f"{old}_in.{place}_layer": (f"time_guidance_embed.{new}_embedder.linear_{number}",)
+        for old, new in (("time", "timestep"), ("guidance", "guidance"))
+        for number, place in ((1, "in"), (2, "out"))
+    },
+    **{
+        f"{name}.lin": (f"{name}.linear",)
+        for name in (
+            "single_stream_modulation",
+            "double_stream_modulation_img",
+            "double_stream_modulation_txt",
+        )
+    },
+}
+_SHARED = "single_stream_modulation.lin.weight"
+_HAS = (_SHARED, "double_blocks.0.img_attn.qkv.weight", "img_in.weight")
+
+
+def _signature(what: str, entry: str, width: int, *has: str, note: str = "") -> Signature:
+    sizes = (("img_in.weight", 0, width),)
+    return Signature(what, (*_HAS, *has), sizes, entry, "transformer", note=note)
+
+
+_DISTILLED = "no tensor says whether it is distilled: read as the one that draws in 4 steps"
+_FILES = SingleFiles(
+    (
+        _signature("FLUX.2 [dev]", "flux2-dev", 6144, "guidance_in.in_layer.weight"),
+        _signature("FLUX.2 [klein] 4B", "flux2-klein-4b", 3072, note=_DISTILLED),
+        _signature("FLUX.2 [klein] 9B", "flux2-klein-9b", 4096, note=_DISTILLED),
+        Signature("FLUX.2 of a size that vivace does not know, or written with other shapes", (_SHARED,)),
+        Signature(
+            "FLUX.2 in diffusers' layout, without its VAE and text encoder",
+            ("single_stream_modulation.linear.weight",),
+        ),
+    ),
+    supported=("FLUX.2",),
+    contains=("FLUX.1",),
+)
+
+
 FLUX2 = Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
     pipelines=(
         Pipeline(
             "Flux2Pipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=30,
             run_without_values=_run_without_values,
         ),
         Pipeline(
             "Flux2KleinPipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=27,
         ),
+    ),
+    files=_FILES,
+    original=OriginalNames(_NAMES),
+    lora_layers=(
+        "stream_modulation",
+        "to_qkv_mlp_proj",
+        "double_blocks",
+        "single_blocks",
+        "single_transformer_blocks",
     ),
     models=_MODELS,
     random_weights={

@@ -165,6 +165,7 @@ SHARED: dict[str, RandomWeights] = {
         (
             "GlmModel",
             "Mistral3ForConditionalGeneration",
+            "Mistral3Model",
             "Qwen2_5_VLForConditionalGeneration",
             "Qwen3ForCausalLM",
             "Qwen3Model",

@@ -30,6 +30,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
@@ -148,7 +149,8 @@ _MODELS = (
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
+    pipelines=(Pipeline("Krea2Pipeline"),),
+    files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": RandomWeights(_gains, _norms),

@@ -35,6 +35,7 @@ from vivace.architectures.family import (
     move_to_meta,
     output_of,
 )
+from vivace.architectures.files import OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 if TYPE_CHECKING:
@@ -297,6 +298,36 @@ def _edit_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
 
 
+_HAS = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight")
+_FILES = SingleFiles(
+    (
+        Signature(
+            "Qwen-Image-Edit-2511, which edits images", (*_HAS, "img_in.weight", "__index_timestep_zero__")
+        ),
+        Signature(
+            "Qwen-Image-Layered", (*_HAS, "img_in.weight", "time_text_embed.addition_t_embedding.weight")
+        ),
+        Signature(
+            "Qwen-Image",
+            (*_HAS, "img_in.weight"),
+            (("img_in.weight", 0, 3072),),
+            "qwen-image",
+            "transformer",
+            notes_by_name={
+                "edit": "its name tells of Qwen-Image-Edit, whose tensors are those of Qwen-Image: read as that, "
+                "without a source image; to edit images give it as a folder in diffusers' format"
+            },
+        ),
+        Signature("Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder", _HAS),
+        Signature(
+            "Qwen-Image or Qwen-Image-Edit of a size that vivace does not know, or written with other shapes",
+            ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight"),
+        ),
+    ),
+    supported=("Qwen-Image",),
+)
+
+
 QWEN_IMAGE = Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
@@ -304,7 +335,6 @@ QWEN_IMAGE = Family(
         Pipeline(
             "QwenImagePipeline",
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
-            embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
             run_without_values=_run_without_values,
         ),
@@ -325,6 +355,9 @@ QWEN_IMAGE = Family(
             most_images=3,
         ),
     ),
+    files=_FILES,
+    original=OriginalNames(keeps_others=True),
+    lora_layers=("img_mod_1",),
     models=_MODELS,
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),

@@ -27,6 +27,7 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATION, SCALED, SILU, THROUGH_TANH, count, embedders
 from vivace.architectures.qwen_image import QWEN_FLOW
 
@@ -204,12 +205,12 @@ QWEN_IMAGE21 = Family(
     pipelines=(
         Pipeline(
             "QwenImage21Pipeline",
-            embeddings=("prompt_embeds", "prompt_embeds_mask", None),
             last_text_state=-1,
             packages=("torchvision",),
             run_without_values=_run_without_values,
         ),
     ),
+    files=SingleFiles((Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
     models=_MODELS,
     random_weights={
         "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),

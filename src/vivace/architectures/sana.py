@@ -23,6 +23,7 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, RELU, SILU, count, embedders
 
 
@@ -174,19 +175,22 @@ SANA = Family(
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            embeddings=(
-                "prompt_embeds",
-                "prompt_attention_mask",
-                "negative_prompt_embeds",
-                "negative_prompt_attention_mask",
-            ),
         ),
         Pipeline(
             "SanaSprintPipeline",
-            embeddings=("prompt_embeds", "prompt_attention_mask"),
             run_without_values=_sprint_without_values,
         ),
     ),
+    files=SingleFiles(
+        (
+            Signature("Sana", ("attention_y_norm.weight",)),
+            Signature(
+                "Sana in diffusers' layout",
+                ("caption_norm.weight", "transformer_blocks.0.ff.conv_inverted.weight"),
+            ),
+        )
+    ),
+    lora_layers=("caption_projection",),
     models=_MODELS,
     random_weights={
         "SanaTransformer2DModel": RandomWeights(_gains),

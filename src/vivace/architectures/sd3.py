@@ -24,6 +24,7 @@ from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
+    Distilled,
     Doubled,
     Family,
     Pipeline,
@@ -34,6 +35,8 @@ from vivace.architectures.family import (
     input_of,
     output_of,
 )
+from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
+from vivace.architectures.flux import ADDED, QKV
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 
@@ -167,6 +170,63 @@ _MODELS = (
     ),
 )
 
+
+# The names in github.com/Stability-AI/sd3.5.
+_BLOCK: Names = {
+    "x_block.attn.qkv": QKV,
+    "x_block.attn.proj": ("attn.to_out.0",),
+    "x_block.attn.ln_q": ("attn.norm_q",),
+    "x_block.attn.ln_k": ("attn.norm_k",),
+    "x_block.attn2.qkv": ("attn2.to_q", "attn2.to_k", "attn2.to_v"),
+    "x_block.attn2.proj": ("attn2.to_out.0",),
+    "x_block.attn2.ln_q": ("attn2.norm_q",),
+    "x_block.attn2.ln_k": ("attn2.norm_k",),
+    "x_block.adaLN_modulation.1": ("norm1.linear",),
+    "x_block.mlp.fc1": ("ff.net.0.proj",),
+    "x_block.mlp.fc2": ("ff.net.2",),
+    "context_block.attn.qkv": ADDED,
+    "context_block.attn.proj": ("attn.to_add_out",),
+    "context_block.attn.ln_q": ("attn.norm_added_q",),
+    "context_block.attn.ln_k": ("attn.norm_added_k",),
+    "context_block.adaLN_modulation.1": ("norm1_context.linear",),
+    "context_block.mlp.fc1": ("ff_context.net.0.proj",),
+    "context_block.mlp.fc2": ("ff_context.net.2",),
+}
+_NAMES: Names = {
+    **in_block("transformer_blocks.#", "joint_blocks.#", _BLOCK),
+    "x_embedder.proj": ("pos_embed.proj",),
+    "final_layer.linear": ("proj_out",),
+    "final_layer.adaLN_modulation.1": ("norm_out.linear",),
+    "t_embedder.mlp.0": ("time_text_embed.timestep_embedder.linear_1",),
+    "t_embedder.mlp.2": ("time_text_embed.timestep_embedder.linear_2",),
+    "y_embedder.mlp.0": ("time_text_embed.text_embedder.linear_1",),
+    "y_embedder.mlp.2": ("time_text_embed.text_embedder.linear_2",),
+}
+_TENSORS = {
+    "pos_embed.pos_embed": "pos_embed",
+    "context_embedder.weight": "context_embedder.weight",
+    "context_embedder.bias": "context_embedder.bias",
+}
+_HAS = ("joint_blocks.0.x_block.attn.ln_q.weight", "x_embedder.proj.weight")
+_FILES = SingleFiles(
+    (
+        Signature("SD 3.5 Large", _HAS, (("x_embedder.proj.weight", 0, 2432),), "sd35-large", "transformer"),
+        Signature(
+            "SD 3.5 Medium",
+            (*_HAS, "joint_blocks.0.x_block.attn2.qkv.weight"),
+            (("x_embedder.proj.weight", 0, 1536),),
+            "sd35-medium",
+            "transformer",
+        ),
+        Signature(
+            "SD 3, or SD 3.5 of a size that vivace does not know, or written with other shapes",
+            ("joint_blocks.0.*",),
+        ),
+    ),
+    supported=("SD 3.5",),
+)
+
+
 SD3 = Family(
     name="Stable Diffusion 3",
     denoiser="SD3Transformer2DModel",
@@ -174,14 +234,12 @@ SD3 = Family(
         Pipeline(
             "StableDiffusion3Pipeline",
             tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
-            embeddings=(
-                "prompt_embeds",
-                "negative_prompt_embeds",
-                "pooled_prompt_embeds",
-                "negative_pooled_prompt_embeds",
-            ),
         ),
     ),
+    files=_FILES,
+    original=OriginalNames(_NAMES, tensors=_TENSORS),
+    lora_layers=("joint_blocks",),
+    distilled=(Distilled("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),),
     models=_MODELS,
     random_weights={
         "SD3Transformer2DModel": RandomWeights(_gains),

@@ -12,6 +12,8 @@ Hyper-SD for SD 1.5 were not checked against its card.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from vivace.architectures.components import (
@@ -36,6 +38,7 @@ from vivace.architectures.entry import (
 )
 from vivace.architectures.family import (
     ControlNets,
+    Distilled,
     Doubled,
     Family,
     OwnDefaults,
@@ -44,6 +47,7 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
 )
+from vivace.architectures.files import UNET_PREFIX, FilePart, OriginalNames, Signature, SingleFiles, refused
 from vivace.architectures.gains import GELU, SILU, SINUSOID, count
 
 _SIGMA_MAX = 14.6
@@ -450,6 +454,156 @@ _MODELS = (
     ),
 )
 
+
+# The names in github.com/Stability-AI/generative-models.
+_RESNET = {
+    "norm1": "in_layers.0",
+    "conv1": "in_layers.2",
+    "norm2": "out_layers.0",
+    "conv2": "out_layers.3",
+    "time_emb_proj": "emb_layers.1",
+    "conv_shortcut": "skip_connection",
+}
+_OUTSIDE = {
+    "conv_in": "input_blocks.0.0",
+    "conv_norm_out": "out.0",
+    "conv_out": "out.2",
+    "time_embedding.linear_1": "time_embed.0",
+    "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0",
+    "add_embedding.linear_2": "label_emb.0.2",
+}
+_IN_BLOCK = re.compile(
+    r"(?P<side>down_blocks\.(?P<down>\d+)|mid_block|up_blocks\.(?P<up>\d+))"
+    r"\.(?P<kind>resnets|attentions|downsamplers|upsamplers)\.(?P<number>\d+)\.(?P<rest>.+)"
+)
+
+
+def _original_name(name: str, modules: Mapping[str, str], config: Any) -> str | None:
+    """Return a layer's name in the code of Stable Diffusion; None if it has none."""
+    layers_per_block = config.get("layers_per_block")
+    if not isinstance(layers_per_block, int):
+        return None
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
+    match = _IN_BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    kind, number, rest = match["kind"], int(match["number"]), match["rest"]
+    if kind == "resnets":
+        rest = _RESNET.get(rest, rest)
+    each = layers_per_block + 1
+    if match["down"] is not None:
+        first = int(match["down"]) * each + 1
+        if kind == "downsamplers":
+            return f"input_blocks.{first + layers_per_block}.0.op"
+        return f"input_blocks.{first + number}.{int(kind == 'attentions')}.{rest}"
+    if match["up"] is not None:
+        first = int(match["up"]) * each
+        if kind == "upsamplers":
+            has_attention = f"{match['side']}.attentions.0" in modules
+            return f"output_blocks.{first + layers_per_block}.{1 + has_attention}.conv"
+        return f"output_blocks.{first + number}.{int(kind == 'attentions')}.{rest}"
+    return f"middle_block.{2 * number + (kind == 'attentions')}.{rest}"
+
+
+_FIRST = "input_blocks.0.0.weight"
+_FOUR = ((_FIRST, 1, 4),)
+_VAE = "first_stage_model.*"
+_SDXL_TEXT = "conditioner.embedders.1.model.positional_embedding"
+_SD1_TEXT = "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
+_SD2_TEXT = "cond_stage_model.model.*"
+_OWN_VAE = FilePart("vae", "first_stage_model.", "compvis")
+_SDXL_PARTS = (
+    _OWN_VAE,
+    FilePart("text_encoder", "conditioner.embedders.0.transformer.", "clip"),
+    FilePart("text_encoder_2", "conditioner.embedders.1.model.", "open_clip"),
+)
+_SD1_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.transformer.", "clip"))
+_SD2_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.model.", "open_clip", lacks_last=True))
+_REST = (
+    "give the file that holds the whole model, or a folder in diffusers' format with all parts ({supported})"
+)
+
+
+def _with_other_input(what: str, num_channels: int, *has: str) -> Signature:
+    return Signature(f"{what}, not a text-to-image model", (_FIRST, *has), ((_FIRST, 1, num_channels),))
+
+
+def _whole(
+    what: str, entry: str, parts: tuple[FilePart, ...], *has: str, tells_prediction: bool = True
+) -> Signature:
+    return Signature(what, (_FIRST, _VAE, *has), _FOUR, entry, parts=parts, tells_prediction=tells_prediction)
+
+
+def _alone(what: str, entry: str, width: int, block: str, *has: str) -> Signature:
+    """Return that of a UNet alone, by the width of the text that its attention takes."""
+    sizes = (*_FOUR, (f"{block}.1.transformer_blocks.0.attn2.to_k.weight", 1, width))
+    return Signature(what, (_FIRST, *has), sizes, entry, "unet", tells_prediction=True)
+
+
+_FILES = SingleFiles(
+    (
+        Signature(
+            "Stable Video Diffusion, which makes videos",
+            ("input_blocks.1.0.time_stack.*",),
+            advice="vivace makes single images from text; {supported}",
+        ),
+        _with_other_input("an inpainting model of SDXL", 9, _SDXL_TEXT),
+        _with_other_input("an inpainting model", 9),
+        _with_other_input("an image editing model", 8),
+        _with_other_input("an upscaler", 7),
+        _with_other_input("a model that starts from a depth map", 5),
+        Signature(
+            "CosXL, which predicts v over EDM's noise levels",
+            (_FIRST, "edm_vpred.sigma_max"),
+            advice="vivace has no sampler for it ({supported})",
+        ),
+        _whole("Playground v2.5", "playground", _SDXL_PARTS, _SDXL_TEXT, "edm_mean", tells_prediction=False),
+        _whole("SDXL", "sdxl", _SDXL_PARTS, _SDXL_TEXT),
+        _whole("SD 1.5", "sd15", _SD1_PARTS, _SD1_TEXT),
+        Signature(
+            "SDXL's refiner, which refines images of another model",
+            (_FIRST, "conditioner.embedders.0.model.*"),
+            advice="{supported}",
+        ),
+        _whole("an SD 2 model", "sd2", _SD2_PARTS, _SD2_TEXT),
+        _alone("SDXL's UNet", "sdxl", 2048, "input_blocks.4", "label_emb.0.0.weight"),
+        _alone("SD 1.5's UNet", "sd15", 768, "input_blocks.1"),
+        *refused(
+            "vivace reads a UNet's own weights (model.diffusion_model.*); give the file that has them",
+            ("a model with averaged weights (EMA) of its UNet alone", ("model_ema.diffusion_model*",)),
+        ),
+        *refused(
+            _REST,
+            ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
+            ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
+            ("SD 1.5 without its VAE", (_FIRST, _SD1_TEXT)),
+            ("a UNet and a VAE, and has no text encoder that vivace knows", (_FIRST, _VAE)),
+            (
+                "a UNet without its VAE and text encoders, of SDXL or one like it",
+                (_FIRST, "label_emb.0.0.weight"),
+            ),
+            ("a UNet without its VAE and text encoders", (_FIRST,)),
+            sizes=_FOUR,
+        ),
+        Signature(
+            f"a UNet whose input ({_FIRST}) has not 4 channels, or was written with another shape", (_FIRST,)
+        ),
+    ),
+    supported=("SD 1.5", "SDXL"),
+    modules=("input_blocks.", "middle_block.", "output_blocks.", "out.", "time_embed.", "label_emb."),
+    plain_prefixes=(UNET_PREFIX,),
+)
+
+_TURBO: dict[str, Any] = {
+    "num_inference_steps": 4,
+    "guidance_scale": 0.0,
+    "scheduler": SamplerEntry(
+        class_name="EulerAncestralDiscreteScheduler", overrides={"timestep_spacing": "trailing"}
+    ),
+}
+
 STABLE_DIFFUSION = Family(
     name="Stable Diffusion",
     denoiser="UNet2DConditionModel",
@@ -461,7 +615,6 @@ STABLE_DIFFUSION = Family(
                 "inpaint": "StableDiffusionInpaintPipeline",
                 "control": "StableDiffusionControlNetPipeline",
             },
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
             rounds_steps_down=True,
         ),
         Pipeline(
@@ -471,12 +624,6 @@ STABLE_DIFFUSION = Family(
                 "inpaint": "StableDiffusionXLInpaintPipeline",
                 "control": "StableDiffusionXLControlNetPipeline",
             },
-            embeddings=(
-                "prompt_embeds",
-                "negative_prompt_embeds",
-                "pooled_prompt_embeds",
-                "negative_pooled_prompt_embeds",
-            ),
             # Playground v2.5
             own_defaults=tuple(
                 OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)
@@ -485,6 +632,29 @@ STABLE_DIFFUSION = Family(
             rounds_steps_down=True,
         ),
         Pipeline("LatentConsistencyModelPipeline"),
+    ),
+    files=_FILES,
+    original=OriginalNames(of_layer=_original_name),
+    lora_layers=("output_blocks", "up_blocks"),
+    by_text_width={768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"},
+    # SDXL Turbo itself draws in 1 to 4 steps at 512 x 512; most of those that are made of it at 1024.
+    distilled=(
+        Distilled(
+            "sdxl",
+            "turbo",
+            _TURBO | {"num_inference_steps": 1, "height": 512, "width": 512},
+            named=r"sd[-_ ]?xl[-_ ]turbo",
+        ),
+        Distilled("sdxl", "turbo", _TURBO),
+        Distilled(
+            "sdxl",
+            "dmd",
+            {
+                "num_inference_steps": 4,
+                "guidance_scale": 0.0,
+                "scheduler": SamplerEntry(class_name="LCMScheduler"),
+            },
+        ),
     ),
     models=_MODELS,
     random_weights={

@@ -32,6 +32,7 @@ from vivace.architectures.family import (
     input_of,
     returned_by,
 )
+from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
 
 
@@ -130,6 +131,39 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._encode_prompt = functools.partial(_embeddings, pipe)
 
 
+_NAMES: Names = {
+    f"{block}.#.attention.{old}": tuple(f"{block}.#.attention.{new}" for new in news)
+    for block in ("layers", "noise_refiner", "context_refiner")
+    for old, news in {
+        "qkv": ("to_q", "to_k", "to_v"),
+        "out": ("to_out.0",),
+        "q_norm": ("norm_q",),
+        "k_norm": ("norm_k",),
+    }.items()
+} | {
+    "x_embedder": ("all_x_embedder.2-1",),
+    "final_layer.linear": ("all_final_layer.2-1.linear",),
+    "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
+}
+_OTHER_SIZE = "Z-Image of a size that vivace does not know, or written with other shapes"
+_FILES = SingleFiles(
+    (
+        Signature(
+            "Z-Image",
+            ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight", "x_embedder.weight"),
+            (("x_embedder.weight", 0, 3840),),
+            "z-image-turbo",
+            "transformer",
+            note="no tensor says whether it is distilled: read as Z-Image Turbo, which draws in 9 steps",
+        ),
+        Signature(_OTHER_SIZE, ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
+        Signature(_OTHER_SIZE, ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
+    ),
+    supported=("Z-Image",),
+    unused=("norm_final.weight",),
+)
+
+
 Z_IMAGE = Family(
     name="Z-Image",
     denoiser="ZImageTransformer2DModel",
@@ -137,11 +171,13 @@ Z_IMAGE = Family(
         Pipeline(
             "ZImagePipeline",
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
             reads_padding=False,
             run_without_values=_run_without_values,
         ),
     ),
+    files=_FILES,
+    original=OriginalNames(_NAMES, keeps_others=True),
+    lora_layers=("feed_forward",),
     models=_MODELS,
     random_weights={
         "ZImageTransformer2DModel": RandomWeights(_gains, _norms),

@@ -9,7 +9,7 @@ from typing import Any
 def main() -> None:
     """Run the `vivace` command. Errors that a user can cause print one message; --debug adds the traceback."""
     from vivace.cli.commands import run
-    from vivace.cli.fresh import settings_of
+    from vivace.cli.watched.fresh import settings_of
 
     run(settings_of(sys.argv[1:]))
 

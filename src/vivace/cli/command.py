@@ -15,12 +15,17 @@ import click
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from vivace.cli.watched.failures import INTERRUPTED
+from vivace.errors import UsageError
 from vivace.foundation.spec.input_errors import InputErrors
+from vivace.foundation.spec.recipe_syntax import BEST
 from vivace.foundation.spec.settings import Argument, Option, Settings
 
 S = TypeVar("S", bound=Settings)
 _ELSEWHERE = ("ray", "ray_address", "endpoint", "dry_run", "replicas")
 _LOADS_NOTHING = ("study", "doctor", "techniques")
+_RESOLVE_BEST = ("serve",)
+"""Commands that resolve `best` themselves."""
 
 
 class FiniteFloat(click.FloatRange):
@@ -44,7 +49,7 @@ def command(
         def run(**values: Any) -> int:
             made = _made(settings, values)
             _check_first(name, made)
-            return function(made)
+            return function(made if name in _RESOLVE_BEST else _with_best(made))
 
         parameters = [*_parameters(settings), _debug()]
         return kind(name, callback=run, params=parameters, help=inspect.cleandoc(function.__doc__ or ""))
@@ -55,6 +60,13 @@ def command(
 def command_line() -> str:
     """Return the command line that was typed, as text that can be stored."""
     return shlex.join(["vivace", *sys.argv[1:]])
+
+
+def interrupted(kept: str) -> int:
+    """Say what is kept and how to go on; return the exit code."""
+    click.echo(f"\ninterrupted; {kept}. To continue, run the same command:", err=True)
+    click.echo(f"  {command_line()}", err=True)
+    return INTERRUPTED
 
 
 def _made(kind: type[S], values: Mapping[str, Any]) -> S:
@@ -242,6 +254,47 @@ def _check_first(name: str, settings: Settings) -> None:
     models += [side for side in sides if side in CATALOGUE]
     for model in models if name not in _LOADS_NOTHING else [None]:
         check_runs_here(model, device)
+
+
+def _with_best(settings: S) -> S:
+    """Return settings whose recipes have the best known one in the place of `best`; what it is goes to stderr.
+
+    Raises:
+        UsageError: there are several models, of which each has another.
+    """
+    values = dict(settings)
+    asked = {
+        name: values[name] for name in ("recipe", "recipes", "against", "start", "a", "b") if values.get(name)
+    }
+    if not any(
+        BEST in text for value in asked.values() for text in ([value] if isinstance(value, str) else value)
+    ):
+        return settings
+    from vivace.evidence.recommendation.best import best_recipe, is_best
+
+    models = values.get("models") or [values.get("model")]
+    gpu = values.get("gpu") or getattr(values.get("card"), "name", None)
+
+    def resolved(text: str, is_side: bool) -> str:
+        model, separator, recipe = text.rpartition(":") if is_side else (models[0], "", text)
+        if not is_best(recipe) or (is_side and not separator):
+            return text
+        if len(models) > 1:
+            raise UsageError(f"{BEST} depends on the model, and {len(models)} are given; give one")
+        best = best_recipe(
+            recipe, model, device=values.get("device") or "auto", gpu=gpu, task=values.get("task")
+        )
+        click.echo(str(best), err=True)
+        return f"{model}{separator}{best.recipe}" if is_side else best.recipe
+
+    return settings.model_copy(
+        update={
+            name: resolved(value, name in ("a", "b"))
+            if isinstance(value, str)
+            else tuple(resolved(each, False) for each in value)
+            for name, value in asked.items()
+        }
+    )
 
 
 RecipeName = Annotated[str, Option("Recipe to apply.", metavar="R")]

@@ -13,34 +13,27 @@ from typing import Any
 import click
 
 from vivace import __version__, is_command
-from vivace.cli.failures import check_arguments, status_of
-from vivace.cli.fresh import CommandPart
+from vivace.cli.watched.failures import check_arguments, status_of
+from vivace.cli.watched.fresh import CommandPart
 from vivace.foundation.untrusted.streams import plain_output
 
-COMMANDS = (
-    "bench",
-    "calibrate",
-    "compare",
+_MEASURING = ("bench", "calibrate", "compare", "demo", "profile", "prove", "quality", "study", "tune")
+_OTHERS = (
     "contribute",
-    "demo",
     "doctor",
     "export",
     "generate",
     "lint",
     "models",
     "plan",
-    "profile",
-    "prove",
-    "quality",
     "recommend",
     "report",
     "save",
     "serve",
-    "study",
     "techniques",
-    "tune",
     "warm",
 )
+COMMANDS = tuple(sorted((*_MEASURING, *_OTHERS)))
 
 
 class Commands(click.Group):
@@ -52,7 +45,8 @@ class Commands(click.Group):
     def get_command(self, context: click.Context | None, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"vivace.cli.{name}"), name)
+        module = "measuring." * (name in _MEASURING) + name
+        command = getattr(importlib.import_module(f"vivace.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
@@ -64,7 +58,8 @@ class Commands(click.Group):
 
 def _summary(name: str) -> click.Command:
     """Return a command that has only the docstring of its function, which is not imported."""
-    tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+    file = Path(__file__).parent / ("measuring" if name in _MEASURING else "") / f"{name}.py"
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     return click.Command(name, help=ast.get_docstring(next(functions)))
 

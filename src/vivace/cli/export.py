@@ -65,7 +65,7 @@ def export(settings: ExportCommand) -> int:
     \b
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
 
     if settings.output is not None:

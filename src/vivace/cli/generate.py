@@ -90,7 +90,7 @@ def generate(settings: GenerateCommand) -> int:
         vivace generate "a red circle above a blue square" -o circle.png
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
     from vivace.runtime.workloads import default_threads
 

@@ -10,11 +10,11 @@ import click
 
 from vivace.cli.card import CardMemory, card_of, parse_card
 from vivace.cli.command import AsJson, command
-from vivace.cli.plan_text import CardFit
+from vivace.cli.display.plan_text import CardFit
 from vivace.foundation.spec.settings import Argument, Batch, Option, Settings, Side, TaskName, read_by
 
 if TYPE_CHECKING:
-    from vivace.cli.attempts import Attempts
+    from vivace.cli.display.attempts import Attempts
     from vivace.foundation.hardware import Chip
     from vivace.recipes.recipe import Recipe
     from vivace.runtime.memory.predict import Prediction
@@ -62,7 +62,7 @@ def plan(settings: PlanCommand) -> int:
         vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
         vivace plan flux2-dev --gpu H100
     """
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.recipes.resolve import resolve
 
     resolved = resolve(settings.recipe)  # a mistake is reported before the heavy imports
@@ -92,8 +92,8 @@ def _plan(
     is_read: Callable[[], None],
 ) -> int:
     """Predict, look for what fits a card, and print both."""
-    from vivace.cli.attempts import Attempts
-    from vivace.cli.plan_text import print_card, print_prediction
+    from vivace.cli.display.attempts import Attempts
+    from vivace.cli.display.plan_text import print_card, print_prediction
 
     with Attempts() as attempts:
         if weightless.note:

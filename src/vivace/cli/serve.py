@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import click
 from pydantic import Field
 
-from vivace.cli import serve_ray
 from vivace.cli.command import command
 from vivace.errors import Unsupported, UsageError
+from vivace.foundation.spec.recipe_syntax import BEST
 from vivace.foundation.spec.settings import (
     FOLDER,
     Argument,
@@ -45,7 +46,7 @@ class ServeCommand(Settings):
     recipe: Annotated[
         str | None,
         Option(
-            "Recipe to apply; default: what `vivace recommend --same-picture` names for this GPU.",
+            "Recipe to apply; default: best, which keeps the image.",
             metavar="R",
         ),
     ] = None
@@ -170,19 +171,20 @@ def serve(settings: ServeCommand) -> int:
     if settings.replicas is not None and settings.ray_address is None:
         raise UsageError("--replicas is for --ray; on one machine, give --gpus")
     if settings.ray_address is not None:
-        serve_ray.check_options(settings.gpus, settings.idle_unload, settings.batch)
+        _check_ray_options(settings.gpus, settings.idle_unload, settings.batch)
     if settings.recipe is not None and settings.tune_minutes is not None:
         raise UsageError("--recipe is the recipe, and --tune searches for one; give one of them")
     _listening(settings.host, settings.port).close()  # before a recipe is searched for, which may take hours
     lora_files = _loras(settings.loras)
-    if settings.recipe is not None:
-        chosen, why = settings.recipe, "as given"
+    if settings.tune_minutes is not None:
+        chosen, why = _tuned(settings.model, settings.tune_minutes, settings.device)
     else:
-        chosen, why = (
-            _best_recorded(settings.model)
-            if settings.tune_minutes is None
-            else _tuned(settings.model, settings.tune_minutes, settings.device)
-        )
+        from vivace.evidence.recommendation.best import best_recipe, is_best
+
+        chosen, why = settings.recipe or BEST, "as given"
+        if is_best(chosen):
+            best = best_recipe(chosen, settings.model, device=settings.device, task=settings.task)
+            chosen, why = best.recipe, f"{BEST}: {best.why}"
     from vivace.models.find import find_model
     from vivace.recipes.resolve import resolve
     from vivace.serve.settings import ServeSettings
@@ -215,7 +217,7 @@ def serve(settings: ServeCommand) -> int:
     )
     click.echo(f"{serving.model} with {serving.recipe} ({why})", err=True)
     if settings.ray_address is not None:
-        with serve_ray.drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
+        with _drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
             return _run(serving, settings.host, settings.port, make_pool)
     from vivace.models.reading_ahead import read_ahead
 
@@ -356,23 +358,6 @@ def _hosts(names: tuple[str, ...], keys: Keys | None) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _best_recorded(model: str) -> tuple[str, str]:
-    """Return the best recipe on record that keeps the image, with its evidence; the baseline if there is none.
-
-    A recipe that changes the image, as fewer steps do, is for the user to choose.
-    """
-    from vivace.evidence.recommendation import recommend
-    from vivace.foundation.spec.recipe_syntax import BASELINE
-
-    answer = recommend(model, same_picture=True)
-    if answer.recipe in (None, BASELINE) or answer.basis is None:
-        return (
-            BASELINE,
-            "as published: no record here or in vivace supports another recipe that keeps the image",
-        )
-    return answer.recipe, f"the best known that keeps the image: {answer.basis.place}, {answer.basis.gpu}"
-
-
 def _tuned(model: str, minutes: float, device: str) -> tuple[str, str]:
     """Search for a recipe, and return it with its proof.
 
@@ -402,7 +387,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
-    from vivace.benchmark.worker_requests import WORKER
+    from vivace.benchmark.rounds.worker_requests import WORKER
     from vivace.foundation.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own
@@ -431,3 +416,42 @@ def _loras(folder: Path | None) -> dict[str, Path]:
     if wrong is not None:
         raise UsageError(f"--loras {folder}: no request can name {wrong!r}; rename it to plain text")
     return files
+
+
+def _check_ray_options(gpus: str | None, idle_unload: float | None, batch: bool) -> None:
+    """Raise UsageError for options that are for one machine."""
+    if gpus is not None:
+        raise UsageError("--gpus is for one machine; with --ray, give --replicas N or MIN-MAX")
+    if idle_unload is not None:
+        raise UsageError("--idle-unload is for one machine; with --ray, give --replicas MIN-MAX")
+    if batch:
+        raise UsageError("--batch is for one machine; with --ray, images are drawn one by one")
+
+
+@contextlib.contextmanager
+def _drawers_on_ray(
+    settings: ServeSettings, address: str, replicas: str | None
+) -> Iterator[Callable[..., Any]]:
+    """Deploy the drawers on a cluster until the block ends; yield what makes the pool of the routes."""
+    from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, num_gpus, pool_maker
+
+    number = None if replicas is None else Replicas.of(replicas)
+    connect(address)
+    from ray import serve
+    from ray.exceptions import RayError
+
+    total = 0 if settings.device == "cpu" else num_gpus()
+    if settings.device == "cuda" and not total:
+        raise Unsupported(f"--ray {address}: the cluster has no GPUs; use --device cpu")
+    number = number or Replicas(max(1, total), max(1, total))
+    try:
+        try:
+            serve.run(application(settings, number, min(1, total)), name=NAME, route_prefix=None)
+        except (RayError, RuntimeError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise Unsupported(
+                f"--ray {address}: Ray Serve did not start it ({first}); see its logs"
+            ) from None
+        yield pool_maker(number)
+    finally:
+        serve.shutdown()

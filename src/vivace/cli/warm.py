@@ -78,7 +78,7 @@ def warm(settings: WarmCommand) -> int:
         if would_overwrite(settings.output) and not settings.force:
             raise OutputError(f"{settings.output} exists; give another name, or --force")
         check_writable(settings.output)
-    from vivace.cli.guarded import guarded
+    from vivace.cli.watched.guarded import guarded
     from vivace.runtime.request import checked_request
     from vivace.runtime.workloads import default_threads
 

@@ -18,8 +18,7 @@ from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
 from vivace.models import remote
 from vivace.models.bounds import check_files, check_places
-from vivace.models.checkpoints.few_steps import note_of_few_steps, with_few_steps
-from vivace.models.checkpoints.signatures import SD2
+from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
 from vivace.models.headers import check_whole, read_metadata
@@ -362,7 +361,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     check_format(path)
     contents = contents_of(file, is_configured=(file.parent / INDEX).is_file())
     model = Model(name=str(file), source="file", revision=fingerprint({file.name: file}))
-    if contents.entry == SD2:
+    if contents.needs_configuration:
         return _with_configuration(model, file, contents)
     entry = CATALOGUE[contents.entry]
     origin = entry.origin

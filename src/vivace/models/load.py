@@ -199,7 +199,7 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
 def _check_parts(located: LocatedModel, components: Mapping[str, Any]) -> None:
     assert located.contents is not None
     assert located.checkpoint is not None
-    check_whole_file(located.checkpoint, located.contents.entry, components)
+    check_whole_file(located.checkpoint, located.contents.signature.parts, components)
 
 
 def _parts_without_values(located: LocatedModel) -> dict[str, Any]:

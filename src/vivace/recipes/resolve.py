@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from vivace.errors import RecipeError, nearest
 from vivace.foundation.spec.input_errors import expectation_of, shorten
-from vivace.foundation.spec.recipe_syntax import BASELINE, ParsedTechnique, parse_recipe
+from vivace.foundation.spec.recipe_syntax import BASELINE, BEST, ParsedTechnique, parse_recipe
 from vivace.machinery.technique import COMPONENTS, DENOISERS, Component, Technique
 from vivace.recipes.recipe import Recipe, conflicts, in_order
 from vivace.techniques import ALIASES, TECHNIQUES, missing
@@ -53,7 +53,10 @@ def _resolve_one(text: str, parsed: ParsedTechnique) -> Technique:
     technique = TECHNIQUES.get(name)
     if technique is None:
         alone = f"'{BASELINE}' is no technique: it means that nothing is applied, so it stands alone"
-        problem = alone if name == BASELINE else missing(name, BASELINE)
+        chosen = (
+            f"'{BEST}' depends on the model and the card; here, give the recipe that `vivace recommend` names"
+        )
+        problem = {BASELINE: alone, BEST: chosen}.get(name) or missing(name, BASELINE)
         raise RecipeError(problem, text, parsed.start, len(parsed.name))
     fields = list(technique.knobs())
     places: dict[str, tuple[int, int]] = {}

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
-from vivace.architectures import pipeline_named
+from vivace.architectures import FAMILIES, Pipeline, pipeline_named
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
 from vivace.machinery.technique import Effect, Facts, Stage, Target, Technique, TechniqueFacts
@@ -46,9 +46,10 @@ class TrimText(Technique):
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or _last_state(target.pipe) is not None or _reads_no_padding(target.pipe):
             return None
+        known = [family.name for family in FAMILIES if any(map(_is_known, family.pipelines))]
         return (
-            f"it is not known which layers of its text encoder {type(target.pipe).__name__} reads; known are FLUX.2's, "
-            "Qwen-Image's and Z-Image's pipelines"
+            f"it is not known which layers of its text encoder {type(target.pipe).__name__} reads; known are the "
+            f"pipelines of {', '.join(known)}"
         )
 
     def apply(self, target: Target) -> Effect:
@@ -92,6 +93,10 @@ class TrimText(Technique):
             _refuse_other_uses(target.pipe, last)
         elif _reads_no_padding(target.pipe):
             _leave_out_padding(target.module("text_encoder"))
+
+
+def _is_known(pipeline: Pipeline) -> bool:
+    return pipeline.last_text_state is not None or not pipeline.reads_padding
 
 
 def _last_state(pipe: Any) -> int | None:

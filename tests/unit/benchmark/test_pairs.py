@@ -12,7 +12,7 @@ from tests.typed import run_vivace
 from vivace.benchmark import pairs
 from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
 from vivace.benchmark.store import Store
-from vivace.cli.compare import judge, parse_percentage
+from vivace.cli.measuring.compare import judge, parse_percentage
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.stats.sequential import Decision

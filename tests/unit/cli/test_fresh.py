@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from vivace.cli.fresh import CommandPart, has_command_line, run_part, settings_of
+from vivace.cli.watched.fresh import CommandPart, has_command_line, run_part, settings_of
 
 
 def _context(part: CommandPart | None) -> click.Context:

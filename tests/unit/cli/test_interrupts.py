@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Interrupt())
     [
         ("vivace.cli", ["models"]),
         ("click", ["--help"]),
-        ("vivace.cli.tune", ["tune", "tiny-sd"]),
+        ("vivace.cli.measuring.tune", ["tune", "tiny-sd"]),
         ("torch", ["generate", "a red circle", "--model", "tiny-sd"]),
     ],
 )

@@ -10,8 +10,8 @@ from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.places.spread_trials import SpreadTrials
 from vivace.benchmark.places.trial_jobs import Done
-from vivace.cli import progress_display as shown
-from vivace.cli.progress_display import PlainProgress, TerminalProgress, result, title
+from vivace.cli.display import progress_display as shown
+from vivace.cli.display.progress_display import PlainProgress, TerminalProgress, result, title
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.spec.record import Outcome
 

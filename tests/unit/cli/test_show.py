@@ -8,7 +8,7 @@ import pytest
 
 from tests.make import make_record
 from vivace.benchmark.run import Compared, Run
-from vivace.cli.bench import show
+from vivace.cli.measuring.bench import show
 from vivace.errors import Unsupported
 from vivace.evidence.studies import StudyRun
 from vivace.evidence.studies.study_file import read_study

@@ -7,7 +7,7 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.studies import go_on
-from vivace.cli.bench import able_to_tell
+from vivace.cli.measuring.bench import able_to_tell
 from vivace.foundation.spec.study import Study
 from vivace.foundation.stats.until import Until
 from vivace.report.rows import NO_QUALITY

@@ -14,7 +14,7 @@ from tests.fused_unets import size
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import Machine, Target
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless

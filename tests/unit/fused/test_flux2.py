@@ -15,7 +15,7 @@ from tests.unit.fused.test_flux import target
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

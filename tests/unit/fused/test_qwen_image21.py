@@ -21,7 +21,7 @@ from vivace.architectures import ARCHITECTURES
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
-from vivace.models.random_weights import fill
+from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -74,6 +74,8 @@ def test_goodput_counts_what_comes_in_time_of_all_that_was_asked_for() -> None:
     good = sum(k % 4 != 0 and k % 10 != 1 for k in range(10, 100)) / 90
     assert figures.within_slo == pytest.approx(good), "without the beginning, when the queue was empty"
     assert figures.goodput == pytest.approx(2 * good)
+    late = figures_of(row(samples(due, [each + 5.0 for each in due], late=4.0)))
+    assert (late.latency_s[50], late.lag_s) == (5.0, pytest.approx(4.0)), "from when the user came"
 
 
 def test_requests_without_an_answer_are_inside_the_percentiles() -> None:
@@ -102,14 +104,6 @@ def test_one_load_has_no_interval_and_repeats_show_their_spread() -> None:
     assert "| 60 |" in line
     assert "| 0.6 (0.5 to 0.7) |" in line
     assert [each["latency_s"]["p50"] for each in json.loads(render(loads, "json"))] == [0.5, 0.7, 0.6]
-
-
-def test_latency_counts_from_when_the_user_came() -> None:
-    due = [float(k) for k in range(20)]
-    load = row(samples(due, [d + 5.0 for d in due], late=4.0), LoadStage(kind="poisson", fraction=0.5), 1.0)
-    figures = figures_of(load)
-    assert figures.latency_s[50] == 5.0
-    assert figures.lag_s == pytest.approx(4.0)
 
 
 def test_the_latency_alone_is_that_of_each_size() -> None:

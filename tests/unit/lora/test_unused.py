@@ -167,7 +167,9 @@ def test_the_model_that_it_was_made_for_is_named(path: Path) -> None:
         plain(build("flux"), "lora_unet_double_blocks_0_img_attn_proj", "transformer_blocks.0.attn.to_out.0"),
         path,
     )
-    with pytest.raises(UnusableModel, match="its layers are those of FLUX, and this is Stable Diffusion"):
+    with pytest.raises(
+        UnusableModel, match=r"its layers are those of FLUX\.1 or FLUX\.2, and this is Stable Diffusion"
+    ):
         merge(sdxl, path)
     wider = {"transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_A.weight": torch.ones(4, 512)}
     wider |= {

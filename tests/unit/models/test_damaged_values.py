@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import shrunken
 from tests.original_layout import original_vae, save_sd15, save_sdxl
+from vivace.architectures.flux import FLUX
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.weight_scales import block_length, fits, multiplied
@@ -222,11 +223,13 @@ def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path
         state[name] = torch.ones(3)
     file = tmp_path / "flux.safetensors"
     save_file({own: value.clone() for own, value in state.items()}, file)
+    assert FLUX.files is not None
+    parts = FLUX.files.signatures[0].parts
     if change is None:
-        check_whole_file(file, "flux-dev", pipe.components)
+        check_whole_file(file, parts, pipe.components)
         return
     with pytest.raises(UnusableModel, match=re.escape(name)):
-        check_whole_file(file, "flux-dev", pipe.components)
+        check_whole_file(file, parts, pipe.components)
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

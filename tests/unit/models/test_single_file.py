@@ -259,6 +259,7 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
             {"cond_stage_model.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
             "an SD 2 model",
         ),
+        ({"early_stream_modulations.image.lin.weight": (8, 8)}, "is FLUX.3, which has no pipeline"),
         ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
         ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
         (
@@ -282,13 +283,23 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
         ({"scaled_fp8": (1,), FLUX: (1,)}, "scaled fp8 weights"),
         (
             {"x": (1,)},
-            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL, SD 3.5, FLUX.1",
+            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL, FLUX.1",
         ),
     ],
 )
 def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, tmp_path: Path) -> None:
     with pytest.raises(UnusableModel, match=re.escape(says)):
         contents_of(header(tmp_path / "model.safetensors", shapes))
+
+
+def test_a_file_that_fits_two_families_names_both(tmp_path: Path) -> None:
+    qwen = {"txt_norm.weight": (1,), "transformer_blocks.0.attn.add_q_proj.weight": (1,)}
+    file = header(tmp_path / "model.safetensors", {FLUX: (1,), "img_in.weight": (3072, 64)} | qwen)
+    with pytest.raises(
+        UnusableModel,
+        match=r"model\.safetensors has the tensors of FLUX\.1 \(.* and of Qwen-Image \(txt_norm",
+    ):
+        find_model(str(file))
 
 
 def serve_flux(client: Hub, flux_weights: Path, tmp_path: Path) -> Path:

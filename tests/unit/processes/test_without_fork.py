@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.resident_worker import COMMAND
-from vivace.benchmark.worker_requests import EnvironmentRequest
+from vivace.benchmark.rounds.worker_requests import EnvironmentRequest
 from vivace.foundation.processes.launcher import Launcher, kill_group, start, wait_for_an_end
 from vivace.foundation.processes.protocol import EventReader
 from vivace.foundation.processes.system import NO_FORK, can_fork, is_posix, limitations, peak_resident_bytes

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from click.testing import CliRunner
 
 from tests.drawn_shapes import draw
-from vivace.cli import app
+from tests.proved import SETTINGS as ASKED
+from tests.proved import SHAPES, proof_of
 from vivace.errors import UsageError
 from vivace.proofs.sides.comfyui_side import Workflow
 from vivace.proofs.sides.side import Settings
@@ -141,26 +141,10 @@ def comfyui() -> Iterator[str]:
 
 
 def test_a_server_draws_what_the_reference_draws(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("a red shape\na blue shape\na green shape\n")
-    more = ["--prompts", str(prompts), "--seeds", "1", "--height", "96", "--width", "96", "--steps", "8"]
-    more += [
-        "--guidance-scale",
-        "4",
-        "--store",
-        str(tmp_path / "store"),
-        "--format",
-        "json",
-        "--claim",
-        "same",
-    ]
+    prompts = ["a red shape", "a blue shape", "a green shape"]
     with comfyui() as url:
         side = f"comfyui:{url}?workflow={saved(tmp_path)}"
-        result = CliRunner().invoke(
-            app, ["prove", "python:tests.drawn_shapes:draw", side, *more], standalone_mode=False
-        )
-    assert result.exception is None, result.output
-    proof = json.loads(result.stdout)
+        proof = proof_of(tmp_path, SHAPES, side, *ASKED, "--claim", "same", prompts=prompts)
     assert [pair["nearness"] for pair in proof["pairs"][:2]] == ["as near as the reference is to itself"] * 2
     (failure,) = proof["failures"]
     assert failure["reason"] == "the workflow failed: VAEDecode: out of paint"

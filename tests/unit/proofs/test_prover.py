@@ -6,22 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import vivace
-from tests.images_server import serving
-from vivace.cli import app
+from tests.proved import PROMPTS, SHAPES, prove
 from vivace.errors import Unsupported, UsageError
 
-SHAPES = "python:tests.drawn_shapes:draw"
-PROMPTS = [
-    "a red shape",
-    "a blue shape",
-    "a green shape",
-    "a purple shape",
-    "a yellow shape",
-    "an orange shape",
-]
+CALL = {"prompts": PROMPTS, "num_seeds": 1, "scorer": None}
 
 
 def without_times(proof: dict) -> dict:
@@ -32,63 +22,26 @@ def without_times(proof: dict) -> dict:
 
 
 def test_it_answers_as_the_command_does(tmp_path: Path) -> None:
-    soft = "python:tests.drawn_shapes:draw_soft"
+    soft, ends = "python:tests.drawn_shapes:draw_soft", []
     proof = vivace.prove(
-        SHAPES,
-        soft,
-        prompts=PROMPTS,
-        num_seeds=1,
-        scorer=None,
+        *(SHAPES, soft),
+        **CALL,
         sizes=["96x64", (64, 96)],
+        fail_under={"ssim": 0.1},
         store=tmp_path / "a",
+        progress=lambda side, done, total: ends.append((side, done == total)),
     )
-    file = tmp_path / "prompts.txt"
-    file.write_text("\n".join(PROMPTS))
-    arguments = ["prove", SHAPES, soft, "--prompts", str(file), "--seeds", "1", "--scorer", "none"]
-    arguments += ["--sizes", "96x64,64x96", "--store", str(tmp_path / "b"), "--format"]
-    typed = CliRunner().invoke(app, [*arguments, "json"], standalone_mode=False)
+    assert [side for side, is_last in ends if is_last] == ["a", "b"]
+    more = ("--sizes", "96x64,64x96", "--fail-under", "ssim=0.1", "--format")
+    typed = prove(tmp_path, SHAPES, soft, *more, "json")
     assert without_times(json.loads(typed.stdout)) == without_times(json.loads(json.dumps(proof.to_dict())))
     assert proof.verdict == "failed"
     assert proof.exit_code == typed.return_value == 1
-    lines = CliRunner().invoke(app, [*arguments, "text"]).stdout.partition("Fast?")[0]
+    lines = prove(tmp_path, SHAPES, soft, *more, "text").stdout.partition("Fast?")[0]
     assert lines == str(proof).partition("Fast?")[0]
     page = proof.page()
     assert "softer" in page
     assert "To repeat it" not in page
-
-
-def test_claims_limits_and_progress(tmp_path: Path) -> None:
-    ends = []
-    proof = vivace.prove(
-        SHAPES,
-        SHAPES,
-        prompts=PROMPTS,
-        num_seeds=1,
-        scorer=None,
-        claims="same",
-        fail_under={"ssim": 0.99},
-        store=tmp_path,
-        progress=lambda side, done, total: ends.append((side, done, total)),
-    )
-    assert proof.claims == ("same",)
-    assert proof.exit_code == 0
-    assert [end[0] for end in ends if end[1] == end[2]] == ["a", "b"]
-
-
-def test_an_interrupted_call_goes_on(tmp_path: Path) -> None:
-    def stop(side: str, done: int, total: int) -> None:
-        if side == "b" and done == 3:
-            raise KeyboardInterrupt
-
-    with serving() as server:
-        call = {"prompts": PROMPTS, "num_seeds": 1, "scorer": None, "store": tmp_path, "claims": "same"}
-        with pytest.raises(KeyboardInterrupt):
-            vivace.prove(SHAPES, server.url, **call, progress=stop)
-        before = len(server.requests)
-        assert vivace.prove(SHAPES, server.url, **call).exit_code == 0
-        later = [body["prompt"] for body in server.requests[before : before + 6]]
-    assert PROMPTS[1] not in later
-    assert PROMPTS[4] in later
 
 
 @pytest.mark.parametrize(

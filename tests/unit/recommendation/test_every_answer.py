@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import vivace
 from vivace.architectures import CATALOGUE
 from vivace.cli import app
-from vivace.cli.bench_endpoint import bench_endpoint
+from vivace.cli.measuring.bench_endpoint import bench_endpoint
 from vivace.evidence.recommendation import Recommendation
 from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import counted, known_gpu

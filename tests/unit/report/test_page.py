@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.make import make_record, make_round
 from vivace.cli import app
-from vivace.cli.bench import bench
+from vivace.cli.measuring.bench import bench
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import ImageRecord, Outcome, Record

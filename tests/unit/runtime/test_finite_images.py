@@ -13,8 +13,8 @@ import vivace
 from tests import shrunken
 from tests.typed import run_vivace
 from vivace.benchmark import Timing
+from vivace.entry_points import apply
 from vivace.errors import NotFinite
-from vivace.runtime.entry_points import apply
 from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck
 from vivace.serve.worker.partials import Projection
 

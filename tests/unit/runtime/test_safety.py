@@ -13,8 +13,8 @@ import vivace
 from tests import shrunken
 from tests.typed import run_vivace
 from vivace.benchmark import Timing
+from vivace.entry_points import apply
 from vivace.models.find import find_model
-from vivace.runtime.entry_points import apply
 from vivace.runtime.finite_images import HiddenImageWarning, hidden_images
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2}

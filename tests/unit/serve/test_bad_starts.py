@@ -11,7 +11,7 @@ import pytest
 
 from tests.hub_server import Repository, client_of
 from tests.hub_server import serve as serve_hub
-from vivace.cli.serve import _best_recorded, _check_installed, _loras
+from vivace.cli.serve import _check_installed, _loras
 from vivace.errors import Unsupported, UsageError
 from vivace.recipes.resolve import resolve
 from vivace.serve.worker.memory_room import check_fits, memory_of
@@ -65,16 +65,6 @@ def test_a_gated_model_says_where_to_ask_for_access(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said_at_once(arguments: tuple[str, ...], status: int, message: str) -> None:
     got, error = error_of(*arguments, "--port", "0", CUDA_VISIBLE_DEVICES="")
     assert (got, message in error) == (status, True), error
-
-
-@pytest.mark.parametrize("model", ["tiny-sd", "flux-dev"])
-def test_without_a_recipe_the_image_is_kept(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recipe, why = _best_recorded(model)
-    assert resolve(recipe).same_picture
-    assert "keeps the image" in why
 
 
 def test_missing_packages_are_named_as_pip_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:

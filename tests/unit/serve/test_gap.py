@@ -15,7 +15,6 @@ from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve.settings import ServeSettings
 from vivace.serve.worker.call_times import phases_of
 from vivace.serve.worker.completion_thread import CompletionThread
-from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
 from vivace.serve.worker.pixels import Pixels
 
 
@@ -90,31 +89,3 @@ def test_phases_add_up_to_the_call() -> None:
         "decode": 0.2,
     }
     assert phases_of([0.0, 0.5])[0]["decode"] == 0.5, "a pipeline that tells of no step"
-
-
-def test_the_energy_of_calls_that_overlap_is_counted_once() -> None:
-    class Counter:
-        """Ten joules between readings."""
-
-        readings = 0
-
-        def energy_j(self) -> float:
-            self.readings += 1
-            return 10.0 * self.readings
-
-    counter = Counter()
-    running = RunningEnergy(EnergyMeter(counter))
-    running.begin()
-    running.begin()
-    first = running.end()
-    second = running.end()
-    running.begin()
-    running.drop()
-    running.begin()
-    third = running.end()
-    joules = [each()["energy_j"] for each in (first, second, third)]
-    assert joules == [10.0, 10.0, 10.0]
-    assert counter.readings == 6, "the time without a call is in none"
-    none = RunningEnergy()
-    none.begin()
-    assert none.end()() == {}

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import PATH, Served, served
+from tests.typed import run_vivace
 from vivace.serve.http.keys import Keys
 from vivace.serve.settings import ServeSettings
 
@@ -92,7 +91,6 @@ def test_options_that_do_not_go_together_are_refused_at_start(
     key = tmp_path / "key"
     key.write_text("secret-key")
     options = [str(key) if each == __file__ else each for each in arguments]
-    command = [sys.executable, "-m", "vivace", "serve", "tiny-sd", "--recipe", "baseline", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert (
+        message in run_vivace(tmp_path, "serve", "tiny-sd", "--recipe", "baseline", *options, code=2).stderr
+    )

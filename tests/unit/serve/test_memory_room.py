@@ -11,6 +11,7 @@ from vivace.errors import Unsupported
 from vivace.recipes.resolve import resolve
 from vivace.serve.queue.messages import Load
 from vivace.serve.worker import main as worker
+from vivace.serve.worker import speeds
 from vivace.serve.worker.memory_room import check_fits
 from vivace.serve.worker.warm_session import Drawing
 
@@ -39,16 +40,41 @@ def test_what_fits_as_published_is_not_predicted(monkeypatch: pytest.MonkeyPatch
         check_fits("flux-dev", resolve("bf16"), ((2048, 2048),), None, 80 * GB)
 
 
-def test_a_model_that_fills_the_memory_while_it_is_loaded_ends_in_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def load(request: Load, report: Any) -> Drawing:
-        raise MemoryError
+ALLOCATIONS = [
+    MemoryError(),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
+    ),
+    type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 MiB"),
+]
 
-    monkeypatch.setattr(Drawing, "load", load)
+
+@pytest.mark.parametrize("error", ALLOCATIONS)
+def test_memory_that_runs_out_is_said_in_words_on_a_cpu_too(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Drawing, "load", fail)
     events = io.StringIO()
     message = Load("sdxl", "baseline", "cuda", None, (), (), "/dev/shm")
     assert not worker._load(message, SimpleNamespace(drawing=None), events)
     (event,) = map(json.loads, events.getvalue().splitlines())
     assert event["event"] == "unusable"
     assert event["message"].startswith("sdxl with baseline does not fit the free memory")
+    refused = worker._event_of(error)
+    assert refused["event"] == "refused"
+    assert "memory is not enough" in refused["message"]
+    assert "GPU" not in refused["message"]
+    seconds = iter([(1.0, [])])
+
+    def timed(*args: Any) -> Any:
+        try:
+            return next(seconds)
+        except StopIteration:
+            raise error from None
+
+    monkeypatch.setattr(speeds, "_few_steps", lambda session: 4)
+    monkeypatch.setattr(speeds, "_timed", timed)
+    assert speeds.time_batches(None, 8, 8, (2, 4))["allowed"] == [], "two at once do not fit, and one does"

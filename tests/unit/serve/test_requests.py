@@ -2,12 +2,9 @@
 
 import base64
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,13 +66,6 @@ def test_what_is_not_served_is_refused_in_words(plain: Served, fields: dict[str,
     assert plain.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0), "the next request is right"
 
 
-def test_bodies_that_are_no_json_or_too_large_are_refused(plain: Served) -> None:
-    assert plain.send(PATH, b"{").status == 400
-    assert plain.send(PATH, b"[]").status == 400
-    assert plain.send(PATH, b" " * 1_000_001).status == 413
-    assert plain.send("/v1/images/variations", {}).status == 404
-
-
 def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vivace.serve.http.request_checks._LONGEST_PAUSE_S", 0.2)
     client = socket.create_connection(("127.0.0.1", plain.port), timeout=10)
@@ -88,7 +78,9 @@ def test_a_body_that_does_not_go_on_is_given_up(plain: Served, monkeypatch: pyte
     assert plain.draw().status == 200
 
 
-@pytest.mark.parametrize(("path", "largest"), [(PATH, LARGEST_BODY), (EDITS, LARGEST_UPLOAD)])
+@pytest.mark.parametrize(
+    ("path", "largest"), [(PATH, LARGEST_BODY), pytest.param(EDITS, LARGEST_UPLOAD, marks=pytest.mark.long)]
+)
 def test_a_body_of_unknown_length_is_bounded(plain: Served, path: str, largest: int) -> None:
     kind = "application/json" if path == PATH else "multipart/form-data; boundary=limit"
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -148,12 +140,9 @@ def test_null_is_as_if_left_out(plain: Served) -> None:
 )
 def test_the_type_that_a_client_prefers_is_sent(plain: Served, accept: str, kind: str) -> None:
     assert plain.send(PATH, {"prompt": "x"}, {"accept": accept}).headers["content-type"] == kind
-
-
-def test_types_that_are_not_made_are_refused(plain: Served) -> None:
-    answer = plain.send(PATH, {"prompt": "x"}, {"accept": "image/gif"})
-    assert answer.status == 406
-    assert "none of the types that this server sends: image/png, image/jpeg, image/webp" in answer.message
+    refused = plain.send(PATH, {"prompt": "x"}, {"accept": "image/gif"})
+    assert refused.status == 406
+    assert "image/png, image/jpeg, image/webp" in refused.message
 
 
 def test_probes_may_ask_by_head(plain: Served) -> None:
@@ -248,15 +237,6 @@ def test_a_client_that_goes_away_ends_its_image_within_a_step(server: Served) ->
     assert time.monotonic() - began < 10, "forty steps take 20 s"
 
 
-def test_a_stream_that_is_left_ends_its_image(server: Served) -> None:
-    client = server.leave("slow 3", num_inference_steps=40, stream=True)
-    server.wait_for("running", 1)
-    client.shutdown(socket.SHUT_RDWR)
-    client.close()
-    server.wait_for("cancelled", 1)
-    assert server.draw().status == 200
-
-
 def test_a_request_ends_at_its_own_time(server: Served) -> None:
     began = time.monotonic()
     answer = server.draw("slow 5", num_inference_steps=40, timeout=0.7)
@@ -294,41 +274,11 @@ def test_an_image_whose_workers_die_is_given_up_and_the_server_goes_on(server: S
     assert server.draw(seed=1).status == 200
 
 
-def test_a_killed_idle_worker_is_started_again(server: Served) -> None:
-    process = server.pool.replicas[0]._process
-    assert process is not None
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    assert server.draw(seed=2).images[0].getpixel((0, 0)) == (2, 0, 0)
-
-
 def test_a_model_that_breaks_fails_its_request_alone(server: Served) -> None:
     answer = server.draw("break")
     assert (answer.status, answer.message) == (500, "drawing failed: RuntimeError: the model broke")
     assert server.draw().status == 200
     assert server.pool.replicas[0].num_restarts == 0
-
-
-def test_many_clients_that_come_and_go_leave_counts_that_add_up(server: Served) -> None:
-    def come_and_go(number: int) -> None:
-        if number % 3:
-            client = server.leave("slow 1", num_inference_steps=3)
-            time.sleep(0.01 * number)
-            client.close()
-        else:
-            server.draw("slow 0.1")
-
-    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for _ in range(10):
-        server.states()
-        time.sleep(0.05)
-    for thread in threads:
-        thread.join()
-    server.wait_for("running", 0)
-    server.wait_for("waiting", 0)
-    assert server.draw(seed=8).images[0].getpixel((0, 0)) == (8, 0, 0)
 
 
 def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:

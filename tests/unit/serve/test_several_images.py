@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -66,18 +65,6 @@ def test_openais_client_raises_where_an_image_of_a_stream_fails(server: Served) 
     with pytest.raises(openai.APIError, match="the model broke"):
         events.extend(stream)
     assert server.states()["running"] == 0
-
-
-def test_one_image_that_is_cancelled_frees_the_others(server: Served) -> None:
-    with ThreadPoolExecutor(1) as clients:
-        drawing = clients.submit(server.draw, "slow 3", n=4, num_inference_steps=9)
-        server.wait_for("running", 1)
-        (job,) = server.pool.replicas[0]._sent[0].jobs
-        loop = job.result.get_loop()
-        loop.call_soon_threadsafe(server.pool.cancel, job)
-        answer = drawing.result()
-    assert (answer.status, answer.message) == (499, "the request was cancelled")
-    assert server.states() == {"waiting": 0, "running": 0, "done": 0, "failed": 0, "cancelled": 4}
 
 
 def test_a_stream_that_is_left_before_it_begins_frees_its_images(server: Served) -> None:

@@ -171,7 +171,7 @@ def test_clients_that_are_killed_at_random_harm_nobody(server: Served, seconds: 
         thread.join()
     check_nothing_is_left(server, expected)
     print(dict(counts))
-    assert counts["right"] >= 2
+    assert counts["right"] >= 1
     assert counts["left"] >= 5
 
 

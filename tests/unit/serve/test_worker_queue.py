@@ -207,6 +207,16 @@ def test_images_that_go_together_are_drawn_together(batching: Served, tmp_path: 
     }
 
 
+def test_images_are_drawn_one_by_one_where_batches_gain_nothing(tmp_path: Path) -> None:
+    settings = ServeSettings("fake", "baseline", timeout_s=30.0, batches=(2, 4))
+    variables = {"VIVACE_TEST_DIED": str(tmp_path / "died"), "VIVACE_TEST_BATCHES": "do not gain"}
+    with served(settings, COMMAND, **variables) as server:
+        answer = server.draw(seed=20, n=4)
+        assert [image.getpixel((0, 0))[1] for image in answer.images] == [0, 0, 0, 0], "no other beside it"
+        (model,) = server.send("/v1/models").json["data"]
+        assert model["batching"]["16x16"]["images"] == []
+
+
 @pytest.mark.parametrize(("prompt", "status"), [("refuse", 400), ("break", 500), ("die", 503)])
 def test_an_image_that_fails_harms_none_that_is_drawn_with_it(
     batching: Served, prompt: str, status: int, tmp_path: Path

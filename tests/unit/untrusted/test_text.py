@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.make import make_record, make_round
-from vivace.cli.terminal import console
+from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import (
     PlainStream,

@@ -14,6 +14,7 @@ class Present:
 
     name: str
     memory_bytes: int
+    free_bytes: int
 
 
 class _Memory(ctypes.Structure):
@@ -48,7 +49,9 @@ def present_gpu() -> Present | None:
         nvml.nvmlShutdown()
     except AttributeError:  # a library of that name without these functions
         return None
-    return Present(name.value.decode(errors="replace"), int(memory.total)) if is_there else None
+    if not is_there:
+        return None
+    return Present(name.value.decode(errors="replace"), int(memory.total), int(memory.free))
 
 
 _UUID_BYTES = 96

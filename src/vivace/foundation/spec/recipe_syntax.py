@@ -22,6 +22,8 @@ from vivace.errors import RecipeError
 from vivace.foundation.spec.base import Spec
 
 BASELINE = "baseline"
+BEST = "best"
+"""The word for the best known recipe of a model on this card; see `vivace.evidence.recommendation.best`."""
 MAX_LENGTH = 4096
 MAX_DEPTH = 8
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -273,6 +274,25 @@ def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
     if getattr(attn, fused, None) is not None:
         return [getattr(attn, fused)]
     return [getattr(attn, name) for name in separate]
+
+
+def paired(layer: Any, num_heads: int) -> Any:
+    """Return a layer of queries or keys, or their norm, whose rotary embedding turns the first half of a head's
+    channels with the second, with these pairs side by side: attention's products are the same.
+
+    Args:
+        num_heads: of the layer's outputs; 1 for a norm.
+    """
+    count = len(layer.weight) // num_heads
+    pairs = torch.arange(count, device=layer.weight.device).view(2, -1).t().flatten()
+    order = (torch.arange(num_heads, device=pairs.device)[:, None] * count + pairs).flatten()
+    bias = getattr(layer, "bias", None)
+    return SimpleNamespace(
+        weight=layer.weight[order],
+        bias=None if bias is None else bias[order],
+        vivace_name=getattr(layer, "vivace_name", ""),
+        vivace_order=order,
+    )
 
 
 def frequencies(axes: Sequence[int], theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

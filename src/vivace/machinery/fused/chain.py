@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights
 from vivace.machinery.fused.operations import AttentionPreparation, Places, Room, Rows
@@ -36,6 +37,7 @@ class ChainForm:
         order: of the vectors of attention, and then of the MLP: "shift", "scale" and "gate". In a sandwich a scale is
             the norm's whole weight, and there is no shift; else one is added to it.
         shares_vectors: all blocks have the same vectors: those of the image's tokens, then those of the text's.
+        activation: of the MLP, whose first product has what it is of (SwiGLU) or what it multiplies (GEGLU) in front.
         gates_attention: attention's output is multiplied by a sigmoid of the projection behind its values.
     """
 
@@ -44,6 +46,7 @@ class ChainForm:
     norm: Literal["layer", "rms", "sandwich"]
     order: tuple[str, ...]
     shares_vectors: bool = False
+    activation: Literal["swiglu", "geglu"] = "swiglu"
     gates_attention: bool = False
 
 
@@ -134,7 +137,11 @@ class BlockChain(nn.Module):
             normed = self._norm(rows, pending, flat, first, tokens, inputs[index][0], block.qkv.room)
             branch = Branch(block.out(attend(block, index, normed, values[index]), tokens), first["gate"])
             normed = self._norm(rows, branch, flat, second, tokens, inputs[index][1], block.up.room)
-            active = operations.swiglu(block.up(normed, tokens), unit is not None, room=block.down.room)
+            hidden, is_scaled = block.up(normed, tokens), unit is not None
+            if self._form.activation == "swiglu":
+                active = operations.swiglu(hidden, is_scaled, room=block.down.room)
+            else:
+                active = images.geglu(hidden, None, is_scaled, block.down.room)
             made = block.down(Rows(active.values, unit), tokens)
             pending = Branch(made, second["gate"], row_scales=active.scales)
         self._norm(rows, pending, flat, None, tokens, None, None)

@@ -96,4 +96,5 @@ def heads_of(transformer: Any) -> tuple[int, int]:
     config = transformer.config
     if "n_heads" in config:
         return config.n_heads, config.dim // config.n_heads
-    return config.num_attention_heads, config.attention_head_dim
+    num = config.num_attention_heads
+    return num, config.attention_head_dim if "attention_head_dim" in config else config.hidden_size // num

@@ -36,6 +36,7 @@ class LoraSlot(nn.Module):
     Args:
         name: of the layer in diffusers' model.
         outputs: which of the product's outputs are the layer's.
+        order: which of the layer's outputs each of these is; None: they are in order.
 
     Attributes:
         down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
@@ -45,9 +46,12 @@ class LoraSlot(nn.Module):
 
     free_amount = 1.0
 
-    def __init__(self, name: str, in_features: int, outputs: slice) -> None:
+    def __init__(
+        self, name: str, in_features: int, outputs: slice, order: torch.Tensor | None = None
+    ) -> None:
         super().__init__()
         self.name = name
+        self.register_buffer("order", order, persistent=False)
         self.in_features, self.out_features = in_features, outputs.stop - outputs.start
         self.outputs = outputs
         self.down: torch.Tensor | None
@@ -62,10 +66,11 @@ class LoraSlot(nn.Module):
         return 0 if self.down is None else len(self.down)
 
     def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return A and B in fp32, of a slot that has some."""
+        """Return A and B in fp32, of a slot that has some, for the product's outputs."""
         assert self.down is not None
         assert self.up is not None
-        return self.down.float(), self.up.float()
+        up = self.up if self.order is None else self.up.index_select(0, self.order)
+        return self.down.float(), up.float()
 
     def reserve_rank(self, rank: int, device: torch.device) -> int:
         """Reserve rows for one more LoRA; return the first of them."""

@@ -71,7 +71,8 @@ class AttentionPreparation:
     Attributes:
         bias: (1 or 2, outputs), of all rows, or of the text's and the image's; None: is added already.
         weights: (1 or 2, 2, channels), of the norms of queries and keys.
-        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2).
+        rope: cosines and sines, each (tokens, channels / 2), of all images, or (batch, tokens, channels / 2). Of twice
+            that width they are of the even channels, and then of the odd ones.
         scales: None: no rounding to e4m3.
         eps: of the norms.
         num_key_heads: of keys and values; None: as many as queries have.

@@ -285,7 +285,8 @@ def _slots(layers: Sequence[nn.Linear]) -> list[LoraSlot]:
     for layer in layers:
         outputs, num_inputs = layer.weight.shape
         name = getattr(layer, "vivace_name", "")
-        slots.append(LoraSlot(name, num_inputs, slice(start, start + outputs)))
+        order = getattr(layer, "vivace_order", None)
+        slots.append(LoraSlot(name, num_inputs, slice(start, start + outputs), order))
         start += outputs
     return slots
 

@@ -21,11 +21,15 @@ _HEADS, _WARPS = 8, 2
 
 
 @triton.jit
-def _normed_and_rotated(x, weight, cos, sin, eps, HEADS: tl.constexpr, CHANNELS: tl.constexpr):
+def _normed_and_rotated(
+    x, weight, cos, sin, odd_cos, odd_sin, eps, HEADS: tl.constexpr, CHANNELS: tl.constexpr
+):
     mean = tl.sum(x * x, axis=1) / CHANNELS
     x = x * (1.0 / tl.sqrt(mean + eps))[:, None] * weight[None, :]
     even, odd = tl.split(tl.reshape(x, (HEADS, CHANNELS // 2, 2)))
-    rotated = tl.join(even * cos[None, :] - odd * sin[None, :], odd * cos[None, :] + even * sin[None, :])
+    rotated = tl.join(
+        even * cos[None, :] - odd * sin[None, :], odd * odd_cos[None, :] + even * odd_sin[None, :]
+    )
     return tl.reshape(rotated, (HEADS, CHANNELS))
 
 
@@ -75,6 +79,7 @@ def _qk_norm_rope(
     HAS_KEYS: tl.constexpr,
     HAS_VALUES: tl.constexpr,
     QUANTIZE: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     is_image = row >= num_text_rows
@@ -97,9 +102,14 @@ def _qk_norm_rope(
     of_query = picture * q_stride + position * inner + at
     of_key = picture * kv_stride + position * kv_token_stride + at
     half = tl.arange(0, CHANNELS // 2)
-    angle = picture * rope_stride + position * (CHANNELS // 2) + half
+    of_token = CHANNELS if BY_CHANNEL else CHANNELS // 2
+    angle = picture * rope_stride + position * of_token + half
     c = tl.load(cos + angle)
     s = tl.load(sin + angle)
+    odd_c, odd_s = c, s
+    if BY_CHANNEL:
+        odd_c = tl.load(cos + angle + CHANNELS // 2)
+        odd_s = tl.load(sin + angle + CHANNELS // 2)
 
     if HAS_QUERIES:
         raw_q = _projected(source, of_bias, at, inside, HAS_BIAS)
@@ -107,13 +117,13 @@ def _qk_norm_rope(
         raw_k = _projected(source, of_bias, inner + at, has_key, HAS_BIAS)
     if HAS_QUERIES:
         weight_q = tl.load(weights + channel).to(tl.float32)
-        new_q = _normed_and_rotated(raw_q, weight_q, c, s, eps, HEADS, CHANNELS)
+        new_q = _normed_and_rotated(raw_q, weight_q, c, s, odd_c, odd_s, eps, HEADS, CHANNELS)
         if QUANTIZE:
             new_q = _scaled(new_q, tl.load(qk_scales))
         tl.store(q + of_query, new_q.to(q.dtype.element_ty), mask=inside)
     if HAS_KEYS:
         weight_k = tl.load(weights + CHANNELS + channel).to(tl.float32)
-        new_k = _normed_and_rotated(raw_k, weight_k, c, s, eps, HEADS, CHANNELS)
+        new_k = _normed_and_rotated(raw_k, weight_k, c, s, odd_c, odd_s, eps, HEADS, CHANNELS)
         if QUANTIZE:
             new_k = _scaled(new_k, tl.load(qk_scales + 1))
         tl.store(k + of_key, new_k.to(k.dtype.element_ty), mask=has_key)
@@ -144,7 +154,8 @@ def qk_norm_rope(
         qkv: (rows, at least all heads * channels): queries, keys and values side by side; rows may be wider.
         bias: (1 or 2, at least as wide), of all rows, or of the text's and the image's.
         weights: (1 or 2, 2, channels), the norms of queries and keys; channels is a power of two.
-        cos, sin: (tokens, channels / 2), of all images, or (batch, tokens, channels / 2); fp32, contiguous.
+        cos, sin: (tokens, channels / 2), of all images, or (batch, tokens, channels / 2); fp32, contiguous. Of twice
+            that width they are of the even channels, and then of the odd ones.
         q, k, v: (batch, tokens, heads, channels). q is contiguous. k and v have the same strides, and a token's heads
             lie side by side.
         scales: of e4m3 buffers, fp32: those of queries and keys (2,), and that of values (1 or more,), the first.
@@ -192,5 +203,6 @@ def qk_norm_rope(
         HAS_KEYS=k is not None,
         HAS_VALUES=v is not None,
         QUANTIZE=scales is not None,
+        BY_CHANNEL=cos.shape[-1] == channels,
         num_warps=_WARPS,
     )

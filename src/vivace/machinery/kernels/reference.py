@@ -208,7 +208,9 @@ def qk_norm_rope(
         joined = to_joint(part, tokens)
         even, odd = joined.unflatten(-1, (-1, 2)).unbind(-1)
         c, s = (angles.to(joined.dtype).view(-1, *angles.shape[-2:])[:, :, None] for angles in (cos, sin))
-        rotated.append(torch.stack([even * c - odd * s, odd * c + even * s], dim=-1).flatten(-2))
+        half = channels // 2
+        turned = even * c[..., :half] - odd * s[..., :half], odd * c[..., -half:] + even * s[..., -half:]
+        rotated.append(torch.stack(turned, dim=-1).flatten(-2))
     return rotated[0], rotated[1], to_joint(parts[2], tokens)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.machinery.lora.changes import Rows
 from vivace.machinery.technique import COMPONENTS, Component, component_of
 from vivace.machinery.technique.anatomy import TEXT_ENCODERS
-from vivace.models.checkpoints.original_names import original_names
+from vivace.models.checkpoints.read_denoiser import original_names
 
 if TYPE_CHECKING:
     import torch
@@ -190,15 +190,8 @@ def _names(
         for name in shapes:
             yield _flat(_WRAPPERS.sub("", name)), (LayerPlace(name),)
         return
-    config: Any = getattr(module, "config", {})
-    layers_per_block = (
-        config.get("layers_per_block") if type(module).__name__ == "UNet2DConditionModel" else None
-    )
     classes = {name: type(layer).__name__ for name, layer in layers.items()}
-    originals = original_names(
-        type(module).__name__, classes, layers_per_block if isinstance(layers_per_block, int) else None
-    )
-    for original, own, swapped in originals:
+    for original, own, swapped in original_names(module, classes):
         if all(name in shapes for name in own):
             yield _flat(original), _places(own, [shapes[name][0] for name in own], swapped=swapped)
     for name in shapes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures import family_of
+from vivace.architectures import FAMILIES, Family, family_of
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain, reading
 from vivace.machinery.lora.by_diffusers import converted
@@ -33,7 +33,7 @@ from vivace.machinery.lora.changes import (
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
 from vivace.machinery.technique import Component, attribute_of, component_of
-from vivace.models.checkpoints.original_names import has_original_names
+from vivace.models.checkpoints.read_denoiser import has_original_names
 from vivace.models.headers import read_header, read_metadata
 
 if TYPE_CHECKING:
@@ -49,23 +49,6 @@ _SMALL = 50_000_000
 _NUM_NAMED = 3
 _PLAIN = "vivace adds plain LoRAs, LoCon, LoHa, LoKr and differences: train or convert it as one of them"
 _HEADER = ("modelspec.architecture", "ss_base_model_version", "base_model")
-_BY_WIDTH = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"}
-"""Models by the width of a UNet's text, which its second attentions read."""
-_BY_NAME = (
-    ("joint_blocks", "Stable Diffusion 3"),
-    ("img_mod_1", "Qwen-Image"),
-    ("stream_modulation", "FLUX.2"),
-    ("img_mod_lin", "FLUX.1"),
-    ("modulation_lin", "FLUX.1"),
-    ("to_qkv_mlp_proj", "FLUX.2"),
-    ("double_blocks", "FLUX"),
-    ("single_blocks", "FLUX"),
-    ("single_transformer_blocks", "FLUX"),
-    ("feed_forward", "Z-Image"),
-    ("caption_projection", "Sana"),
-    ("output_blocks", "a UNet"),
-    ("up_blocks", "a UNet"),
-)
 
 
 @dataclass(frozen=True)
@@ -354,7 +337,7 @@ def _read_group(now: Account, group: Group) -> None:
 def _read_with_diffusers(now: Account, groups: list[Group]) -> None:
     """Read the denoiser's part through diffusers, if only it knows the names and it uses every tensor."""
     denoiser = component_of(now.pipe, "denoiser")
-    if not now.foreign.get("denoiser") or has_original_names(type(denoiser).__name__):
+    if not now.foreign.get("denoiser") or has_original_names(denoiser):
         return
     own = [group for group in groups if now.names.find(group.layer)[0].component == "denoiser"]
     tensors = {group.keys[role][0]: tensor for group in own for role, tensor in group.tensors.items()}
@@ -501,29 +484,40 @@ def made_for(
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
     if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"
-    model = _by_width([*foreign, *misfits]) or _by_name(foreign)
-    denoiser = type(component_of(pipe, "denoiser")).__name__
-    if not model or _this(pipe).startswith(model) or (model == "a UNet" and model[2:] in denoiser):
-        return ""
-    return f": its layers are those of {model}, and this is {_this(pipe)}"
+    if width := _text_width([*foreign, *misfits]):
+        named = [name for family in FAMILIES if (name := family.by_text_width.get(width))]
+        model = "" if _this(pipe) in named else "".join(named[:1])
+    else:
+        families = _families_of(foreign)
+        is_own = family_of(component_of(pipe, "denoiser")) in families
+        names = [family.name if family.is_transformer else "a UNet" for family in families]
+        model = "" if is_own else " or ".join(names)
+    return f": its layers are those of {model}, and this is {_this(pipe)}" if model else ""
 
 
 def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _by_width(groups: Sequence[Group]) -> str:
+def _text_width(groups: Sequence[Group]) -> int:
+    """Return the width of a UNet's text, which its second attentions read; 0 where no layer tells."""
     for group in groups:
         name = group.layer.replace(".", "_")
         down = group.tensors.get("down")
         if name.endswith(("attn2_to_k", "attn2_to_v")) and down is not None and down.dim() >= 2:
-            return _BY_WIDTH.get(down.shape[1], "")
-    return ""
+            return int(down.shape[1])
+    return 0
 
 
-def _by_name(groups: Sequence[Group]) -> str:
+def _families_of(groups: Sequence[Group]) -> list[Family]:
+    """Return the families that have a layer of such a name; those of a part that one alone has come first."""
     names = [group.layer.replace(".", "_") for group in groups]
-    return next((model for part, model in _BY_NAME if any(part in name for name in names)), "")
+    owners: dict[str, list[Family]] = defaultdict(list)
+    for family in FAMILIES:
+        for part in family.lora_layers:
+            owners[part].append(family)
+    parts = sorted(owners, key=lambda part: (len(owners[part]), -len(part)))
+    return next((owners[part] for part in parts if any(part in name for name in names)), [])
 
 
 def _this(pipe: Any) -> str:
@@ -532,4 +526,4 @@ def _this(pipe: Any) -> str:
     if family is None:
         return f"a {type(denoiser).__name__}"
     width = getattr(denoiser, "config", {}).get("cross_attention_dim")
-    return str(_BY_WIDTH.get(width, family.name) if isinstance(width, int) else family.name)
+    return family.by_text_width.get(width, family.name) if isinstance(width, int) else family.name

@@ -75,12 +75,12 @@ def residual_forwards(transformer: Any) -> StepForwards:
 
     class AddResidual(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            image = args[0] if args else kwargs["hidden_states"]
+            image = blocks.image_of((args, kwargs))
             return blocks.returned(_added(image, passing.residual), blocks.text_of((args, kwargs)))
 
     class Modulate(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            image = args[0] if args else kwargs["hidden_states"]
+            image = blocks.image_of((args, kwargs))
             modulated = blocks.modulated(first, image, (args, kwargs))
             passing.modulated = last_tokens(modulated, passing.entering)
             return blocks.returned(image, blocks.text_of((args, kwargs)))
@@ -174,7 +174,7 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
             self._joined = joined
 
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            image = args[0] if args else kwargs["hidden_states"]
+            image = blocks.image_of((args, kwargs))
             return blocks.returned(image, None if self._joined else blocks.text_of((args, kwargs)))
 
     view = copy.copy(transformer)
@@ -251,7 +251,7 @@ def watching_modulated(transformer: Any) -> Iterator[list[torch.Tensor]]:
     entering: list[Any] = []
 
     def enters(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        image = args[0] if args else kwargs["hidden_states"]
+        image = blocks.image_of((args, kwargs))
         whole = blocks.modulated(first, image, (args, kwargs)).detach()
         modulated.append(last_tokens(whole, entering.pop()))
 

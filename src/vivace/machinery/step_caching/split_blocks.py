@@ -225,7 +225,7 @@ def _stand_in() -> Any:
 
 def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
     """Return the tokens among a block's arguments."""
-    image = args[0] if args else kwargs["hidden_states"]
+    image = blocks.image_of((args, kwargs))
     text = None if joined else blocks.text_of((args, kwargs))
     return (image,) if text is None else (image, text)
 

@@ -7,13 +7,15 @@ list are checked against the model's configuration before a value is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import family_of
+from vivace.architectures.files import OriginalNames
 from vivace.errors import Unsupported, UnusableModel
-from vivace.models.checkpoints.original_names import original_names
 from vivace.models.checkpoints.weight_scales import (
     Codes,
     from_mxfp8,
@@ -28,18 +30,10 @@ from vivace.models.headers import read_header
 if TYPE_CHECKING:
     import torch
 
-_UNUSED = ("norm_final.weight",)
-"""Tensors that files of Z-Image have and its authors' code does not use."""
-_UNET = "UNet2DConditionModel"
-_SAME_ELSEWHERE = ("ZImageTransformer2DModel", "QwenImageTransformer2DModel")
-"""Denoisers whose other tensors have the same names in both layouts."""
-_SD3 = {
-    "pos_embed.pos_embed": "pos_embed",
-    "context_embedder.weight": "context_embedder.weight",
-    "context_embedder.bias": "context_embedder.bias",
-}
-_FLUX_NORMS = ("query_norm", "key_norm")
-"""Norms whose weight is called `scale`."""
+_SCALES = re.compile(r"(?:query_norm|key_norm|norms\.\d+)$")
+"""Black Forest Labs' norms, whose weight is called `scale`."""
+_SWAPPED = "AdaLayerNormContinuous"
+"""A class of diffusers that has scale before shift, where the original has shift before scale."""
 _NOT_OF_MODELS = "_lora"
 """Parts of names that only LoRA trainers use."""
 
@@ -110,7 +104,9 @@ def read_denoiser(
         UnusableModel: a tensor is missing, belongs to no layer or has another shape; names file and tensor.
     """
     layout = original_layout(skeleton)
-    files = {own: name for name, own in names.items() if not is_marker(name) and own not in _UNUSED}
+    family = family_of(skeleton)
+    unused = family.files.unused if family is not None and family.files is not None else ()
+    files = {own: name for name, own in names.items() if not is_marker(name) and own not in unused}
     check_tensors(path, files, layout, codes)
     if path.suffix == SUFFIX:
         return _of_gguf(path, files, layout, skeleton, dtype)
@@ -223,33 +219,63 @@ def _of_gguf(
     return state
 
 
+def original_names(denoiser: Any, modules: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Return original names, the layers of diffusers that each is, and whether its halves are swapped.
+
+    Args:
+        modules: the class of each of its modules, by name.
+    """
+    known = _known(denoiser)
+    if known is None:
+        return
+    if known.of_layer is not None:
+        for name in modules:
+            original = known.of_layer(name, modules, getattr(denoiser, "config", {}))
+            if original is not None:
+                yield original, (name,), False
+    numbers = {int(number) for name in modules for number in re.findall(r"\.(\d+)\.", name)}
+    for original, names in known.layers.items():
+        for number in sorted(numbers) if "#" in original else (0,):
+            layers = tuple(name.replace("#", str(number)) for name in names)
+            if all(layer in modules for layer in layers):
+                owner = modules.get(layers[0].rpartition(".")[0])
+                yield original.replace("#", str(number)), layers, owner == _SWAPPED
+
+
+def has_original_names(denoiser: Any) -> bool:
+    """Whether the original names of a denoiser's layers are known here."""
+    return _known(denoiser) is not None
+
+
+def _known(denoiser: Any) -> OriginalNames | None:
+    family = family_of(denoiser)
+    return None if family is None else family.original
+
+
 def original_layout(denoiser: Any) -> dict[str, OriginalTensor]:
     """Return the tensors of a denoiser in its authors' layout, by name. Values are not read.
 
     Raises:
         Unsupported: the authors' names of one of its tensors are not known.
     """
-    kind = type(denoiser).__name__
+    known = _known(denoiser) or OriginalNames()
     modules = {name: type(module).__name__ for name, module in denoiser.named_modules() if name}
     state = {name: tuple(tensor.shape) for name, tensor in denoiser.state_dict().items()}
-    per_block = denoiser.config.layers_per_block if kind == _UNET else None
-    if per_block is not None and not isinstance(per_block, int):
-        raise Unsupported(f"the authors' names of a {kind} with levels of {per_block} layers are not known")
     layout: dict[str, OriginalTensor] = {}
     left = dict(state)
-    for original, layers, is_swapped in original_names(kind, modules, per_block):
+    for original, layers, is_swapped in original_names(denoiser, modules):
         if _NOT_OF_MODELS in original:
             continue
         for end in ("weight", "bias"):
             parts = tuple(f"{layer}.{end}" for layer in layers)
             if not all(part in left for part in parts):
                 continue
-            own = "scale" if end == "weight" and original.endswith(_FLUX_NORMS) else end
+            own = "scale" if end == "weight" and _SCALES.search(original) else end
             shapes = tuple(left.pop(part) for part in parts)
             layout[f"{original}.{own}"] = OriginalTensor(parts, shapes, is_swapped)
     for name, shape in left.items():
-        original = name if kind in _SAME_ELSEWHERE else _SD3.get(name, "") if "SD3" in kind else ""
+        original = name if known.keeps_others else known.tensors.get(name, "")
         if not original:
-            raise Unsupported(f"the authors' name of {name} in a {kind} is not known")
+            raise Unsupported(f"the authors' name of {name} in a {type(denoiser).__name__} is not known")
         layout[original] = OriginalTensor((name,), (shape,))
     return layout

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vivace.architectures import FAMILIES, Family
+from vivace.architectures.files import FilePart
 from vivace.errors import UnusableModel
-from vivace.models.checkpoints.signatures import SD2
 from vivace.models.headers import read_header
 
 Shapes = dict[str, tuple[int, ...]]
@@ -49,15 +49,6 @@ _OPEN_CLIP_PARTS = {
     "mlp.fc2": "mlp.c_proj",
 }
 _ADVICE = "it is another model, or a part of one; give it as a folder in diffusers' format"
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A network in a file: its component, the prefix of its names, and how they follow from diffusers'."""
-
-    component: str
-    prefix: str
-    names: Callable[[Mapping[str, tuple[int, ...]]], Shapes]
 
 
 def _vae(state: Mapping[str, tuple[int, ...]]) -> Shapes:
@@ -107,27 +98,19 @@ def _t5(state: Mapping[str, tuple[int, ...]]) -> Shapes:
     return {name: shape for name, shape in state.items() if name != "encoder.embed_tokens.weight"}
 
 
-_CLIP_OF_SDXL = _Part("text_encoder", "conditioner.embedders.0.transformer.", _clip)
-_UNETS_VAE = _Part("vae", "first_stage_model.", _vae)
-_OF_SDXL = (
-    _UNETS_VAE,
-    _CLIP_OF_SDXL,
-    _Part("text_encoder_2", "conditioner.embedders.1.model.", _open_clip),
-)
-_OF_FLUX = (
-    _Part("vae", "vae.", _vae),
-    _Part("text_encoder", "text_encoders.clip_l.transformer.", _clip),
-    _Part("text_encoder_2", "text_encoders.t5xxl.transformer.", _t5),
-)
-_PARTS: dict[str, tuple[_Part, ...]] = {
-    "sd15": (_UNETS_VAE, _Part("text_encoder", "cond_stage_model.transformer.", _clip)),
-    SD2: (_UNETS_VAE, _Part("text_encoder", "cond_stage_model.model.", _open_clip)),
-    "sdxl": _OF_SDXL,
-    "playground": _OF_SDXL,
-    "flux-dev": _OF_FLUX,
-    "flux-schnell": _OF_FLUX,
+_NAMES: dict[str, Callable[[Mapping[str, tuple[int, ...]]], Shapes]] = {
+    "compvis": _vae,
+    "clip": _clip,
+    "open_clip": _open_clip,
+    "t5": _t5,
 }
-_ROOTS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
+"""The names of a part's tensors in its authors' code, from diffusers'."""
+
+
+def roots_of(families: Iterable[Family]) -> tuple[str, ...]:
+    """Return the beginnings of the names of all tensors besides the denoiser's in whole files of families."""
+    rows = [row for family in families if family.files for row in family.files.signatures]
+    return tuple(dict.fromkeys(part.prefix.partition(".")[0] + "." for row in rows for part in row.parts))
 
 
 def is_leftover(name: str) -> bool:
@@ -141,20 +124,22 @@ def is_said_unused(name: str) -> bool:
     return is_leftover(name) and not name.endswith(usual)
 
 
-def check_whole_file(path: Path, entry: str, components: Mapping[str, Any]) -> None:
+def check_whole_file(path: Path, parts: Iterable[FilePart], components: Mapping[str, Any]) -> None:
     """Raise UnusableModel unless a file's VAE and text encoders are those of the pipeline, tensor by tensor.
 
     Args:
-        entry: as in `Contents`.
+        parts: all that the file has beside the denoiser.
         components: of the pipeline, by name; their values are not read.
     """
     header = read_header(path)
-    of_parts = {name for name in header if name.startswith(_ROOTS)}
-    for part in _PARTS[entry]:
+    of_parts = {name for name in header if name.startswith(roots_of(FAMILIES))}
+    for part in parts:
         component = components.get(part.component)
         if component is None:
             continue
-        names = part.names({name: tuple(tensor.shape) for name, tensor in component.state_dict().items()})
+        names = _NAMES[part.code](
+            {name: tuple(tensor.shape) for name, tensor in component.state_dict().items()}
+        )
         names = {name: shape for name, shape in names.items() if not name.endswith("position_ids")}
         lacking = [name for name in names if part.prefix + name not in header]
         if lacking:
@@ -170,8 +155,7 @@ def check_whole_file(path: Path, entry: str, components: Mapping[str, Any]) -> N
                     f"{list(shape)}; {_ADVICE}"
                 )
         of_parts -= {part.prefix + name for name in names}
-        if entry == SD2 and part.component == "text_encoder":
-            # Its last layer is not computed, and diffusers does not build it.
+        if part.lacks_last:
             last = f"{part.prefix}transformer.resblocks.{component.config.num_hidden_layers}."
             of_parts = {name for name in of_parts if not name.startswith(last)}
     more = sorted(name for name in of_parts if not is_leftover(name))

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import WITNESSES, ImageWitness, PairFigures
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 
 
 class Standing(StrEnum):
@@ -48,7 +48,6 @@ class WitnessResult:
     reads_prompt: bool = False
 
 
-NOTHING = "no pair of images to compare"
 _SIDES = {Equivalence.BELOW: "lower", Equivalence.ABOVE: "higher"}
 _CAP = 1.0  # of the margin: one lost image counts as an image of something else, and no more
 
@@ -82,40 +81,32 @@ def as_good(
         broken: which images of B are broken where A's are not, in words; "" if none is.
         shows_something: False for random weights.
     """
-    if broken:
-        return ProofAnswer(ProofVerdict.FAILED, f"broken images, where A's are whole: {broken}")
-    if not listed:
-        return ProofAnswer(ProofVerdict.UNCLEAR, NOTHING)
     worse = [t for t in listed if t.standing is Standing.WORSE]
-    if worse:
-        return ProofAnswer(
-            ProofVerdict.FAILED, "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse)
-        )
-    if is_rounding:
-        return ProofAnswer(ProofVerdict.PROVEN, "every image differs by rounding at most")
-    if not shows_something:
-        return ProofAnswer(ProofVerdict.UNCLEAR, "images of random weights show nothing that could be good")
-    if not is_same_picture and not any(t.reads_prompt for t in listed):
-        return ProofAnswer(
-            ProofVerdict.UNCLEAR,
-            "the images are others, and no model is here that reads the prompts; add --scorer NAME",
-        )
     unclear = [t for t in listed if t.standing is Standing.UNCLEAR]
-    if unclear:
-        return ProofAnswer(ProofVerdict.UNCLEAR, _what_decides(unclear))
+    better = "".join(f"; {t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER)
+    is_read = is_same_picture or any(t.reads_prompt for t in listed)
+    in_words = "; ".join(f"{t.word} ({t.witness} {t.difference})" for t in worse)
     names = ", ".join(t.witness for t in listed)
-    better = [f"{t.word} ({t.witness})" for t in listed if t.standing is Standing.BETTER]
-    return ProofAnswer(
-        ProofVerdict.PROVEN, f"within the margin by {names}" + (f"; {', '.join(better)}" if better else "")
+    random = "images of random weights show nothing that could be good"
+    unread = "the images are others, and no model is here that reads the prompts; add --scorer NAME"
+    return decide(
+        (broken, ProofVerdict.FAILED, f"broken images, where A's are whole: {broken}"),
+        (not listed, ProofVerdict.UNCLEAR, "no pair of images to compare"),
+        (worse, ProofVerdict.FAILED, in_words),
+        (is_rounding, ProofVerdict.PROVEN, "every image differs by rounding at most"),
+        (not shows_something, ProofVerdict.UNCLEAR, random),
+        (not is_read, ProofVerdict.UNCLEAR, unread),
+        (unclear, ProofVerdict.UNCLEAR, _what_decides(unclear)),
+        (True, ProofVerdict.PROVEN, f"within the margin by {names}{better}"),
     )
 
 
 def _what_decides(unclear: Sequence[WitnessResult]) -> str:
     names = ", ".join(t.witness for t in unclear)
-    needed = [t.test.needed for t in unclear]
-    if any(number is None for number in needed):
+    needed = [t.test.needed for t in unclear if t.test.needed is not None]
+    if len(needed) < len(unclear) or not needed:
         return f"too close to the margin: {names}"
-    return f"too few prompts for {names}; about {max(n for n in needed if n is not None)} prompts would tell"
+    return f"too few prompts for {names}; about {max(needed)} prompts would tell"
 
 
 def _of_images(pairs: Sequence[PairFigures], witness: ImageWitness) -> WitnessResult:

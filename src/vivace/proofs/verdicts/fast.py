@@ -15,7 +15,7 @@ from statistics import median
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.checks.side_loads import SideLoad
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 from vivace.report.value_text import count
 
 MARGIN = math.log(1.05)
@@ -115,18 +115,15 @@ def _answer(before: EquivalenceTest, after: EquivalenceTest, medians: str, num_u
         num_untimed: prompts whose only image is a warm-up, or failed.
     """
     times = f"B takes {ratio_in_words(before)} A's time before it and {ratio_in_words(after)} A's after it, {medians}"
-    if before.verdict is after.verdict is Equivalence.ABOVE:
-        return ProofAnswer(ProofVerdict.FAILED, times)
-    if _is_no_slower(before) and _is_no_slower(after):
-        return ProofAnswer(ProofVerdict.PROVEN, times)
     drift = before.interval.point - after.interval.point
-    if abs(drift) > MARGIN:
-        reason = (
-            f"{times}; A's own time changed by ×{math.exp(drift):.2f}, so the machine is busy or throttles"
-        )
-        return ProofAnswer(ProofVerdict.UNCLEAR, reason)
-    needed = [test.needed for test in (before, after) if test.needed is not None]
-    if not needed:
-        return ProofAnswer(ProofVerdict.UNCLEAR, f"{times}, too close to the margin of 5 %")
-    number = count(max(needed) + num_untimed, "prompt")
-    return ProofAnswer(ProofVerdict.UNCLEAR, f"{times}; about {number} would tell")
+    needed = max((test.needed for test in (before, after) if test.needed is not None), default=0)
+    is_slower = before.verdict is after.verdict is Equivalence.ABOVE
+    changed = f"{times}; A's own time changed by ×{math.exp(drift):.2f}, so the machine is busy or throttles"
+    would_tell = f"{times}; about {count(needed + num_untimed, 'prompt')} would tell"
+    return decide(
+        (is_slower, ProofVerdict.FAILED, times),
+        (_is_no_slower(before) and _is_no_slower(after), ProofVerdict.PROVEN, times),
+        (abs(drift) > MARGIN, ProofVerdict.UNCLEAR, changed),
+        (not needed, ProofVerdict.UNCLEAR, f"{times}, too close to the margin of 5 %"),
+        (True, ProofVerdict.UNCLEAR, would_tell),
+    )

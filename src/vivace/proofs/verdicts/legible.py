@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 from vivace.report.value_text import count
 
 MARGIN = 0.05
@@ -231,16 +231,16 @@ def _read(
 
 def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnswer:
     missed = f"of the letters asked for {100 * a:.0f} % are missing or wrong in A, {100 * b:.0f} % in B"
-    if a > _ILLEGIBLE:
-        return ProofAnswer(ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}")
-    if test.verdict is Equivalence.ABOVE:
-        return ProofAnswer(ProofVerdict.FAILED, f"{missed} ({difference_in_words(test)})")
     # Words that are certainly not less legible need not be shown to be no more so.
-    if test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN:
-        return ProofAnswer(ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}")
-    if test.needed is None:
-        return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}, too close to the margin of {100 * MARGIN:g} %")
-    return ProofAnswer(ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell")
+    is_legible = test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN
+    too_close = f"{missed}, too close to the margin of {100 * MARGIN:g} %"
+    return decide(
+        (a > _ILLEGIBLE, ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}"),
+        (test.verdict is Equivalence.ABOVE, ProofVerdict.FAILED, f"{missed} ({difference_in_words(test)})"),
+        (is_legible, ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}"),
+        (test.needed is None, ProofVerdict.UNCLEAR, too_close),
+        (True, ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell"),
+    )
 
 
 def find_reader(threads: int | None = None) -> TextReader | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats import mean_interval
 from vivace.proofs.checks.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
+from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 from vivace.report.fidelity import other_pictures
 from vivace.report.value_text import count
 
@@ -92,33 +92,33 @@ def worst_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
 def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
     """Return whether B draws the same images as A. One that is another image, or has a hole, is enough for no."""
     compared = [pair for pair in pairs if pair.against]
-    if not compared:
-        reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
-        reason = next((reason for reason in reasons if reason), "no pair of images to compare")
-        return ProofAnswer(ProofVerdict.UNCLEAR, reason)
     counts = Counter(pair.nearness for pair in compared)
-    listed = ", ".join(f"{counts[level]} {level.value}" for level in Nearness if counts[level])
-    summary = f"of {count(len(compared), 'image')}: {listed}"
-    if num_holes := sum(pair.has_hole for pair in compared):
-        summary += f"; {num_holes} with a hole"
-    if worst := worst_pairs(pairs):
-        named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)
-        summary += f"; the worst: {named}"
-    if num_holes or counts[Nearness.ANOTHER]:
-        return ProofAnswer(ProofVerdict.FAILED, summary)
-    if not counts[Nearness.CHANGED]:
-        if counts[Nearness.ITSELF] == len(compared):
-            what = "every image" if len(compared) > 1 else "the image"
-            summary = f"{what} ({len(compared)}) is as near as the reference is to itself"
-        return ProofAnswer(ProofVerdict.PROVEN, summary)
-    interval = mean_interval(
-        [pair.against["match"] for pair in compared], [pair.prompt for pair in compared], 0.9
+    num_holes, worst = sum(pair.has_hole for pair in compared), worst_pairs(pairs)
+    summary = f"of {count(len(compared), 'image')}: " + ", ".join(
+        f"{counts[level]} {level.value}" for level in Nearness if counts[level]
     )
-    if interval.high is not None and interval.high < _near():
-        return ProofAnswer(ProofVerdict.FAILED, summary)
-    if interval.low is not None and interval.low >= _near():
-        return ProofAnswer(ProofVerdict.PROVEN, summary)
-    return ProofAnswer(ProofVerdict.UNCLEAR, f"{summary}; give more prompts")
+    summary += f"; {num_holes} with a hole" if num_holes else ""
+    named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)
+    summary += f"; the worst: {named}" if worst else ""
+    what = "every image" if len(compared) > 1 else "the image"
+    reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
+    missing = next((reason for reason in reasons if reason), "no pair of images to compare")
+    matches = [pair.against["match"] for pair in compared]
+    interval = mean_interval(matches, [pair.prompt for pair in compared], 0.9) if compared else None
+    high, low = (None, None) if interval is None else (interval.high, interval.low)
+    return decide(
+        (not compared, ProofVerdict.UNCLEAR, missing),
+        (num_holes or counts[Nearness.ANOTHER], ProofVerdict.FAILED, summary),
+        (
+            counts[Nearness.ITSELF] == len(compared),
+            ProofVerdict.PROVEN,
+            f"{what} ({len(compared)}) is as near as the reference is to itself",
+        ),
+        (not counts[Nearness.CHANGED], ProofVerdict.PROVEN, summary),
+        (high is not None and high < _near(), ProofVerdict.FAILED, summary),
+        (low is not None and low >= _near(), ProofVerdict.PROVEN, summary),
+        (True, ProofVerdict.UNCLEAR, f"{summary}; give more prompts"),
+    )
 
 
 def _near() -> float:

@@ -64,19 +64,15 @@ def find_all(plan: ProofPlan, scorer: str | None = "auto", witness: str | None =
 
 def _find_clip(plan: ProofPlan, scorer: str | None) -> tuple[LocatedScorer | None, list[str]]:
     """Return the CLIP model, or None with the reason."""
-    if scorer is None:
-        return None, []
-    if scorer != "auto":
-        return find_scorer(scorer), []
-    own = [s.located.entry.scorer for s in (plan.a, plan.b) if s.located and s.located.entry]
-    if own and own[0] is not None:
-        return find_scorer(own[0]), []
-    if plan.prompt_set == "tinyworld":
-        return find_scorer(EMBEDDED), []
-    try:
-        return find_scorer(USUAL_SCORER, download=False), []
-    except (Unsupported, UnknownModel):
-        return None, [f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"]
+    if scorer == "auto":
+        own = [s.located.entry.scorer for s in (plan.a, plan.b) if s.located and s.located.entry]
+        scorer = own[0] if own and own[0] else EMBEDDED if plan.prompt_set == "tinyworld" else USUAL_SCORER
+        if scorer == USUAL_SCORER:
+            try:
+                return find_scorer(USUAL_SCORER, download=False), []
+            except (Unsupported, UnknownModel):
+                return None, [f"no CLIP model is on this machine; {USUAL_SCORER} is the usual one (--scorer)"]
+    return None if scorer is None else find_scorer(scorer), []
 
 
 def add_all_scores(

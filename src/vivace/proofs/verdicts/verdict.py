@@ -26,3 +26,8 @@ class ProofAnswer:
     def word(self) -> str:
         """The answer to the question, e.g. "yes" or "cannot tell"."""
         return {ProofVerdict.PROVEN: "yes", ProofVerdict.FAILED: "no"}.get(self.verdict, self.verdict.value)
+
+
+def decide(*rules: tuple[object, ProofVerdict, str]) -> ProofAnswer:
+    """Return the verdict and the reason of the first rule whose condition holds; that of the last must."""
+    return next(ProofAnswer(verdict, reason) for holds, verdict, reason in rules if holds)

@@ -21,7 +21,6 @@ from vivace.serve.http.openapi import ERRORS, Alive, Health, ModelList, ServedMo
 from vivace.serve.http.request_checks import Checks
 from vivace.serve.http.requests import EditRequest, GenerationRequest, unfit_loras
 from vivace.serve.http.responses import KeptImages, RequestError, error_body
-from vivace.serve.queue.job_queue import QueueFull
 from vivace.serve.queue.jobs import JobError
 from vivace.serve.queue.pool import ReplicaPool
 from vivace.serve.queue.replica import Phase, Replica
@@ -111,19 +110,10 @@ def _add_errors(app: FastAPI) -> None:
             code = "missing_required_parameter"
         return JSONResponse(error_body(400, message, place[:200] or None, code), 400)
 
-    @app.exception_handler(RequestError)
-    async def refused(request: Request, error: RequestError) -> JSONResponse:
-        return JSONResponse(error_body(error.status, str(error), error.field, error.code), error.status)
-
-    @app.exception_handler(QueueFull)
-    async def full(request: Request, error: QueueFull) -> JSONResponse:
-        return JSONResponse(
-            error_body(429, str(error)), 429, {"Retry-After": str(max(1, error.retry_after_s))}
-        )
-
     @app.exception_handler(JobError)
-    async def failed(request: Request, error: JobError) -> JSONResponse:
-        return JSONResponse(error_body(error.status, str(error)), error.status)
+    async def refused(request: Request, error: JobError) -> JSONResponse:
+        body = error_body(error.status, str(error), error.field, error.code)
+        return JSONResponse(body, error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
@@ -198,13 +188,14 @@ def _worker_health(replica: Replica) -> dict[str, Any]:
 
 
 def _add_models(app: FastAPI) -> None:
-    @app.get("/v1/models", response_model=ModelList, response_model_exclude_unset=True)
-    async def models(request: Request) -> dict[str, Any]:
+    @app.get("/v1/models", response_model_exclude_unset=True)
+    async def models(request: Request) -> ModelList:
         """The model that is served, its recipe, sizes, tasks and LoRAs."""
-        return {"object": "list", "data": [_model(request.app.state.pool, request.app.state.settings)]}
+        model = _model(request.app.state.pool, request.app.state.settings)
+        return ModelList(object="list", data=[model])
 
-    @app.get("/v1/models/{name:path}", response_model=ServedModel, response_model_exclude_unset=True)
-    async def model(name: str, request: Request) -> dict[str, Any]:
+    @app.get("/v1/models/{name:path}", response_model_exclude_unset=True)
+    async def model(name: str, request: Request) -> ServedModel:
         """The model that is served, by its name."""
         settings: ServeSettings = request.app.state.settings
         if name not in (settings.name, settings.model):
@@ -220,24 +211,23 @@ def _add_models(app: FastAPI) -> None:
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
 
-def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
+def _model(pool: ReplicaPool, settings: ServeSettings) -> ServedModel:
     state, loras = pool.state, settings.current_loras()
     unfit = unfit_loras(loras, state)
-    entry: dict[str, Any] = {
-        "id": settings.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "vivace",
-        "recipe": settings.recipe,
-        "recipe_from": settings.why,
-        "loras": sorted(loras.keys() - unfit.keys()),
-    }
-    if state is None:
-        return entry
-    if unfit:
-        entry["unfit_loras"] = unfit
-    if state.batching:
-        entry["batching"] = {
+    facts: dict[str, Any] = {"unfit_loras": unfit} if unfit else {}
+    if state is not None:
+        facts |= {
+            "tasks": (["text"] if state.draws_text else []) + sorted(state.edits.tasks),
+            "refused_tasks": state.edits.refused,
+            "sizes": [str(size) for size in sorted(state.speeds)],
+            "size": str(state.size),
+            "num_inference_steps": state.steps,
+            "strength": state.edits.strength,
+            "partial_images": state.has_partials,
+            "expected_seconds": round(state.predicted_s(state.size, state.steps), 3),
+        }
+    if state is not None and state.batching:
+        facts["batching"] = {
             str(size): {
                 "images": list(batching.allowed),
                 "gains": {str(number): round(gain, 3) for number, gain in batching.gains.items()},
@@ -245,16 +235,16 @@ def _model(pool: ReplicaPool, settings: ServeSettings) -> dict[str, Any]:
             }
             for size, batching in state.batching.items()
         }
-    return entry | {
-        "tasks": (["text"] if state.draws_text else []) + sorted(state.edits.tasks),
-        "refused_tasks": state.edits.refused,
-        "sizes": [str(size) for size in sorted(state.speeds)],
-        "size": str(state.size),
-        "num_inference_steps": state.steps,
-        "strength": state.edits.strength,
-        "partial_images": state.has_partials,
-        "expected_seconds": round(state.predicted_s(state.size, state.steps), 3),
-    }
+    return ServedModel(
+        id=settings.name,
+        object="model",
+        created=0,
+        owned_by="vivace",
+        recipe=settings.recipe,
+        recipe_from=settings.why,
+        loras=sorted(loras.keys() - unfit.keys()),
+        **facts,
+    )
 
 
 _POLICY = (

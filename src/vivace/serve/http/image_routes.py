@@ -18,6 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from vivace.serve.http.accept_header import accepted_format
 from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
 from vivace.serve.http.json_body import read_object
 from vivace.serve.http.openapi import FILE, IMAGES, form_of_edits
@@ -27,7 +28,6 @@ from vivace.serve.http.responses import (
     KEEP_ALIVE,
     KEPT_BYTES,
     KEPT_S,
-    MIME,
     NO_USAGE,
     EncodedImage,
     KeptImages,
@@ -55,12 +55,6 @@ _NOT_KEPT = (
     f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
     "until the server ends"
 )
-
-
-_JSON = ("application/json", "application/*", "*/*")
-_EVENTS = ("text/event-stream", "text/*")
-_OTHERS = "image/"
-_ANY = "image/*"
 
 
 def add_images(app: FastAPI) -> None:
@@ -149,7 +143,7 @@ async def _answer(
     if request.query_params:
         name = next(iter(request.query_params))[:100]
         raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
-    accepted = _accepted(request, body)
+    accepted = accepted_format(request.headers.get("accept", ""), body)
     jobs = jobs_of(body, settings, state, source, request.state.owner)
     _check_kept(body, jobs)
     if settings.logs_prompts:
@@ -194,30 +188,6 @@ async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
     if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
         return await keep_unmasked(image, job)
     return image
-
-
-def _accepted(request: Request, body: ImageBody) -> str | None:
-    """Return the format whose bytes a client asks for by its Accept header; None for JSON or events.
-
-    Raises:
-        RequestError: it conflicts with the rest of the request.
-        HTTPException: the server cannot send any accepted type.
-    """
-    accepted = request.headers.get("accept", "")
-    try:
-        format_ = accepted_format(accepted, body.output_format)
-    except ValueError as error:
-        raise HTTPException(406, str(error)) from None
-    if format_ is None:
-        return None
-    if body.n > 1 or body.stream or body.response_format == "url":
-        raise RequestError(
-            None,
-            f"Accept: {accepted[:100]} asks for the bytes of one image; leave n, stream and response_format out",
-        )
-    if format_ == "png" and body.output_compression not in (None, 100):
-        raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")
-    return format_
 
 
 def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
@@ -365,44 +335,3 @@ def _phases(jobs: list[ImageJob], images: Sequence[Drawn]) -> dict[str, float]:
     for name in images[0].phases:
         phases[name] = math.fsum(image.phases.get(name, 0.0) for image in images)
     return phases
-
-
-def accepted_format(header: str, format_: str) -> str | None:
-    """Return the format whose bytes a client prefers; None for JSON or events.
-
-    Many clients list types that they do not need, e.g. text/html. They get JSON unless all listed types are images.
-
-    Args:
-        header: of the request; empty for none.
-        format_: for "image/*".
-
-    Raises:
-        ValueError: only images of other types are accepted.
-    """
-    weights = sorted(_weights(header), key=lambda each: -each[1])
-    formats = {mime: name for name, mime in MIME.items()} | {_ANY: format_}
-    for kind, _ in weights:
-        if kind in formats:
-            return formats[kind]
-        if kind in _JSON or kind in _EVENTS:
-            return None
-    if weights and all(kind.startswith(_OTHERS) for kind, _ in weights):
-        raise ValueError(
-            f"Accept: {header[:100]} has none of the types that this server sends: {', '.join(MIME.values())}"
-        )
-    return None
-
-
-def _weights(header: str) -> list[tuple[str, float]]:
-    """Return the types of a header and their weights, without those that are refused by a weight of 0."""
-    weights = []
-    for part in header.lower().split(","):
-        kind, *parameters = (text.strip() for text in part.split(";"))
-        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
-        try:
-            each = float(weight)
-        except ValueError:
-            each = 1.0
-        if kind and each > 0:
-            weights.append((kind, each))
-    return weights

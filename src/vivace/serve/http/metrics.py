@@ -111,7 +111,9 @@ class _OfPool(Collector):
             "vivace_worker_memory_bytes", "Memory of a worker", labels=["worker", "kind"]
         )
         energy = CounterMetricFamily(
-            "vivace_worker_energy_joules", "Energy of a worker's GPU while it drew", labels=["worker"]
+            "vivace_worker_energy_joules",
+            "Energy of a worker's GPU from when it was ready to its last image",
+            labels=["worker"],
         )
         for replica in self._pool.replicas:
             name = [str(replica.number)]

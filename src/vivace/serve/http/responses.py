@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.queue.jobs import Drawn
+from vivace.serve.queue.jobs import Drawn, JobError
 
 MIME = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 _OPTIONS: dict[str, dict[str, int]] = {
@@ -97,17 +97,11 @@ def with_list(fields: dict[str, Any], name: str, entries: list[bytes]) -> bytes:
     return dumped(fields)[:-1] + f',"{name}":['.encode() + b",".join(entries) + b"]}"
 
 
-class RequestError(Exception):
-    """A request that cannot be served.
+class RequestError(JobError):
+    """A request that cannot be served, by its wrong field."""
 
-    Attributes:
-        field: the wrong one.
-        status, code: of the answer.
-    """
-
-    def __init__(self, field: str | None, message: str, status: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.field, self.status, self.code = field, status, code
+    def __init__(self, field_: str | None, message: str, status: int = 400, code: str | None = None) -> None:
+        super().__init__(status, message, field_, code)
 
 
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}

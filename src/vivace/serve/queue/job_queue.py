@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from vivace.serve.queue.jobs import ImageJob
+from vivace.serve.queue.jobs import ImageJob, JobError
 
 EXCHANGE_S = 0.2
 """Approximate seconds of an exchange of LoRAs, so that requests of one LoRA follow each other."""
@@ -21,15 +21,15 @@ _AGE = 4.0
 """A job that has waited this many times its own seconds, and at least `_LEAST_AGE_S`, is next whatever its length."""
 
 
-class QueueFull(Exception):
-    """The waiting line is full.
+class QueueFull(JobError):
+    """The queue is full.
 
     Attributes:
         retry_after_s: seconds until there is probably room.
     """
 
     def __init__(self, message: str, retry_after_s: int) -> None:
-        super().__init__(message)
+        super().__init__(429, message, headers={"Retry-After": str(max(1, retry_after_s))})
         self.retry_after_s = retry_after_s
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -73,15 +73,23 @@ class Drawn:
 
 
 class JobError(Exception):
-    """A job that ended without an image.
+    """A request that ends without an image.
 
     Attributes:
-        status: the HTTP status of the answer.
+        status: the HTTP status of the answer, with its `headers`.
+        field, code: of the request that are wrong, and OpenAI's name of the error.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        field_: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.field, self.code, self.headers = status, field_, code, headers
 
 
 @dataclass(eq=False)

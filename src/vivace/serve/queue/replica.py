@@ -58,7 +58,7 @@ class Replica:
         key: what is started, see `startup.key_of`.
         phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
         state: of the model, once it is loaded.
-        energy_j: joules of the GPU while it drew; None without a counter.
+        energy_j: joules of the GPU from when it was ready to its last image; None without a counter.
         idle_s: seconds without a job after which the worker ends; None for never.
         failed_starts: since the model was loaded last.
         on_drawn: called with each finished job and the event of the worker.

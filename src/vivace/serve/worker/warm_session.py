@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
+from vivace.measure.nvml import NvmlGpu, opened_gpu
 from vivace.models.find import find_model
 from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
@@ -20,7 +22,6 @@ from vivace.serve.queue.messages import Draw, Load, image_file
 from vivace.serve.worker.call_times import CallTimes, phases_of
 from vivace.serve.worker.completion_thread import Finish
 from vivace.serve.worker.editing import Editing
-from vivace.serve.worker.energy_meter import EnergyMeter, RunningEnergy
 from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.worker.memory_room import check_fits, memory_of
 from vivace.serve.worker.partials import Projection, fit_projection
@@ -37,6 +38,30 @@ _VERBOSITY = "DIFFUSERS_VERBOSITY"
 _SHORT = 60
 """Characters of a prompt that every text encoder reads whole."""
 Report = Callable[[str, dict[str, Any]], None]
+
+
+class EnergyMeter:
+    """Reads the driver's counter of this process's GPU, which moves about ten times a second.
+
+    Args:
+        gpu: None on a CPU, and where NVML cannot read the GPU or it counts no energy.
+    """
+
+    def __init__(self, gpu: NvmlGpu | None) -> None:
+        self._gpu = gpu
+        self._last = None if gpu is None else gpu.energy_j()
+
+    @classmethod
+    def of_this_process(cls) -> EnergyMeter:
+        """Open the GPU for as long as the process lives; called once CUDA is in use."""
+        gpu = contextlib.ExitStack().enter_context(opened_gpu())
+        return cls(gpu if isinstance(gpu, NvmlGpu) else None)
+
+    def since_last(self) -> dict[str, float]:
+        """Return the joules since the last call, as a field of an event; nothing where there are none."""
+        now, before = None if self._gpu is None else self._gpu.energy_j(), self._last
+        self._last = now
+        return {} if now is None or before is None else {"energy_j": now - before}
 
 
 @dataclass
@@ -60,7 +85,7 @@ class Drawing:
     batching: dict[str, dict[str, Any]] = field(default_factory=dict)
     projection: Projection | None = None
     notes: list[str] = field(default_factory=list)
-    energy: RunningEnergy = field(default_factory=RunningEnergy)
+    energy: EnergyMeter = field(default_factory=lambda: EnergyMeter(None))
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
@@ -115,7 +140,7 @@ class Drawing:
             report(f"warming {width}x{height}")
             drawing.warm(width, height)
         drawing.editing.warm(sizes, report)
-        drawing.energy = RunningEnergy(EnergyMeter.of_this_process())
+        drawing.energy = EnergyMeter.of_this_process()
         return drawing
 
     @property
@@ -179,26 +204,16 @@ class Drawing:
         """
         session = self.session if request.task == "text" else self.editing.sessions[request.task]
         times = CallTimes(session.device)
-        self.energy.begin()
-        try:
-            times.mark()
-            if self.load_request.loras:
-                self.loras.exchange(self.session, request.lora)
-            times.mark()
-            pixels = self._call(session, request, report, times)
-            times.mark()
-        except BaseException:
-            self.energy.drop()
-            raise
+        times.mark()
+        if self.load_request.loras:
+            self.loras.exchange(self.session, request.lora)
+        times.mark()
+        pixels = self._call(session, request, report, times)
+        times.mark()
         notes = [note for prompt in request.prompts if (note := _unread(session.pipe, prompt))][:1]
 
         def finish() -> dict[str, Any]:
-            try:
-                arrays = pixels.wait()
-            except BaseException:
-                self.energy.drop()
-                raise
-            energy = self.energy.end()
+            arrays = pixels.wait()
             phases, steps = phases_of(times.seconds())
             images = self._keep(request, "image", arrays)
             if any(has_one_colour(array) for array in arrays):
@@ -209,7 +224,7 @@ class Drawing:
                 "phases": phases,
                 "steps": steps,
                 "notes": notes,
-                **energy(),
+                **self.energy.since_last(),
                 **memory,
             }
 

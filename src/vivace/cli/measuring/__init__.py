@@ -1,0 +1,1 @@
+"""Commands that measure: each a class of settings, a call and what it prints."""
