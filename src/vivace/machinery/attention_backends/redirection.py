@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from vivace.machinery.attention_backends.fp8 import cudnn_fp8, flash3_fp8, flash3_function
 from vivace.machinery.attention_backends.kernels import KERNELS
 
 Function = Callable[..., Any]
