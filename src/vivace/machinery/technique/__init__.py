@@ -19,7 +19,6 @@ from vivace.machinery.technique.effect import CallContext, Effect, Facts
 from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.target import (
     Backend,
-    Distillation,
     Machine,
     ModelFacts,
     Placement,
@@ -37,7 +36,6 @@ __all__ = [
     "Backend",
     "CallContext",
     "Component",
-    "Distillation",
     "Effect",
     "Facts",
     "Machine",
