@@ -3,28 +3,10 @@
 import diffusers
 import pytest
 
-from tests.narrow import FLOW, network
+from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import Architecture, Component
 from vivace.models.synthetic import num_parameters, on_meta
-
-
-def test_every_model_of_the_studies_has_an_architecture() -> None:
-    assert set(ARCHITECTURES) == {
-        "sd15",
-        "sdxl",
-        "sdxl-turbo",
-        "sdxl-lightning-2step",
-        "sdxl-lightning-4step",
-        "hyper-sdxl-4step",
-        "lcm-sdxl",
-        "pony",
-        "playground",
-        "flux-dev",
-        "flux-schnell",
-        "flux-kontext",
-        *FLOW,
-    }
 
 
 @pytest.mark.parametrize(
@@ -105,11 +87,6 @@ def test_configs_name_only_what_their_classes_know(architecture: Architecture) -
             assert set(component.config) <= set(keys)
     assert hasattr(diffusers, architecture.pipeline)
     assert architecture.denoiser in architecture.components
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
-def test_they_are_plain_data(architecture: Architecture) -> None:
-    assert Architecture.model_validate_json(architecture.model_dump_json()) == architecture
 
 
 @pytest.mark.parametrize(
