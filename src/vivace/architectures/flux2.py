@@ -24,7 +24,6 @@ from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, Store
 from vivace.architectures.family import (
     Arguments,
     Blocks,
-    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -313,7 +312,6 @@ FLUX2 = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
-    distilled=(Distilled("flux2-dev", "turbo", {"num_inference_steps": 8, "guidance_scale": 2.5}),),
     models=_MODELS,
     random_weights={
         "Flux2Transformer2DModel": RandomWeights(_gains),
