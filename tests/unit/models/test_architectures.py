@@ -5,7 +5,7 @@ import pytest
 
 from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.models.synthetic import num_parameters, on_meta
 
 
@@ -47,9 +47,9 @@ from vivace.models.synthetic import num_parameters, on_meta
         (network("cogview4-6b"), 6369.1),  # 6 B
         (network("cogview4-6b", "text_encoder"), 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
     ],
-    ids=lambda value: value.class_name if isinstance(value, Component) else None,
+    ids=lambda value: value.class_name if isinstance(value, ComponentConfig) else None,
 )
-def test_parameters_are_as_many_as_published(component: Component, millions: float) -> None:
+def test_parameters_are_as_many_as_published(component: ComponentConfig, millions: float) -> None:
     assert num_parameters(component) / 1e6 == pytest.approx(millions, rel=0.001)
 
 
@@ -63,7 +63,7 @@ def test_parameters_are_as_many_as_published(component: Component, millions: flo
         (ARCHITECTURES["flux-dev"].tiny_vae, 1.23),
     ],
 )
-def test_decoders_are_as_large_as_published(vae: Component, millions: float) -> None:
+def test_decoders_are_as_large_as_published(vae: ComponentConfig, millions: float) -> None:
     decoder = on_meta(vae).decoder
     assert sum(p.numel() for p in decoder.parameters()) / 1e6 == pytest.approx(millions, rel=0.005)
 

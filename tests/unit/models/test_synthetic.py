@@ -10,7 +10,7 @@ import torch
 
 from tests.narrow import SIDE, narrow, network
 from vivace.architectures import ARCHITECTURES
-from vivace.architectures.components import Component
+from vivace.architectures.components import ComponentConfig
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
 from vivace.models.hashed_tokenizers import tokenizer_for
@@ -204,7 +204,7 @@ def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> No
     where: list[str] = []
     class_of = synthetic._class_of
 
-    def noted(component: Component) -> Any:
+    def noted(component: ComponentConfig) -> Any:
         where.append(torch.get_default_device().type)
         return class_of(component)
 
@@ -216,7 +216,7 @@ def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "component", [ARCHITECTURES["sd15"].tiny_vae, ARCHITECTURES["flux-dev"].tiny_vae], ids=["taesd", "taef1"]
 )
-def test_tiny_vaes_decode(component: Component) -> None:
+def test_tiny_vaes_decode(component: ComponentConfig) -> None:
     vae = build_component(component, "cpu", torch.float32)
     noise = torch.randn(1, vae.config.latent_channels, 16, 16, generator=torch.Generator().manual_seed(0))
     picture = vae.decode(noise).sample
