@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import few_steps_of
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import reason, user_path
@@ -73,7 +74,6 @@ class RecipeSide(Side):
 
     @property
     def recipe_settings(self) -> dict[str, Any]:
-        from vivace.machinery.lora.distillations import distillations
         from vivace.techniques.distilled import Distilled
         from vivace.techniques.guidance import Guidance
         from vivace.techniques.steps import Steps
@@ -85,7 +85,7 @@ class RecipeSide(Side):
             elif isinstance(technique, Guidance):
                 call["guidance_scale"] = technique.scale
             elif isinstance(technique, Distilled):
-                call |= technique.call_with(distillations(self.located.entry))
+                call |= technique.call_with(few_steps_of(self.located.entry))
         return call
 
     @property
