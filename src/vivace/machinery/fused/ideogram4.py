@@ -1,7 +1,7 @@
 """Ideogram 4's blocks over fused weights: Z-Image's, whose rotary embedding turns a head's first half with its second.
 
 The pipeline pads a text to 2048 tokens in front of it. What no image of a batch attends to is left out before the
-forward: see `DroppedPadding`. The transformer that guides is another one, and stays diffusers'.
+forward: see `DroppedTokens`. The transformer that guides is another one, and stays diffusers'.
 Source: diffusers, Ideogram4Transformer2DModel.
 """
 
@@ -63,12 +63,12 @@ class IdeogramChain(SandwichChain):
         batch, half = len(hidden_states), image_rotary_emb[0].shape[-1] // 2
         angles = (table[..., :half].float().contiguous() for table in image_rotary_emb)
         cos, sin = (table[0] if batch == 1 else table for table in angles)
-        # Of one image all tokens that are left attend to each other: see `DroppedPadding`.
+        # Of one image all tokens that are left attend to each other: see `DroppedTokens`.
         mask = None if batch == 1 else attention_mask
         return self.over_stream(hidden_states, self.vectors(adaln_input[:, 0], batch), (cos, sin), mask)
 
 
-class DroppedPadding:
+class DroppedTokens:
     """Hooks in front of the forward and behind it. Tokens that are padding in all rows of a batch are left out, and are
     zeros in the output.
 
@@ -145,7 +145,7 @@ def _fuse(
     transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
 ) -> FusedTransformer:
     name_layers(transformer)
-    dropped = DroppedPadding()
+    dropped = DroppedTokens()
     transformer.register_forward_pre_hook(dropped.before, with_kwargs=True)
     transformer.register_forward_hook(dropped.after, with_kwargs=True)
     for layer in (transformer.input_proj, transformer.llm_cond_norm, transformer.t_embedding.mlp_in):
