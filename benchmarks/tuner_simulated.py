@@ -26,7 +26,7 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
+from vivace.benchmark.rounds.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.evidence.recorded import recorded_figures
 from vivace.foundation.spec.arguments import parse_bytes
@@ -39,18 +39,18 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.budget import Minutes
-from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.launches import captures
-from vivace.tuning.objective import Objective
-from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
-from vivace.tuning.peaks import Peaks, recorded
-from vivace.tuning.priors import effects, known_sources, reported
-from vivace.tuning.regression import Regression, merged
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
-from vivace.tuning.space import Space, fitted
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.launches import captures
+from vivace.tuning.model.peaks import Peaks, recorded
+from vivace.tuning.model.priors import effects, known_sources, reported
+from vivace.tuning.model.regression import Regression, merged
+from vivace.tuning.search.budget import Minutes
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.pace import WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space, fitted
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
 _STARTING_S, _LOADING_S = 45.0, 2.5

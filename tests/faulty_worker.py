@@ -82,6 +82,6 @@ def set_up() -> None:
 
 if __name__ == "__main__":
     set_up()
-    from vivace.benchmark.worker import main
+    from vivace.benchmark.rounds.worker import main
 
     main()

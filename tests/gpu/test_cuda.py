@@ -11,7 +11,7 @@ import vivace
 from tests.contract.test_technique_contract import RECIPES
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Timing
-from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import NoEffect, Unsupported
 from vivace.foundation.spec.record import Outcome

@@ -295,13 +295,11 @@ FLUX2 = Family(
     pipelines=(
         Pipeline(
             "Flux2Pipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=30,
             run_without_values=_run_without_values,
         ),
         Pipeline(
             "Flux2KleinPipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=27,
         ),
     ),

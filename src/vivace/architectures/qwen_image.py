@@ -335,7 +335,6 @@ QWEN_IMAGE = Family(
         Pipeline(
             "QwenImagePipeline",
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
-            embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
             run_without_values=_run_without_values,
         ),

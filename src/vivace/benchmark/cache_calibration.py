@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run_settings import RunSettings
+from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits

@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 from itertools import groupby
 from pathlib import Path
 
-from vivace.benchmark.compared import Compared
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record

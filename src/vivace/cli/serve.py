@@ -387,7 +387,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
-    from vivace.benchmark.worker_requests import WORKER
+    from vivace.benchmark.rounds.worker_requests import WORKER
     from vivace.foundation.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own

@@ -31,6 +31,7 @@ from vivace.machinery.technique import (
     knob,
     weights_dtype,
 )
+from vivace.machinery.technique.anatomy import second_denoisers
 from vivace.machinery.technique.script import Script, literal
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ class Dtype(Technique):
         dtype = getattr(torch, _NAMES[self.dtype].removeprefix("torch."))
         changed: dict[str, int | float | str] = {}
         for component, module in target.modules(self.targets).items():
-            num = len(_other_weights(module, dtype))
+            others = second_denoisers(target.pipe) if component == "denoiser" else []
+            num = sum(len(_other_weights(each, dtype)) for each in (module, *others))
             if num:
-                _convert(module, dtype)
+                for each in (module, *others):
+                    _convert(each, dtype)
                 changed[f"{component}.converted_parameters"] = num
         if not changed:
             raise NoEffect(f"every targeted component is {self.dtype} already", already_so=True)

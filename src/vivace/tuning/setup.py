@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.architectures import CATALOGUE
+from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
-from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate
@@ -18,13 +18,13 @@ from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.tuning.budget import Both, Budget, Minutes, Trials
-from vivace.tuning.measuring import Bench
-from vivace.tuning.objective import Objective
-from vivace.tuning.peaks import recorded
-from vivace.tuning.results import Result, recipe_of
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.model.peaks import recorded
+from vivace.tuning.search.budget import Both, Budget, Minutes, Trials
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, recipe_of
+from vivace.tuning.search.space import Space, fitted
 from vivace.tuning.search_settings import DEFAULT_MINUTES
-from vivace.tuning.space import Space, fitted
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:

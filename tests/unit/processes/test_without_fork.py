@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.resident_worker import COMMAND
-from vivace.benchmark.worker_requests import EnvironmentRequest
+from vivace.benchmark.rounds.worker_requests import EnvironmentRequest
 from vivace.foundation.processes.launcher import Launcher, kill_group, wait_for_an_end
 from vivace.foundation.processes.peak_memory import peak_resident_bytes
 from vivace.foundation.processes.protocol import EventReader

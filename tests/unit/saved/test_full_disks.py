@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from tests.typed import run_vivace
-from vivace.benchmark.stored_images import save_image
+from vivace.benchmark.store.images import save_image
 from vivace.errors import OutputError
 from vivace.machinery.compilation import artifact
 from vivace.machinery.quantization import calibration

@@ -10,11 +10,11 @@ from tests.unit.recommendation.tables import table as community_table
 from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning import priors
-from vivace.tuning.improvement import improvement
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import effects, known_sources, no_record, touched_share
-from vivace.tuning.regression import Datum, Prior, Regression
+from vivace.tuning.model import priors
+from vivace.tuning.model.by_model import improvement
+from vivace.tuning.model.priors import effects, known_sources, no_record, touched_share
+from vivace.tuning.model.regression import Datum, Prior, Regression
+from vivace.tuning.search.objective import Objective
 
 
 def recipes(*texts: str) -> list[Recipe]:

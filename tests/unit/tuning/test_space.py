@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.recorded_grids import FixedSpace
-from vivace.benchmark.support import Support, pipeline_without_weights, support_of, why_refused
+from vivace.benchmark.rounds.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
 from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
-from vivace.tuning.objective import Objective
-from vivace.tuning.space import Space, fitted, is_usual, options
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.space import Space, fitted, is_usual, options
 
 
 class Halving(Technique):

@@ -219,7 +219,11 @@ TaskName = Annotated[
     ),
 ]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True), Option("First seed.")]
-NumSeeds = Annotated[int | None, Field(ge=1, le=10_000, strict=True), Option("Seeds per prompt.", "--seeds")]
+NumSeeds = Annotated[
+    int | None,
+    Field(ge=1, le=10_000, strict=True),
+    Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds"),
+]
 Side = Annotated[
     int | None,
     Field(ge=1, le=MAX_SIDE, strict=True),
