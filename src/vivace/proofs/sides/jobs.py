@@ -10,7 +10,7 @@ from typing import Any
 
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter
-from vivace.proofs.sides.side import DrawJob, Settings
+from vivace.proofs.sides.side import DrawJob, ImageSettings
 from vivace.report.value_text import count
 
 _NUM_REPEATS = 3
@@ -178,7 +178,7 @@ def _with(job: DrawJob, **settings: Any) -> DrawJob:
     return replace(job, settings=replace(job.settings, **settings))
 
 
-def _other_size(settings: Settings) -> tuple[int, int] | None:
+def _other_size(settings: ImageSettings) -> tuple[int, int] | None:
     """Return a width and a height of another aspect ratio; None if the size is unknown."""
     if settings.width is None or settings.height is None:
         return None
