@@ -28,8 +28,8 @@ from vivace.proofs.sides.side import (
     DrawingFailed,
     DrawJob,
     DrawnImage,
+    ImageSettings,
     OnNote,
-    Settings,
     Side,
     as_png,
 )
@@ -126,7 +126,7 @@ class RecipeSide(Side):
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _draw(self, session: Any, job: DrawJob, usual: Settings) -> DrawnImage:
+    def _draw(self, session: Any, job: DrawJob, usual: ImageSettings) -> DrawnImage:
         """Draw an image; only what is not as usual is given to the call, as the rest is the recipe's own."""
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
@@ -151,7 +151,7 @@ class RecipeSide(Side):
         told = {name: how[name] for name in (*SETTINGS, "scheduler") if how.get(name) is not None}
         return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=told)
 
-    def _request(self, plan: ProofPlan, settings: Settings) -> CheckedRequest:
+    def _request(self, plan: ProofPlan, settings: ImageSettings) -> CheckedRequest:
         """Return the checked call.
 
         Raises:
