@@ -43,6 +43,13 @@ GUARDED = {
         "signal.SIGKILL",
         "select.poll",
     },
+    "foundation/processes/template.py": {
+        "os.fork",
+        "os.setsid",
+        "os.waitpid",
+        "signal.SIGCHLD",
+        "signal.pthread_sigmask",
+    },
     "serve/queue/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }
