@@ -72,12 +72,7 @@ async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
 
 
 async def _read_parts(request: Request) -> FormData:
-    """Return the parts of a form, which is to be closed.
-
-    Raises:
-        RequestError: it is no form, is damaged, or too many parts.
-        JobError: the client went away, or the disk is full.
-    """
+    """Return the parts of a form, which is to be closed."""
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith(_KIND):
         raise RequestError("image", f"send a form ({_KIND}) with the image in it")

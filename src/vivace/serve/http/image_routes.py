@@ -117,12 +117,7 @@ class _StrictRoute(APIRoute):
 
 
 def _state_of(request: Request) -> ModelState:
-    """Return the state of the model.
-
-    Raises:
-        JobError: it cannot be used.
-        HTTPException: it is being loaded.
-    """
+    """Return the state of the model."""
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
         raise JobError(503, f"the model cannot be used: {pool.problem}")
@@ -132,7 +127,6 @@ def _state_of(request: Request) -> ModelState:
 
 
 async def _answer(request: Request, body: ImageBody, state: ModelState, source: RequestSource) -> Response:
-    """Draw the images of a request and return them as it asks."""
     settings: ServeSettings = request.app.state.settings
     if request.query_params:
         name = next(iter(request.query_params))[:100]
@@ -173,11 +167,7 @@ async def _answer(request: Request, body: ImageBody, state: ModelState, source: 
 
 
 async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
-    """Wait for an image.
-
-    Raises:
-        JobError: it ended without one.
-    """
+    """Wait for an image."""
     image: Drawn = await request.app.state.pool.wait(job)
     if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
         return await keep_unmasked(image, job)
@@ -217,11 +207,7 @@ async def _all_of(
     jobs: list[ImageJob],
     encoded_image: Callable[[ImageJob], Coroutine[Any, Any, tuple[Drawn, EncodedImage]]],
 ) -> list[tuple[Drawn, EncodedImage]]:
-    """Wait for all jobs, each of which is encoded as soon as it is drawn; end them if one fails or the client goes.
-
-    Raises:
-        JobError: one ended without an image.
-    """
+    """Wait for all jobs, each of which is encoded as soon as it is drawn; end them if one fails or the client goes."""
     waiting = asyncio.gather(*(encoded_image(job) for job in jobs))
     try:
         while not waiting.done():

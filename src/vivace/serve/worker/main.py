@@ -141,7 +141,6 @@ def main() -> None:
 
 
 def _import_libraries() -> None:
-    """Import the libraries that every model needs."""
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
@@ -233,7 +232,6 @@ def _send(events: TextIO, event: dict[str, Any]) -> None:
 
 
 def _event_of(error: Exception) -> dict[str, Any]:
-    """Return the event that says why there is no image."""
     if isinstance(error, Cancelled):
         return {"event": "cancelled"}
     if isinstance(error, NotFinite):
