@@ -172,6 +172,8 @@ class Replica:
             return None
 
     def _log(self, state: ModelState) -> None:
+        for note in state.notes:
+            LOG.warning("worker %d: %s", self.number, note)
         for path, reason in state.unfit_loras.items():
             LOG.warning("worker %d: the LoRA %s cannot be used: %s", self.number, Path(path).stem, reason)
         for task, reason in state.edits.refused.items():
