@@ -17,8 +17,8 @@ from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.objective import Objective
-from vivace.tuning.space import Space
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.space import Space
 
 RECORDED, FINAL = 10, 13 * math.sqrt(3)
 """Prompts of most records, and of a final: further seeds of a prompt count as their root."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from benchmarks.recorded_grids import FixedSpace
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.results import Result, latest
-from vivace.tuning.space import Space
-from vivace.tuning.utility import ANY_GAIN, NUM_SAMPLES, chance_of, value_of, with_option
+from vivace.tuning.model.utility import ANY_GAIN, NUM_SAMPLES, chance_of, value_of, with_option
+from vivace.tuning.search.results import Result, latest
+from vivace.tuning.search.space import Space
 
 Name = Literal["tpe", "greedy", "random"]
 _TRIES = 200

@@ -34,7 +34,7 @@ import click
 import vivace
 from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
-from vivace.benchmark.worker import import_all
+from vivace.benchmark.rounds.worker import import_all
 from vivace.errors import StoreError, UsageError, VivaceError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.sizes import Size

@@ -29,7 +29,7 @@ import click
 
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
-from vivace.benchmark.worker import import_all
+from vivace.benchmark.rounds.worker import import_all
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats.equivalence import mean_interval

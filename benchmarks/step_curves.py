@@ -36,7 +36,7 @@ from benchmarks.step_cases import (
     write_cases,
 )
 from vivace.benchmark import Run, Timing, studies
-from vivace.benchmark.quality_pass import keys_of
+from vivace.benchmark.rounds.quality_pass import keys_of
 from vivace.cli.display.progress_display import for_this_terminal
 from vivace.errors import StoreError
 from vivace.foundation.spec.recipe_syntax import BASELINE

@@ -39,7 +39,7 @@ from benchmarks.study_groups import (
     record_of,
 )
 from vivace.benchmark import RunSettings, Timing, studies
-from vivace.benchmark.schedule import SITTING_S
+from vivace.benchmark.rounds.schedule import SITTING_S
 from vivace.benchmark.store import Store
 from vivace.cli.display.progress_display import for_this_terminal
 from vivace.errors import UsageError, nearest

@@ -20,7 +20,7 @@ from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import RESULTS, own, record_file, record_of
 from vivace.benchmark import studies
-from vivace.benchmark.work import work_of
+from vivace.benchmark.rounds.work import work_of
 from vivace.errors import UsageError, nearest
 from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_file import published_studies

@@ -26,7 +26,7 @@ from benchmarks.fused_models import RECIPES
 from benchmarks.record_files import read_list, write_records
 from benchmarks.technique_cases import RESULTS
 from vivace.benchmark import studies
-from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.rounds.runner import ask_environment
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve

@@ -35,12 +35,12 @@ from vivace.foundation.stats import Gate
 from vivace.foundation.stats.intervals import student_t
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.budget import Trials
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import effects, known_sources
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import effects, known_sources
+from vivace.tuning.search.budget import Trials
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
 
 SAMPLERS: tuple[Literal["model"] | Name, ...] = ("model", "tpe", "greedy", "random")
 NEAR = 0.02

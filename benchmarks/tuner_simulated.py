@@ -26,7 +26,7 @@ import click
 import numpy as np
 
 from benchmarks.command import run
-from vivace.benchmark.support import Refused, pipeline_without_weights, why_refused
+from vivace.benchmark.rounds.support import Refused, pipeline_without_weights, why_refused
 from vivace.errors import VivaceError
 from vivace.evidence.recorded import recorded_figures
 from vivace.foundation.spec.arguments import parse_bytes
@@ -39,18 +39,18 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.budget import Minutes
-from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.launches import captures
-from vivace.tuning.objective import Objective
-from vivace.tuning.pace import WARM_UP, Pace, reported_compiling
-from vivace.tuning.peaks import Peaks, recorded
-from vivace.tuning.priors import effects, known_sources, reported
-from vivace.tuning.regression import Regression, merged
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
-from vivace.tuning.space import Space, fitted
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.launches import captures
+from vivace.tuning.model.peaks import Peaks, recorded
+from vivace.tuning.model.priors import effects, known_sources, reported
+from vivace.tuning.model.regression import Regression, merged
+from vivace.tuning.search.budget import Minutes
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.pace import WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space, fitted
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
 _STARTING_S, _LOADING_S = 45.0, 2.5
@@ -216,7 +216,7 @@ class Simulated:
         """Return how long the host launches, in shares of the baseline's time."""
         if self.busy == 1.0 or captures(recipe):
             return 0.0
-        is_compiled = any(Trait.COMPILED in technique.provides for technique in recipe)
+        is_compiled = any(Trait.COMPILED in technique.facts.provides for technique in recipe)
         return _COMPILED_LAUNCHES if is_compiled else 1.0
 
     def _recorded_gain(self, recipe: Recipe) -> float:
@@ -230,10 +230,10 @@ class Simulated:
     def _round(self, recipe: Recipe, call_s: float, repeats: int) -> float:
         cold = Pace(on_gpu=True, reported_s=self.pace.reported_s)
         compiling_s = _COMPILES_LONGER * cold.of_compiling(recipe)
-        key = frozenset(t for t in recipe if Trait.COMPILED in t.provides or t.name == "quantize")
+        key = frozenset(t for t in recipe if Trait.COMPILED in t.facts.provides or t.name == "quantize")
         if compiling_s and key in self.compiled:
             compiling_s *= _CACHED
-        if any(Trait.FUSED in technique.provides for technique in recipe):
+        if any(Trait.FUSED in technique.facts.provides for technique in recipe):
             compiling_s += 2 if Trait.FUSED in self.compiled else _KERNELS_S
             self.compiled.add(Trait.FUSED)
         self.compiled.add(key)
@@ -308,7 +308,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     space.combined = gpu.combined
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
-        saving = [text for option in space.options for text in option.memory_advice.saving]
+        saving = [text for option in space.options for text in option.facts.saves_memory]
         gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
         gpu.peaks.add(recorded(model, gpu.size, gpu.size))
     base = gpu.start()

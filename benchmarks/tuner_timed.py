@@ -30,18 +30,18 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
-from vivace.foundation.stats.repeated_looks import sure_of_each
+from vivace.foundation.stats.sequential import sure_of_each
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import SURE_FAIL
-from vivace.tuning.budget import Minutes
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.image_plan import ImagePlan
-from vivace.tuning.objective import Objective
-from vivace.tuning.pace import SCREENING, WARM_UP, Pace
-from vivace.tuning.priors import effects, known_sources
-from vivace.tuning.results import Result, Rung, expected_low
-from vivace.tuning.search import Search
-from vivace.tuning.timetable import FINAL_ROUNDS, Timetable
+from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import effects, known_sources
+from vivace.tuning.search.budget import Minutes
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace
+from vivace.tuning.search.results import Result, Rung, expected_low
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
 
 _SIZES, _PROMPTS = (14, 26, 39, 52, 91), (7, 13, 26, 39, 39)
 _STARTING_S, _LOADING_S, _READING_S, _SCORING_S = 15.0, 1.5, 3.0, 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+from vivace.architectures import FAMILIES
 from vivace.evidence.lint.check import RULES
 from vivace.evidence.lint.columns import SYNONYMS
-from vivace.evidence.lint.model_limits import MODEL_FLOPS
 from vivace.report.text_table import markdown_lines
 
 _TEXT = """{note}
@@ -86,7 +86,12 @@ def page(note: str) -> str:
     headings = [
         (role.replace("_", " "), ", ".join(f"`{name}`" for name in names)) for role, names in SYNONYMS.items()
     ]
-    models = [(model.name, f"{model.step / 1e12:.3g}") for model in MODEL_FLOPS]
+    models = [
+        (model.title, f"{model.step_flop / 1e12:.3g}")
+        for family in FAMILIES
+        for model in family.models
+        if model.labels
+    ]
     return _TEXT.format(
         note=note,
         rules="\n".join(markdown_lines(("rule", "what must hold"), rules)),

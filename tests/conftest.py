@@ -122,7 +122,7 @@ def _workers_last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """
     from tests.shared_worker import SharedWorker, module_of
     from vivace.benchmark import cache_calibration, pairs, profiles, studies
-    from vivace.benchmark.worker_requests import WORKER
+    from vivace.benchmark.rounds.worker_requests import WORKER
     from vivace.measure.this_environment import DRIVER
     from vivace.tuning import tuner
 

@@ -35,12 +35,19 @@ MODELS = (
     "longcat-image",
     "chroma1-hd",
     "ernie-image",
+    "ideogram-4",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit an image, of the same transformers or FLUX.1's."""
 PROMPT = "a red circle above a blue square"
 STEPS = 4
-WORDS = {"Flux2Pipeline": 96, "Flux2KleinPipeline": 96, "Krea2Pipeline": 96, "FluxKontextPipeline": 96}
+WORDS = {
+    "Flux2Pipeline": 96,
+    "Flux2KleinPipeline": 96,
+    "Krea2Pipeline": 96,
+    "Ideogram4Pipeline": 96,
+    "FluxKontextPipeline": 96,
+}
 """Tokens of a text, which these pipelines pad to 512: three quarters of a call would be the encoder's."""
 
 

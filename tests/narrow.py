@@ -77,7 +77,7 @@ _FEW: dict[str, dict[str, Any]] = {
     "GlmModel": {"num_hidden_layers": 2, "pad_token_id": None},
     "Qwen3Model": {"num_hidden_layers": 2},
 }
-_READS_FIXED_LAYERS = ("FLUX.2", "Krea 2")
+_READS_FIXED_LAYERS = ("FLUX.2", "Krea 2", "Ideogram 4")
 """Families whose pipelines read the states of some layers of a language model, the last of them the 27th to 35th."""
 
 
@@ -126,16 +126,21 @@ def narrow(name: str) -> Architecture:
     """Return an architecture with the same blocks and at most a tenth of the channels."""
     architecture = ARCHITECTURES[name]
     changed = {
-        part: _NARROW.get(component.class_name) or _narrow_language_model(component)
+        part: _narrow_denoiser(name, component)
+        if _is_denoiser(part)
+        else _NARROW.get(component.class_name) or _narrow_language_model(component)
         for part, component in architecture.components.items()
-        if part != architecture.denoiser
     }
-    denoiser = _narrow_denoiser(name, architecture.components[architecture.denoiser])
-    return architecture.changed(**changed | {architecture.denoiser: denoiser})
+    return architecture.changed(**changed)
+
+
+def _is_denoiser(part: str) -> bool:
+    """Whether a component is one of the denoiser's class; Ideogram 4 has two."""
+    return part == "unet" or part.endswith("transformer")
 
 
 def _few_blocks(name: str, part: str, component: Component) -> dict[str, Any]:
-    if part in ("unet", "transformer"):
+    if _is_denoiser(part):
         few = dict(_family(name).few_blocks) or {"layers_per_block": 1}
         if "transformer_layers_per_block" in component.config:
             few["transformer_layers_per_block"] = [1, 1, 1]
@@ -225,6 +230,6 @@ def set_up() -> None:
 
 if __name__ == "__main__":
     set_up()
-    from vivace.benchmark.worker import main
+    from vivace.benchmark.rounds.worker import main
 
     main()

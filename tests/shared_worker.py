@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from vivace.benchmark import worker
-from vivace.benchmark.worker_requests import WORKER, parse_request
+from vivace.benchmark.rounds import worker
+from vivace.benchmark.rounds.worker_requests import WORKER, parse_request
 from vivace.foundation.processes import resident
 from vivace.foundation.processes.launcher import Ending, Launcher
 
@@ -30,7 +30,7 @@ SET_UP = "VIVACE_TEST_SET_UP"
 
 
 def module_of(command: tuple[str, ...]) -> str | None:
-    """Return the module that sets up what a worker's command line has besides `vivace.benchmark.worker`.
+    """Return the module that sets up what a worker's command line has besides `vivace.benchmark.rounds.worker`.
 
     Raises:
         KeyError: the command is that of another kind of worker.
@@ -102,5 +102,5 @@ def prepare() -> None:
 
 
 def main() -> None:
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as `vivace.benchmark.worker` does
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as `vivace.benchmark.rounds.worker` does
     resident.serve_requests(str, serve, prepare, worker.gpu_works_in_a_child)

@@ -11,7 +11,12 @@ from datetime import UTC, datetime
 
 from tests.make import make_environment, make_round
 from tests.stub_worker import say
-from vivace.benchmark.worker_requests import EnvironmentRequest, RoundRequest, SupportRequest, parse_request
+from vivace.benchmark.rounds.worker_requests import (
+    EnvironmentRequest,
+    RoundRequest,
+    SupportRequest,
+    parse_request,
+)
 
 COMMAND = (sys.executable, "-m", "tests.slow_worker")
 

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 
 from tests.make import make_environment, make_round
-from vivace.benchmark.worker_requests import EnvironmentRequest, RoundRequest, parse_request
+from vivace.benchmark.rounds.worker_requests import EnvironmentRequest, RoundRequest, parse_request
 
 COMMAND = (sys.executable, "-m", "tests.stub_worker")
 _ROUND_S = float(os.environ.get("VIVACE_STUB_ROUND_S", "0.05"))

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from vivace.benchmark.worker_requests import WorkerRequest
+from vivace.benchmark.rounds.worker_requests import WorkerRequest
 
 COMMAND = (sys.executable, __file__)
 
@@ -124,7 +124,7 @@ if __name__ == "__main__":
     import torch._dynamo
     import torchmetrics
 
-    from vivace.benchmark.worker import serve_requests
+    from vivace.benchmark.rounds.worker import serve_requests
     from vivace.runtime import session
 
     del torch, torchmetrics, session

@@ -11,7 +11,7 @@ import vivace
 from tests.contract.test_technique_contract import RECIPES
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Timing
-from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import NoEffect, Unsupported
 from vivace.foundation.spec.record import Outcome
@@ -59,7 +59,7 @@ def test_every_technique_works_on_cuda_or_says_why_not(name: str, recipe: str, r
         picture = draw(session)
     assert np.isfinite(picture).all()
     assert session.effects
-    if TECHNIQUES[name].same_picture:
+    if TECHNIQUES[name].declared.same_picture:
         assert psnr(picture, reference) > 22
 
 

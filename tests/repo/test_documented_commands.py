@@ -11,6 +11,7 @@ import pytest
 from vivace.cli import app
 from vivace.cli.measuring.bench_endpoint import FLAG, ByEndpoint, bench_endpoint
 from vivace.errors import RecipeError
+from vivace.evidence.recommendation.best import is_best
 from vivace.recipes.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,8 @@ def problem_with(line: str) -> str | None:
         if name.startswith("--") and name not in {*options, "--help", "--version"}:
             return f"no option {name}"
         if name in {"--recipe", "-r"} and not PLACEHOLDERS.match(value):
+            if is_best(value):
+                continue
             try:
                 resolve(value)
             except RecipeError as error:

@@ -24,6 +24,7 @@ from vivace.architectures.ernie_image import ERNIE_IMAGE
 from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
+from vivace.architectures.ideogram4 import IDEOGRAM4
 from vivace.architectures.krea2 import KREA2
 from vivace.architectures.longcat_image import LONGCAT_IMAGE
 from vivace.architectures.qwen_image import QWEN_IMAGE
@@ -62,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     LONGCAT_IMAGE,
     CHROMA,
     ERNIE_IMAGE,
+    IDEOGRAM4,
 )
 
 

@@ -98,7 +98,6 @@ COGVIEW4 = Family(
     pipelines=(
         Pipeline(
             "CogView4Pipeline",
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
         ),
     ),
     files=SingleFiles((Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)),

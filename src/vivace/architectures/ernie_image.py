@@ -164,7 +164,6 @@ ERNIE_IMAGE = Family(
     pipelines=(
         Pipeline(
             "ErnieImagePipeline",
-            embeddings=("prompt_embeds",),
             run_without_values=_run_without_values,
         ),
     ),

@@ -144,8 +144,6 @@ class Pipeline:
     Attributes:
         name: its class in diffusers.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
-        embeddings: names of the call's arguments for the values that `encode_prompt` returns; None for a value that
-            the pipeline computes again.
         last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
         reads_padding: whether it reads states of a language model behind prompts' own tokens. False: it has the text
@@ -157,14 +155,12 @@ class Pipeline:
         one_a_call: whether a call takes one prompt alone.
         most_images: that it edits as one: as many as its models were trained for.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
-        control_image: the argument for the image that a ControlNet follows.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
     """
 
     name: str
     tasks: Mapping[Task, str] = field(default_factory=dict)
-    embeddings: tuple[str | None, ...] = ()
     last_text_state: int | None = None
     reads_padding: bool = True
     own_defaults: tuple[OwnDefaults, ...] = ()
@@ -173,7 +169,6 @@ class Pipeline:
     one_a_call: bool = False
     most_images: int = 1
     rounds_steps_down: bool = False
-    control_image: str = "image"
     run_without_values: Callable[[Any, int, int], None] | None = None
 
     @property

@@ -387,16 +387,13 @@ FLUX = Family(
                 "inpaint": "FluxInpaintPipeline",
                 "control": "FluxControlNetPipeline",
             },
-            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             # FLUX.1 [schnell]
             own_defaults=(OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),),
             max_text_length=512,
-            control_image="control_image",
         ),
         Pipeline(
             "FluxKontextPipeline",
             tasks={"edit": "FluxKontextPipeline"},
-            embeddings=("prompt_embeds", "pooled_prompt_embeds", None),
             max_text_length=512,
         ),
     ),

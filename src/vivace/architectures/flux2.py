@@ -24,7 +24,6 @@ from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, Store
 from vivace.architectures.family import (
     Arguments,
     Blocks,
-    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -296,13 +295,11 @@ FLUX2 = Family(
     pipelines=(
         Pipeline(
             "Flux2Pipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=30,
             run_without_values=_run_without_values,
         ),
         Pipeline(
             "Flux2KleinPipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=27,
         ),
     ),
@@ -315,7 +312,6 @@ FLUX2 = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
-    distilled=(Distilled("flux2-dev", "turbo", {"num_inference_steps": 8, "guidance_scale": 2.5}),),
     models=_MODELS,
     random_weights={
         "Flux2Transformer2DModel": RandomWeights(_gains),

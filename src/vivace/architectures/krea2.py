@@ -149,7 +149,7 @@ _MODELS = (
 KREA2 = Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(Pipeline("Krea2Pipeline", embeddings=("prompt_embeds", "prompt_embeds_mask")),),
+    pipelines=(Pipeline("Krea2Pipeline"),),
     files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
     models=_MODELS,
     random_weights={

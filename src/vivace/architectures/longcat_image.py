@@ -74,7 +74,6 @@ LONGCAT_IMAGE = Family(
     pipelines=(
         Pipeline(
             "LongCatImagePipeline",
-            embeddings=("prompt_embeds", None),
             last_text_state=-1,
         ),
     ),

@@ -26,7 +26,6 @@ from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, Store
 from vivace.architectures.family import (
     Arguments,
     Blocks,
-    Distilled,
     Family,
     Pipeline,
     PublishedModel,
@@ -336,7 +335,6 @@ QWEN_IMAGE = Family(
         Pipeline(
             "QwenImagePipeline",
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
-            embeddings=("prompt_embeds", "prompt_embeds_mask"),
             last_text_state=-1,
             run_without_values=_run_without_values,
         ),
@@ -360,11 +358,6 @@ QWEN_IMAGE = Family(
     files=_FILES,
     original=OriginalNames(keeps_others=True),
     lora_layers=("img_mod_1",),
-    distilled=(
-        Distilled(
-            "qwen-image", "lightning", {"num_inference_steps": 8, "arguments": {"true_cfg_scale": 1.0}}
-        ),
-    ),
     models=_MODELS,
     random_weights={
         "QwenImageTransformer2DModel": RandomWeights(_gains),

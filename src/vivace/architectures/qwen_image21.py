@@ -205,7 +205,6 @@ QWEN_IMAGE21 = Family(
     pipelines=(
         Pipeline(
             "QwenImage21Pipeline",
-            embeddings=("prompt_embeds", "prompt_embeds_mask", None),
             last_text_state=-1,
             packages=("torchvision",),
             run_without_values=_run_without_values,

@@ -175,16 +175,9 @@ SANA = Family(
     pipelines=(
         Pipeline(
             "SanaPipeline",
-            embeddings=(
-                "prompt_embeds",
-                "prompt_attention_mask",
-                "negative_prompt_embeds",
-                "negative_prompt_attention_mask",
-            ),
         ),
         Pipeline(
             "SanaSprintPipeline",
-            embeddings=("prompt_embeds", "prompt_attention_mask"),
             run_without_values=_sprint_without_values,
         ),
     ),

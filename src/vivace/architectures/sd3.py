@@ -234,12 +234,6 @@ SD3 = Family(
         Pipeline(
             "StableDiffusion3Pipeline",
             tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
-            embeddings=(
-                "prompt_embeds",
-                "negative_prompt_embeds",
-                "pooled_prompt_embeds",
-                "negative_pooled_prompt_embeds",
-            ),
         ),
     ),
     files=_FILES,

@@ -615,7 +615,6 @@ STABLE_DIFFUSION = Family(
                 "inpaint": "StableDiffusionInpaintPipeline",
                 "control": "StableDiffusionControlNetPipeline",
             },
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
             rounds_steps_down=True,
         ),
         Pipeline(
@@ -625,12 +624,6 @@ STABLE_DIFFUSION = Family(
                 "inpaint": "StableDiffusionXLInpaintPipeline",
                 "control": "StableDiffusionXLControlNetPipeline",
             },
-            embeddings=(
-                "prompt_embeds",
-                "negative_prompt_embeds",
-                "pooled_prompt_embeds",
-                "negative_pooled_prompt_embeds",
-            ),
             # Playground v2.5
             own_defaults=tuple(
                 OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)

@@ -171,7 +171,6 @@ Z_IMAGE = Family(
         Pipeline(
             "ZImagePipeline",
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
-            embeddings=("prompt_embeds", "negative_prompt_embeds"),
             reads_padding=False,
             run_without_values=_run_without_values,
         ),

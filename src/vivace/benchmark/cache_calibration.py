@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run_settings import RunSettings
+from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import run_study, start_launcher
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
@@ -31,7 +31,7 @@ from vivace.report.rows import Row
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {
-    name: technique for name, technique in TECHNIQUES.items() if technique.stage is Stage.CACHE
+    name: technique for name, technique in TECHNIQUES.items() if technique.declared.stage is Stage.CACHE
 }
 _HITS = (0.1, 0.9)
 _THRESHOLD_FACTOR = 4.0

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.rounds.runner import ask_race
+from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.run import Run
 from vivace.benchmark.run_settings import RunSettings
-from vivace.benchmark.runner import ask_race
 from vivace.benchmark.studies import run_study, start_launcher
-from vivace.benchmark.worker_requests import WORKER
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing

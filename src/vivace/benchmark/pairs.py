@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from vivace.benchmark.comparison import comparisons
-from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.runner import ask_environment, run_trials
+from vivace.benchmark.rounds.runner import ask_environment, run_trials
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import save_sources
+from vivace.benchmark.store.images import save_sources
+from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.stored_images import save_sources
+from vivace.benchmark.rounds.runner import ask_environment
+from vivace.benchmark.rounds.worker_requests import ProfileRequest, ask
+from vivace.benchmark.store.images import save_sources
 from vivace.benchmark.studies import start_launcher
-from vivace.benchmark.worker_requests import ProfileRequest, ask
 from vivace.foundation.processes.launcher import Launcher, OnEvent
 from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.profiling import Profile

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.compared import Compared as Compared
-from vivace.benchmark.planned import Planned
+from vivace.benchmark.rounds.planned import Planned
 from vivace.benchmark.run_page import page_of
+from vivace.benchmark.store.compared import Compared as Compared
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record

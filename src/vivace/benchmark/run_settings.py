@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.invocation import Purpose
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.store.invocation import Purpose
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.settings import DEFAULT_STORE

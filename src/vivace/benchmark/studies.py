@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from vivace.benchmark import planned
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress
-from vivace.benchmark.quality_pass import add_figures, draw_noise_floor
-from vivace.benchmark.run import Compared, Run
-from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.benchmark.runner import (
+from vivace.benchmark.rounds import planned
+from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
+from vivace.benchmark.rounds.runner import (
     ask_environment,
     ask_largest_batch,
     run_trials,
     sources_folder,
     with_batch,
 )
+from vivace.benchmark.rounds.work import add_work
+from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.run import Compared, Run
+from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import Invocation, Store
-from vivace.benchmark.stored_images import save_sources
-from vivace.benchmark.work import add_work
-from vivace.benchmark.worker_requests import WORKER
+from vivace.benchmark.store.images import save_sources
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.keywords import StudyKeywords
@@ -288,7 +288,7 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
     """
     for comparison in checked:
         for recipe in comparison.recipes:
-            if any(technique.num_gpus > 1 for technique in recipe):
+            if any(technique.facts.num_gpus > 1 for technique in recipe):
                 raise UsageError(
                     f"{recipe.text} takes several GPUs for one image, and --gpus and --ray measure each recipe on one; "
                     "bench it without them"

@@ -15,6 +15,7 @@ import click
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.recipe_syntax import BEST
@@ -59,6 +60,13 @@ def command(
 def command_line() -> str:
     """Return the command line that was typed, as text that can be stored."""
     return shlex.join(["vivace", *sys.argv[1:]])
+
+
+def interrupted(kept: str) -> int:
+    """Say what is kept and how to go on; return the exit code."""
+    click.echo(f"\ninterrupted; {kept}. To continue, run the same command:", err=True)
+    click.echo(f"  {command_line()}", err=True)
+    return INTERRUPTED
 
 
 def _made(kind: type[S], values: Mapping[str, Any]) -> S:

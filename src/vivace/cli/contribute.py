@@ -34,7 +34,7 @@ def contribute(settings: ContributeCommand) -> int:
     \b
         vivace contribute --sign-off -o rtx-5070.json
     """
-    from vivace.benchmark.contributing import contribution_of
+    from vivace.benchmark.store.contributing import contribution_of
     from vivace.foundation.spec.contribution import SIGN_OFF
     from vivace.report.summary import size
 

@@ -47,7 +47,7 @@ def save(settings: SaveCommand) -> int:
         vivace generate "a red circle" --model small
         vivace save tiny-flux flux.safetensors --recipe "quantize(fp8_weight)" --format comfyui
     """
-    from vivace.benchmark.proofs import proving_records
+    from vivace.benchmark.store import proving_records
     from vivace.cli.watched.guarded import guarded
     from vivace.models.find import find_model, obtain
     from vivace.recipes.resolve import resolve

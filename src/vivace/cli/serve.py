@@ -270,7 +270,7 @@ async def _serve(
 
     import uvicorn
 
-    from vivace.foundation.processes.open_files import allow_open_files
+    from vivace.foundation.processes.system import allow_open_files
     from vivace.serve.http.app import create_app
 
     allow_open_files(_FILES)
@@ -387,7 +387,7 @@ def _gpus(text: str | None) -> tuple[str, ...]:
     if text == "all" and (uuids := gpu_uuids()):
         return uuids
     from vivace.benchmark.places.local_pool import gpus_of_this_host
-    from vivace.benchmark.worker_requests import WORKER
+    from vivace.benchmark.rounds.worker_requests import WORKER
     from vivace.foundation.processes.launcher import Launcher
 
     with Launcher(WORKER) as launcher:  # PyTorch counts them, in a process of its own

@@ -8,23 +8,20 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures
+from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures, packed
 from vivace.foundation.spec.limits import Limits
-from vivace.foundation.spec.vectors import packed
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Gate
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.foundation.untrusted.terminal_text import natural_order
-from vivace.measure.holes import hole_share, num_rectangles
+from vivace.foundation.untrusted.streams import natural_order
+from vivace.measure.holes import figures_against, figures_alone
 from vivace.measure.image_metrics import (
     aligned,
     faults,
-    image_metrics,
     match,
     outside_metrics,
-    paired_metrics,
     pixels,
     thumbnail,
 )
@@ -93,17 +90,10 @@ def compare(
         row: dict[str, Any] = {"name": name, "faults_a": faults(a), "faults_b": faults(b)}
         if prompts is not None:
             row["prompt"] = prompts[len(pairs)]
-        row["a"], row["b"] = (
-            image_metrics(image) | {"num_rectangles": float(num_rectangles(image))} for image in (a, b)
-        )
+        row["a"], row["b"] = figures_alone(a), figures_alone(b)
         row["thumbnails"] = {"a": packed(thumbnail(a)), "b": packed(thumbnail(b))}
         try:
-            row["against"] = paired_metrics(b, a) | {
-                "hole": hole_share(b, a),
-                "num_rectangles": num_rectangles(b, a),
-            }
-            if network is not None:
-                (row["against"]["lpips"],) = network.distances([b], [a])
+            row["against"] = figures_against(b, a, network)
         except ValueError as error:
             row["against"], row["reason"] = {}, str(error)
         if source_of is not None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.measure.image_metrics import Pixels
+from vivace.measure.image_metrics import Pixels, image_metrics, paired_metrics
+from vivace.measure.lpips import Lpips
 
 _CELL = 4  # pixels
 _LEAST = 3  # cells a side: a square of 16 pixels has as many, wherever it lies
@@ -56,6 +57,24 @@ def hole_share(image: Pixels, reference: Pixels) -> float:
     if float(((filled - reference) ** 2).mean()) > (1 - _SAME_ELSEWHERE) * contrast:
         return 0.0
     return sum((r.bottom - r.top) * (r.right - r.left) for r in listed) / float(image[..., 0].size)
+
+
+def figures_alone(image: Pixels) -> dict[str, float]:
+    """Return the figures of an image (H, W, 3), 0 to 255, that need no reference."""
+    return image_metrics(image) | {"num_rectangles": float(num_rectangles(image))}
+
+
+def figures_against(image: Pixels, reference: Pixels, lpips: Lpips | None = None) -> dict[str, float]:
+    """Return the figures of an image against its reference: `paired_metrics`, holes, and LPIPS if it is given.
+
+    Raises:
+        ValueError: the sizes differ, or are too small.
+    """
+    figures = paired_metrics(image, reference)
+    figures |= {"hole": hole_share(image, reference), "num_rectangles": num_rectangles(image, reference)}
+    if lpips is not None:
+        (figures["lpips"],) = lpips.distances([image], [reference])
+    return figures
 
 
 def num_rectangles(image: Pixels, reference: Pixels | None = None) -> int:

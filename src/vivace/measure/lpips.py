@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
-from vivace.foundation.untrusted.files import open_plain, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, reading, user_path
 from vivace.measure.image_metrics import Pixels
 
 ALEXNET = "alexnet-owt-7be5be79.pth"
 _URL = f"https://download.pytorch.org/models/{ALEXNET}"
 _MAX_BYTES = 1_000_000_000
-_MIN_SIDE = 32  # pixels; AlexNet's pooling reduces smaller images to nothing
+MIN_SIDE = 32  # pixels; AlexNet's pooling reduces smaller images to nothing
 # Mean and standard deviation of ImageNet's channels for images in -1 .. 1, as in LPIPS training.
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
@@ -88,9 +87,9 @@ class Lpips:
 
         distances = []
         for image, reference in zip(images, references, strict=True):
-            if image.shape != reference.shape or min(image.shape[:2]) < _MIN_SIDE:
+            if image.shape != reference.shape or min(image.shape[:2]) < MIN_SIDE:
                 raise ValueError(
-                    f"LPIPS needs images of equal size, at least {_MIN_SIDE} pixels a side, "
+                    f"LPIPS needs images of equal size, at least {MIN_SIDE} pixels a side, "
                     f"got {image.shape[1]}x{image.shape[0]} and {reference.shape[1]}x{reference.shape[0]}"
                 )
             pair = torch.from_numpy(np.stack([image, reference]).transpose(0, 3, 1, 2).copy())

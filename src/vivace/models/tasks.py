@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import pipeline_doing, pipeline_named
+from vivace.architectures.calls import call_defaults
 from vivace.errors import Unsupported, WorkloadError
 from vivace.foundation.spec.workload import TASKS, Task
 from vivace.models.controlnet import RANDOM, controlnet_for
@@ -115,7 +116,10 @@ def names_of(pipeline: str, task: Task) -> InputNames:
     """
     if task == "control":
         known = pipeline_doing(pipeline)
-        return InputNames(control="image" if known is None else known.control_image)
+        takes = (
+            call_defaults(known.tasks["control"]) if known is not None and "control" in known.tasks else None
+        )
+        return InputNames(control="control_image" if "control_image" in (takes or ()) else "image")
     return InputNames(image="image", mask="mask_image" if task == "inpaint" else "")
 
 

@@ -6,40 +6,15 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from vivace.architectures import family_of_pipeline, pipeline_named
+from vivace.architectures import family_of_pipeline
 from vivace.errors import Unsupported
 from vivace.machinery.technique import call_parameters
+from vivace.machinery.technique.pipeline_code import encoded_names
 from vivace.models.tasks import own_task
 from vivace.runtime.session import Session
 
-# Names of the call's arguments for the values that `encode_prompt` returns, by the number of values: of pipelines of no
-# known family.
-_NAMES = {
-    2: ("prompt_embeds", "negative_prompt_embeds"),
-    3: (
-        "prompt_embeds",
-        "pooled_prompt_embeds",
-        None,
-    ),  # FLUX; the pipeline computes the third, position ids, again
-    4: (
-        "prompt_embeds",
-        "negative_prompt_embeds",
-        "pooled_prompt_embeds",
-        "negative_pooled_prompt_embeds",
-    ),
-}
-
-
 _INSTRUCTION = "complex_human_instruction"
 """Sana's argument for the instruction to its language model."""
-
-
-def _names(pipeline: str, encoded: Any) -> tuple[str | None, ...] | None:
-    if not isinstance(encoded, tuple):
-        return None
-    known = pipeline_named(pipeline)
-    names = known.embeddings if known is not None else _NAMES.get(len(encoded))
-    return names if names is not None and len(names) == len(encoded) else None
 
 
 def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
@@ -77,8 +52,8 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
     }
     with torch.no_grad(), session.surroundings():
         encoded = pipe.encode_prompt(**arguments)
-        names = _names(name, encoded)
-        if names is None:
+        names = encoded_names(pipe)
+        if not isinstance(encoded, tuple) or len(names) != len(encoded):
             raise Unsupported(f"{name} returns embeddings in an unknown format; measure with --text prompts")
         embeddings = {
             key: value for key, value in zip(names, encoded, strict=True) if key and value is not None

@@ -23,10 +23,10 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
-from vivace.architectures import pipeline_named
+from vivace.architectures import FAMILIES, Pipeline, pipeline_named
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
-from vivace.machinery.technique import Component, Effect, Facts, Stage, Target, Technique
+from vivace.machinery.technique import Effect, Facts, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.anatomy import component_of
 from vivace.machinery.technique.traits import is_compiled
 
@@ -34,22 +34,22 @@ from vivace.machinery.technique.traits import is_compiled
 class TrimText(Technique):
     name: ClassVar[str] = "trim_text"
     summary: ClassVar[str] = "layers and padding of the text encoder that nothing reads are left out"
-    stage: ClassVar[Stage] = Stage.PRUNE
-    owns: ClassVar[str] = "layers"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("text_encoder",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("text_encoder",)
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.PRUNE,
+        owns="layers",
+        same_picture=True,
+        targetable=("text_encoder",),
+        default_targets=("text_encoder",),
+        is_stored=True,
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or _last_state(target.pipe) is not None or _reads_no_padding(target.pipe):
             return None
+        known = [family.name for family in FAMILIES if any(map(_is_known, family.pipelines))]
         return (
-            f"it is not known which layers of its text encoder {type(target.pipe).__name__} reads; known are FLUX.2's, "
-            "Qwen-Image's and Z-Image's pipelines"
+            f"it is not known which layers of its text encoder {type(target.pipe).__name__} reads; known are the "
+            f"pipelines of {', '.join(known)}"
         )
 
     def apply(self, target: Target) -> Effect:
@@ -93,6 +93,10 @@ class TrimText(Technique):
             _refuse_other_uses(target.pipe, last)
         elif _reads_no_padding(target.pipe):
             _leave_out_padding(target.module("text_encoder"))
+
+
+def _is_known(pipeline: Pipeline) -> bool:
+    return pipeline.last_text_state is not None or not pipeline.reads_padding
 
 
 def _last_state(pipe: Any) -> int | None:

@@ -2,7 +2,7 @@
 
 from vivace.tuning.answer import Tuned
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.objective import Goal, Objective
+from vivace.tuning.search.objective import Goal, Objective
 from vivace.tuning.tuner import tune
 
 __all__ = ["Goal", "ImageRequest", "Objective", "Tuned", "tune"]

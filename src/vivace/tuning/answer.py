@@ -16,8 +16,8 @@ from vivace.report.rows import Row
 from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
 from vivace.tuning.explanation import Explanation
 from vivace.tuning.headline import headline
-from vivace.tuning.objective import Objective
-from vivace.tuning.results import Result, Rung, latest
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung, latest
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import image_path
+from vivace.benchmark.store.images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Gate, Interval
@@ -36,7 +36,7 @@ from vivace.report.summary import change, clock, money, seconds, size
 from vivace.report.value_text import breakable, count, sentence
 from vivace.tuning.explained import ExplainedResult
 from vivace.tuning.headline import headline
-from vivace.tuning.results import Result
+from vivace.tuning.search.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned

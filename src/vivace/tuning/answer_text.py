@@ -11,7 +11,7 @@ from vivace.report.paragraphs import WIDTH, labelled, wrapped
 from vivace.report.rows import Row
 from vivace.report.summary import change, clock, money, ratio, seconds, size
 from vivace.report.value_text import broken
-from vivace.tuning.results import Result
+from vivace.tuning.search.results import Result
 
 if TYPE_CHECKING:
     from vivace.tuning.answer import Tuned

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
-from vivace.tuning.objective import Objective
-from vivace.tuning.results import Result, Rung, latest
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung, latest
 
 
 @dataclass(frozen=True)

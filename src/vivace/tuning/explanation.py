@@ -9,8 +9,8 @@ from typing import Any
 
 from vivace.recipes.recipe import Recipe
 from vivace.report.value_text import count
-from vivace.tuning.priors import PriorSource
-from vivace.tuning.search import Search
+from vivace.tuning.model.priors import PriorSource
+from vivace.tuning.search.search import Search
 
 _MOST = 16
 _CONFIDENT = 1.96

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.report.summary import seconds, size
-from vivace.tuning.measuring import Bench
-from vivace.tuning.priors import no_record
-from vivace.tuning.results import Result, Rung, latest
-from vivace.tuning.search import Search
-from vivace.tuning.timetable import FINAL_ROUNDS
-from vivace.tuning.utility import best_of
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.model.priors import no_record
+from vivace.tuning.model.utility import best_of
+from vivace.tuning.search.results import Result, Rung, latest
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.timetable import FINAL_ROUNDS
 
 _GOES_ON = "The same command goes on from here."
 

@@ -32,10 +32,10 @@ from vivace.foundation.spec.study import QualityRequest
 from vivace.foundation.spec.timing import Timing
 from vivace.models.find import LocatedModel
 from vivace.techniques import TECHNIQUES
+from vivace.tuning.final.judge import QualityJudge, judge_of
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import QualityJudge, judge_of
-from vivace.tuning.measurer import Watcher
-from vivace.tuning.objective import Goal, Objective
+from vivace.tuning.search.measurer import Watcher
+from vivace.tuning.search.objective import Goal, Objective
 
 DEFAULT_MINUTES = 8.0
 _BATCHES: dict[Goal, int] = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
@@ -186,6 +186,6 @@ class SearchSettings(Settings):
         request = self.request
         if request.batch == 1:
             request = request.model_copy(update={"batch": _BATCHES[self.goal]})
-        if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
+        if any(TECHNIQUES[name].declared.needs_repeated_prompts for name in objective.kept_names):
             request = request.model_copy(update={"text": "repeated"})
         return request

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.architectures import CATALOGUE
+from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
-from vivace.benchmark.support import ask_support
 from vivace.errors import StoreError, Unsupported, UsageError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate
@@ -18,13 +18,13 @@ from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.summary import seconds, size
-from vivace.tuning.budget import Both, Budget, Minutes, Trials
-from vivace.tuning.measuring import Bench
-from vivace.tuning.objective import Objective
-from vivace.tuning.peaks import recorded
-from vivace.tuning.results import Result, recipe_of
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.model.peaks import recorded
+from vivace.tuning.search.budget import Both, Budget, Minutes, Trials
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, recipe_of
+from vivace.tuning.search.space import Space, fitted
 from vivace.tuning.search_settings import DEFAULT_MINUTES
-from vivace.tuning.space import Space, fitted
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:
@@ -74,10 +74,14 @@ def space_of(
     )
 
     def why_not(technique: Technique) -> str | None:
-        is_known = technique.same_picture or trusted is None
+        is_known = technique.facts.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
             return "no record of the trusted model keeps its quality with it"
-        if technique.num_gpus > 1 and bench.environment.device == "cpu" and not objective.keeps(technique):
+        if (
+            technique.facts.num_gpus > 1
+            and bench.environment.device == "cpu"
+            and not objective.keeps(technique)
+        ):
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
             )
@@ -142,7 +146,7 @@ def check_memory(objective: Objective, bench: Bench) -> None:
     if limit is None or bench.environment.device != "cuda":
         return
     space = Space.of(objective)
-    saving = [text for option in space.options for text in option.memory_advice.saving]
+    saving = [text for option in space.options for text in option.facts.saves_memory]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
     if bench.request.batch == 1:

@@ -10,32 +10,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from vivace.benchmark.runner import ask_environment
+from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import takes
+from vivace.foundation.stats import Interval, Verdict
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
-from vivace.report.rows import priced
+from vivace.report.rows import Row, priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Budget
-from vivace.tuning.by_model import ModelSampler
 from vivace.tuning.explanation import explanation_of
-from vivace.tuning.first_calls import FirstCalls
+from vivace.tuning.final.first_calls import FirstCalls
+from vivace.tuning.final.judge import QualityJudge
+from vivace.tuning.final.measuring import Bench
+from vivace.tuning.final.stored import history_of
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import QualityJudge
-from vivace.tuning.measurer import Unwatched
-from vivace.tuning.measuring import Bench
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import PriorSource, effects, known_sources, no_record, reported
 from vivace.tuning.notes import notes_of
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import PriorSource, effects, known_sources, no_record, reported
-from vivace.tuning.proving_final import final_of
 from vivace.tuning.readiness import check_ready
-from vivace.tuning.results import Result, latest
-from vivace.tuning.search import Search
+from vivace.tuning.search.budget import Budget
+from vivace.tuning.search.measurer import Unwatched
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, latest
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space
 from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.setup import (
     budget_of,
@@ -46,8 +48,6 @@ from vivace.tuning.setup import (
     start_of,
     trusted_recipes,
 )
-from vivace.tuning.space import Space
-from vivace.tuning.stored import history_of
 
 
 @takes(SearchSettings)
@@ -256,3 +256,17 @@ def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]
         recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
         for recipe, (gain, _) in zip(less, gains[1:], strict=True)
     }
+
+
+def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:
+    """Return the rows of the last final with the pick, including stored ones of this search; without a pick, of the
+    last final."""
+    rows = bench.finals.rows(None if pick is None else pick.recipe)
+    return tuple(without_unproved(row) for row in rows)
+
+
+def without_unproved(row: Row) -> Row:
+    """Return the row, without the speed-up's interval if there is a single round, whose calls share its luck."""
+    if row.speedup is None or len(row.record.rounds) > 1:
+        return row
+    return replace(row, speedup=Interval(row.speedup.point, None, None), verdict=Verdict.UNCLEAR)

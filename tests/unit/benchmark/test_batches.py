@@ -15,11 +15,11 @@ from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing, studies
-from vivace.benchmark import round as rounds
-from vivace.benchmark.fitting import largest, reduce_until
-from vivace.benchmark.runner import ask_largest_batch, run_trials
-from vivace.benchmark.stored_images import image_path
-from vivace.benchmark.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
+from vivace.benchmark.rounds import round as rounds
+from vivace.benchmark.rounds.fitting import largest, reduce_until
+from vivace.benchmark.rounds.runner import ask_largest_batch, run_trials
+from vivace.benchmark.rounds.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
+from vivace.benchmark.store.images import image_path
 from vivace.errors import Unsupported, WorkerError, WorkloadError
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Record

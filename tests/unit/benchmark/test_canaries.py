@@ -9,7 +9,7 @@ import pytest
 from tests.make import make_round, make_trial
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
-from vivace.benchmark.worker_requests import RoundRequest
+from vivace.benchmark.rounds.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing

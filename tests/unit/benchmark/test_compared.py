@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_record
-from vivace.benchmark.compared import Compared
-from vivace.benchmark.invocation import Invocation
 from vivace.benchmark.run import Run
+from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.invocation import Invocation
 from vivace.cli.measuring.bench import show
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import CLIP_LIMIT, Limits

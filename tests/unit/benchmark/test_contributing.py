@@ -9,8 +9,8 @@ import pytest
 from benchmarks.community_tables import tables_of
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
-from vivace.benchmark.contributing import contribution_of
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.contributing import contribution_of
 from vivace.errors import StoreError, UsageError
 from vivace.evidence.lint.check import checked
 from vivace.evidence.lint.read_tables import read_contribution, read_tables

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from vivace.benchmark import driver
+from vivace.benchmark.rounds import driver
 
 _PRELUDE = """
 import sys, types
 import torch
-import vivace.benchmark.driver as driver
+import vivace.benchmark.rounds.driver as driver
 
 woken = []
 def wake():
@@ -43,7 +43,7 @@ def run(program: str, capability: str) -> str:
 @pytest.mark.soak
 def test_importing_asks_nvml_and_not_the_driver(capability: str, expected: str) -> None:
     """Without NVML the libraries do ask the driver, so the test can tell the two cases apart."""
-    program = "from vivace.benchmark.worker import import_all\nimport_all()\nprint(bool(woken))"
+    program = "from vivace.benchmark.rounds.worker import import_all\nimport_all()\nprint(bool(woken))"
     assert run(program, capability).splitlines()[-1] == expected
 
 

@@ -39,7 +39,7 @@ def test_images_are_scored_against_their_prompts_and_the_baseline(tmp_path: Path
     assert (compared.quality.scorer or "").startswith(f"{scorer}@")
     from PIL import Image
 
-    from vivace.benchmark.stored_images import image_path
+    from vivace.benchmark.store.images import image_path
     from vivace.measure.scorer import ClipScorer
 
     judge = ClipScorer(scorer)

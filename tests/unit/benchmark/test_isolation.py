@@ -12,8 +12,8 @@ import pytest
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Store, Timing, studies
+from vivace.benchmark.rounds.worker_requests import WORKER, EnvironmentRequest
 from vivace.benchmark.studies import start_launcher
-from vivace.benchmark.worker_requests import WORKER, EnvironmentRequest
 from vivace.errors import WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Record
@@ -112,7 +112,7 @@ def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
 
 
 FORKLESS = """
-from vivace.benchmark import worker
+from vivace.benchmark.rounds import worker
 worker.gpu_works_in_a_child = lambda: False
 worker.main()
 """

@@ -21,8 +21,8 @@ import pytest
 import vivace
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.progress import Silent
+from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.studies import start_launcher
-from vivace.benchmark.worker_requests import WORKER
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Round
 

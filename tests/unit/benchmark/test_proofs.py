@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from tests.make import make_environment, make_round, make_trial
-from vivace.benchmark.proofs import proving_records
-from vivace.benchmark.store import Store
+from vivace.benchmark.store import Store, proving_records
 from vivace.foundation.spec.record import Outcome, Round
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.benchmark.schedule import comparable, missing_rounds
+from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.timing import Timing
 

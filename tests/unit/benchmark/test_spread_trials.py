@@ -19,9 +19,9 @@ from vivace.benchmark.places.local_pool import LocalPool
 from vivace.benchmark.places.spread_trials import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.places.trial_jobs import Done
 from vivace.benchmark.progress import Silent
+from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
-from vivace.benchmark.worker_requests import WORKER
 from vivace.errors import UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place

@@ -8,8 +8,9 @@ import vivace
 from benchmarks.flops import count_denoiser
 from tests.make import make_environment, make_trial
 from tests.unit.report.test_limit import CEILINGS
-from vivace.benchmark import Store, Timing, work
-from vivace.benchmark.work import count_work
+from vivace.benchmark import Store, Timing
+from vivace.benchmark.rounds import work
+from vivace.benchmark.rounds.work import count_work
 from vivace.foundation.spec.ceilings import ComponentWork, Work, identity_of
 from vivace.foundation.spec.environment import Environment
 from vivace.runtime.memory.weightless import find_weightless

@@ -19,7 +19,7 @@ from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
 from vivace.proofs.sides.plan import DrawRequest, prepare
 from vivace.proofs.verdicts.scoring import find_all
-from vivace.tuning.judge import judge_of
+from vivace.tuning.final.judge import judge_of
 
 PROMPTS = [
     "a red circle above a blue square",

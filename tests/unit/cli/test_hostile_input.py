@@ -110,8 +110,9 @@ def test_the_test_of_a_folder_leaves_nothing_behind(
 
 def _no_option_is_unbounded(command: click.Command) -> list[str]:
     context = click.Context(command)
-    names = command.list_commands(context) if isinstance(command, click.Group) else ()
-    commands = [command.get_command(context, name) for name in names]
+    group = command if isinstance(command, click.Group) else None
+    names = () if group is None else group.list_commands(context)
+    commands = [found for name in names if (found := group and group.get_command(context, name)) is not None]
     unbounded = [name for subcommand in commands for name in _no_option_is_unbounded(subcommand)]
     for option in command.params:
         kind = option.type

@@ -10,7 +10,7 @@ import pytest
 
 import vivace
 from tests.typed import run_vivace
-from vivace.benchmark.profiled import _steady_trace
+from vivace.benchmark.rounds.profiled import _steady_trace
 from vivace.errors import Unsupported
 from vivace.foundation.spec.profiling import MemoryTimeline, Profile
 from vivace.measure.profiling.trace import Trace

@@ -5,7 +5,7 @@ import pytest
 from vivace.cli.measuring.tune import SearchDisplay
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.results import Result, Rung
 
 
 def test_results_are_counted_without_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:

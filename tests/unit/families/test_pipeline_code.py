@@ -48,3 +48,16 @@ def test_what_is_passed_to_the_scheduler() -> None:
 def test_denoiser_calls_of_a_step_are_counted() -> None:
     assert code.number_of_denoiser_calls(pipe("StableDiffusionPipeline")) == 1
     assert code.number_of_denoiser_calls(pipe("StableDiffusion3Pipeline")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("StableDiffusionPipeline", ("prompt_embeds", "negative_prompt_embeds")),
+        ("FluxPipeline", ("prompt_embeds", "pooled_prompt_embeds", None)),
+        ("LongCatImagePipeline", ("prompt_embeds", None)),
+        ("QwenImage21Pipeline", ("prompt_embeds", "prompt_embeds_mask", None)),
+    ],
+)
+def test_encoded_values_are_named_as_the_call_takes_them(name: str, names: tuple[str | None, ...]) -> None:
+    assert code.encoded_names(pipe(name)) == names

@@ -17,9 +17,9 @@ from transformers import (
     BlipProcessor,
 )
 
-from vivace.benchmark.image_figures import compute_figures
-from vivace.benchmark.stored_images import save_image
-from vivace.benchmark.worker_requests import Scorer
+from vivace.benchmark.rounds.image_figures import compute_figures
+from vivace.benchmark.rounds.worker_requests import Scorer
+from vivace.benchmark.store.images import save_image
 from vivace.errors import UnknownModel
 from vivace.foundation.spec.figures import FiguresKey
 from vivace.measure.folders import compare

@@ -10,7 +10,7 @@ from tests.flow_models import EDITING, MODELS, _small, draw, session
 from tests.make import make_environment, make_trial
 from tests.typed import run_vivace
 from vivace.architectures import ARCHITECTURES
-from vivace.benchmark.work import count_work
+from vivace.benchmark.rounds.work import count_work
 from vivace.errors import UsageError
 from vivace.evidence.lint.model_limits import least_seconds
 from vivace.foundation.hardware import Chip, named_gpu

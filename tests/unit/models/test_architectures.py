@@ -61,6 +61,7 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         (network("longcat-image"), 6270.7),  # 6 B
         (network("chroma1-hd"), 8900.0),  # 8.9 B
         (network("ernie-image"), 8033.5),  # 8 B
+        (network("ideogram-4"), 9279.3),  # 9.28 B
         (network("cogview4-6b"), 6369.1),  # 6 B
         (network("cogview4-6b", "text_encoder"), 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from vivace.errors import RecipeError
-from vivace.evidence.recommendation import best
+from vivace.evidence.recommendation import advise, best
 from vivace.evidence.recommendation.best import BestRecipe, best_recipe, is_best
 from vivace.foundation.hardware.this_machine import Present
 from vivace.recipes.resolve import resolve
@@ -15,12 +15,9 @@ def on_h200(monkeypatch: pytest.MonkeyPatch):
 
     def pretend(free_gb: float = 140.0, refused: str = "nothing") -> None:
         card = Present("NVIDIA H200", int(141e9), int(free_gb * 1e9))
-        for module in (best, best.recommend.__globals__):
-            if isinstance(module, dict):
-                monkeypatch.setitem(module, "present_gpu", lambda: card)
-            else:
-                monkeypatch.setattr(module, "present_gpu", lambda: card)
-        monkeypatch.setitem(best.recommend.__globals__, "this_gpu", lambda: card.name)
+        for module in (best, advise):
+            monkeypatch.setattr(module, "present_gpu", lambda: card)
+        monkeypatch.setattr(advise, "this_gpu", lambda: card.name)
         monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: "cuda")
         monkeypatch.setattr(
             best, "_refusal", lambda model, recipe, *rest: f"no {refused} here" if refused in recipe else None

@@ -11,13 +11,13 @@ import vivace
 from tests.typed import run_vivace, typed
 from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.support import support_of
+from vivace.benchmark.rounds.support import support_of
 from vivace.errors import Unsupported, WorkloadError
 from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.objective import Objective
+from vivace.tuning.search.objective import Objective
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
 SMALL: dict[str, Any] = {

@@ -20,7 +20,7 @@ from tests.families import load
 from vivace.architectures import FAMILIES
 from vivace.benchmark import Timing
 from vivace.benchmark.run_page import page_of
-from vivace.benchmark.stored_images import image_path, read_sources
+from vivace.benchmark.store.images import image_path, read_sources
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.study import WorkloadRequest

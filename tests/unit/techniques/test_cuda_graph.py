@@ -18,7 +18,7 @@ from tests import flow_models
 from tests.families import FAMILIES, STEPS, build, draw, latents, psnr
 from tests.targets import target_of
 from vivace.benchmark import Timing
-from vivace.benchmark.round import measure_round
+from vivace.benchmark.rounds.round import measure_round
 from vivace.errors import Unsupported
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED
 from vivace.foundation.spec.trial import Trial

@@ -11,7 +11,7 @@ from tests.families import FAMILIES, build, drawn, latents, session
 from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.benchmark import Timing
-from vivace.benchmark.round import measure_round
+from vivace.benchmark.rounds.round import measure_round
 from vivace.errors import NoEffect, Unsupported
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.trial import Trial

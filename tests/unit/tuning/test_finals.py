@@ -13,21 +13,21 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
-from vivace.foundation.stats.repeated_looks import sure_of_each
+from vivace.foundation.stats.sequential import sure_of_each
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.finalists import best_of_each, portfolio
-from vivace.tuning.image_plan import ImagePlan
+from vivace.tuning.final.image_plan import ImagePlan
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.objective import Objective
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.space import Space
-from vivace.tuning.timetable import FINAL_ROUNDS
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.search.finalists import best_of_each, portfolio
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.space import Space
+from vivace.tuning.search.timetable import FINAL_ROUNDS
 
 SIZES = (13, 26, 39, 78)
 PLAN = ImagePlan((WorkloadRequest(),) * 4, SIZES, (13, 26, 39, 39))

@@ -12,9 +12,9 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.models.find import LocatedModel, find_model
 from vivace.recipes.resolve import resolve
+from vivace.tuning.final.judge import judge_of
 from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.judge import judge_of
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.results import Result, Rung
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.launches import captures, expected_of_capturing, over_the_usual_baseline, wait_of
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import PriorSource, effects
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.space import Space
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.launches import captures, expected_of_capturing, over_the_usual_baseline, wait_of
+from vivace.tuning.model.priors import PriorSource, effects
+from vivace.tuning.model.regression import Datum
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.space import Space
 
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
 OBJECTIVE = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))

@@ -8,13 +8,13 @@ import pytest
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.leverage import Leverage
-from vivace.tuning.objective import Objective
-from vivace.tuning.priors import effects
-from vivace.tuning.regression import Datum, Prior, Regression
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.space import Space
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.leverage import Leverage
+from vivace.tuning.model.priors import effects
+from vivace.tuning.model.regression import Datum, Prior, Regression
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.space import Space
 
 LONG = (("text", 0.01), ("steps", 0.94), ("vae", 0.05))
 SHORT = (("text", 0.01), ("steps", 0.14), ("vae", 0.05))

@@ -5,9 +5,9 @@ import pytest
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
-from vivace.tuning.pace import Pace
-from vivace.tuning.peaks import Peaks, recorded
-from vivace.tuning.results import Result, Rung, expected_low
+from vivace.tuning.model.peaks import Peaks, recorded
+from vivace.tuning.search.pace import Pace
+from vivace.tuning.search.results import Result, Rung, expected_low
 
 
 def screened(text: str, seconds: float, first_call_s: float) -> Result:

@@ -26,19 +26,18 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.budget import Trials
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.companions import propose_unmeasured, unlike, with_common
 from vivace.tuning.explained import why_lost
-from vivace.tuning.failure_model import failure_probabilities, probability_of_running
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running
+from vivace.tuning.model.priors import PriorSource, effects
+from vivace.tuning.model.regression import Datum
 from vivace.tuning.notes import _unmet, why_none
-from vivace.tuning.objective import Objective
-from vivace.tuning.paths import path_of
-from vivace.tuning.priors import PriorSource, effects
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
-from vivace.tuning.space import Space
+from vivace.tuning.search.budget import Trials
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.paths import path_of
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space
 from vivace.tuning.tuner import _stored_summary, expected_neighbours
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
@@ -171,13 +170,13 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
         result(path, 0.6, rung=Rung.FINAL, slack=0.01),
     ]
     pick = search.history[-1]
-    assert [unmeasured.recipe.text for unmeasured in propose_unmeasured(search, [pick])] == [
+    assert [unmeasured.recipe.text for unmeasured in search.propose_unmeasured([pick])] == [
         resolve(whole).text
     ]
     search.budget = Trials(search.num_trials)
-    assert propose_unmeasured(search, [pick]) == [], "no trial is left for it"
+    assert search.propose_unmeasured([pick]) == [], "no trial is left for it"
     search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
-    assert propose_unmeasured(search, [pick]) == []
+    assert search.propose_unmeasured([pick]) == []
 
 
 def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
@@ -193,7 +192,7 @@ def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
     proven = result(first.text, 1.7, stages_s=(("steps", 0.12), ("vae", 0.05), ("text", 0.05)))
     search = made(["tiny_vae"])
     search.sampler, search.space, search.history = sampler, space, [*history, proven]
-    (better,) = propose_unmeasured(search, [proven])
+    (better,) = search.propose_unmeasured([proven])
     assert better.recipe == resolve(f"{first.text}+tiny_vae"), (
         "a decoder that declares what it saves, never measured"
     )
@@ -425,15 +424,22 @@ def test_what_finalists_have_in_common_takes_part_in_a_final_without_a_judge() -
     finalists = [resolve(f"{common}+{more}") for more in longer]
     search = made([common, "tiny_vae", *(recipe.text for recipe in finalists)])
     search.history = [result("baseline", 0.0), *(result(recipe.text, 0.6) for recipe in finalists)]
-    assert with_common(search, finalists) == finalists, "judged recipes differ by more than nothing"
+    assert search.replace_last_by_intersection(finalists) == finalists, (
+        "judged recipes differ by more than nothing"
+    )
     search.judges = False
-    assert with_common(search, finalists) == [*finalists[:2], resolve(common)]
-    assert with_common(search, finalists[:2]) == finalists[:2], "for a fourth there may be no time"
-    assert with_common(search, [*finalists[:2], resolve(common)]) == [*finalists[:2], resolve(common)]
+    assert search.replace_last_by_intersection(finalists) == [*finalists[:2], resolve(common)]
+    assert search.replace_last_by_intersection(finalists[:2]) == finalists[:2], (
+        "for a fourth there may be no time"
+    )
+    assert search.replace_last_by_intersection([*finalists[:2], resolve(common)]) == [
+        *finalists[:2],
+        resolve(common),
+    ]
     apart = [*finalists[:2], resolve("tiny_vae")]
-    assert with_common(search, apart) == apart, "nothing is common"
+    assert search.replace_last_by_intersection(apart) == apart, "nothing is common"
     search.history.append(result(common, 0.45))
-    assert with_common(search, finalists) == finalists, "it is known to be slower"
+    assert search.replace_last_by_intersection(finalists) == finalists, "it is known to be slower"
 
 
 def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() -> None:
@@ -459,7 +465,7 @@ def test_finalists_that_differ_by_nothing_leave_a_place_for_the_shorter_recipe()
     search = made(["dtype(bf16)+first_block_cache(0.3)", "first_block_cache(0.3)", "tiny_vae"])
     search.sampler.shorter = lambda recipe, history: recipe.without(resolve("dtype(bf16)").techniques[0])
     alike = [result("dtype(bf16)+first_block_cache(0.3)", 0.6), result("first_block_cache(0.3)", 0.59)]
-    assert unlike(search, [*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
+    assert search.distinct([*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
 
 
 def test_a_judgement_does_not_replace_the_screening_before_it() -> None:

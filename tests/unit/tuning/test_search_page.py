@@ -20,10 +20,10 @@ from vivace.tuning.answer import Tuned
 from vivace.tuning.answer_page import page_of
 from vivace.tuning.answer_text import lines
 from vivace.tuning.explanation import ExpectedGain, Explanation
-from vivace.tuning.objective import Objective
-from vivace.tuning.proving_final import without_unproved
-from vivace.tuning.results import Result, Rung
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search_settings import SearchSettings
+from vivace.tuning.tuner import without_unproved
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 

@@ -13,16 +13,16 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.budget import Minutes
-from vivace.tuning.by_model import ModelSampler
-from vivace.tuning.image_plan import ImagePlan
-from vivace.tuning.objective import Objective
-from vivace.tuning.pace import SCREENING, WARM_UP, Pace, reported_compiling
-from vivace.tuning.priors import PriorSource
-from vivace.tuning.regression import Datum
-from vivace.tuning.results import Result, Rung
-from vivace.tuning.search import Search
-from vivace.tuning.timetable import Timetable
+from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import PriorSource
+from vivace.tuning.model.regression import Datum
+from vivace.tuning.search.budget import Minutes
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import Search
+from vivace.tuning.search.timetable import Timetable
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
 GAINS = {

@@ -10,8 +10,8 @@ from typing import Literal
 
 from vivace.benchmark.places.spread_trials import SpreadTrials, Ticket
 from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
-from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.worker_requests import WORKER, GpusRequest, ask
+from vivace.benchmark.rounds.runner import ask_environment
+from vivace.benchmark.rounds.worker_requests import WORKER, GpusRequest, ask
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place

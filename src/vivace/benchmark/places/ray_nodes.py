@@ -18,9 +18,9 @@ from typing import Any
 
 from vivace.benchmark.places.spread_trials import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
-from vivace.benchmark.runner import ask_environment
-from vivace.benchmark.stored_images import image_path
-from vivace.benchmark.worker_requests import WORKER
+from vivace.benchmark.rounds.runner import ask_environment
+from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.store.images import image_path
 from vivace.errors import Unsupported, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place

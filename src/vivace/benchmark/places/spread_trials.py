@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from vivace.benchmark.invocation import Invocation, Purpose
 from vivace.benchmark.places.trial_jobs import Done, Job
 from vivace.benchmark.progress import Progress
-from vivace.benchmark.runner import images_folder, keep, sources_folder
-from vivace.benchmark.schedule import comparable, missing_rounds
+from vivace.benchmark.rounds.runner import images_folder, keep, sources_folder
+from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_images import save_image
+from vivace.benchmark.store.images import save_image
+from vivace.benchmark.store.invocation import Invocation, Purpose
 from vivace.errors import WorkerError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round

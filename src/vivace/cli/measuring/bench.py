@@ -9,40 +9,19 @@ import click
 from pydantic import Field
 
 from vivace.benchmark.run_settings import RunSettings
-from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.cli.command import Rerun, ResultsFormat, command, command_line, interrupted
 from vivace.cli.measuring.bench_endpoint import ByEndpoint
 from vivace.foundation.spec.limits import Limits, MinQuality
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
-    CallSettings,
-    DeviceName,
     NumGpus,
-    NumSeeds,
     Option,
     PricePerHour,
-    Prompts,
     Ray,
-    Scorer,
-    Seed,
-    SourceSettings,
     Store,
-    TaskName,
-    Threads,
-    Timeout,
-    Witness,
-    one_of_many,
     read_by,
 )
-from vivace.foundation.spec.study import (
-    BatchSize,
-    PromptSet,
-    QualityRequest,
-    Rivals,
-    Study,
-    TextForm,
-    WorkloadRequest,
-)
-from vivace.foundation.spec.timing import MaxWarmup, Repeats, Rounds, Timing
+from vivace.foundation.spec.study import Models, Study
 from vivace.foundation.stats.until import Until
 
 if TYPE_CHECKING:
@@ -53,26 +32,7 @@ GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
 
 
-def parse_batches(text: str) -> tuple[BatchSize, ...]:
-    """Return the batch sizes of a list such as `1,2,max`, without duplicates.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    try:
-        return tuple(
-            dict.fromkeys(
-                "max" if part == "max" else int(one_of_many(part, 1, 4096))
-                for part in (part.strip() for part in text.split(","))
-            )
-        )
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas"
-        ) from None
-
-
-class BenchCommand(SourceSettings, CallSettings):
+class BenchCommand(Study):
     endpoint: Annotated[
         str | None,
         Option(
@@ -80,36 +40,7 @@ class BenchCommand(SourceSettings, CallSettings):
             metavar="URL",
         ),
     ] = None
-    models: Annotated[
-        tuple[str, ...],
-        Option(
-            "Model name, synthetic:NAME, org/repo[@revision], folder or file; repeat for more.", "--model"
-        ),
-    ] = ("tiny-sd",)
-    recipes: Annotated[
-        tuple[str, ...],
-        Option("A recipe; repeat for more. The first is the baseline.", "--recipe", metavar="R"),
-    ]
-    prompts: Prompts = None
-    prompt_set: PromptSet = None
-    seed: Seed = 0
-    num_seeds: Annotated[
-        NumSeeds, Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds")
-    ] = None
-    task: TaskName = None
-    batches: Annotated[
-        tuple[BatchSize, ...],
-        read_by(parse_batches),
-        Option(
-            "Images per call, or max for as many as fit the GPU; each value gets its own table.",
-            "--batch",
-            metavar="N[,N...]",
-            default="1",
-        ),
-    ] = (1,)
-    text: TextForm = "prompts"
-    repeats: Repeats = None
-    rounds: Rounds = 2
+    models: Models = ("tiny-sd",)
     until: Annotated[
         Until | None,
         read_by(Until.parse),
@@ -128,23 +59,12 @@ class BenchCommand(SourceSettings, CallSettings):
             "In each round, time its first recipe briefly once more at its end, to follow the machine's speed."
         ),
     ] = True
-    max_warmup: MaxWarmup = 8
-    timeout_s: Timeout = 600.0
-    device: DeviceName = "auto"
-    threads: Threads = None
     store: Store = Path(DEFAULT_STORE)
     gpus: NumGpus = None
     ray: Ray = None
     rerun: Rerun = False
-    enabled: Annotated[
-        bool, Option("After all timing, compare the images with the baseline's.", "--quality")
-    ] = True
     limits: MinQuality = None
     price_per_hour: PricePerHour = None
-    scorer: Scorer = "auto"
-    witness: Witness = None
-    lpips: Annotated[bool, Option("Also compute LPIPS; needs AlexNet's weights on this machine.")] = False
-    rivals: Rivals = True
     plan: Annotated[
         bool,
         Option(
@@ -179,12 +99,7 @@ def bench(settings: BenchCommand) -> int:
     from vivace.cli.display.progress_display import for_this_terminal
     from vivace.models.find import find_model
 
-    study = settings.part(
-        Study,
-        workload=settings.part(WorkloadRequest),
-        timing=settings.part(Timing),
-        quality=settings.part(QualityRequest),
-    )
+    study = settings.part(Study)
     run_settings = settings.part(RunSettings, progress=for_this_terminal(), command=command_line())
     run_settings.check(study)
     if settings.limits is not None:
@@ -195,9 +110,7 @@ def bench(settings: BenchCommand) -> int:
     try:
         run = run_study(study, run_settings)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     for answer in run.answers:
         click.echo(f"until: {answer}", err=True)
     for prediction in run.planned:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 from pydantic import BeforeValidator, Field
 
-from vivace.cli.command import ResultsFormat, command, command_line
-from vivace.cli.watched.failures import INTERRUPTED
+from vivace.cli.command import ResultsFormat, command, command_line, interrupted
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     FILE,
@@ -288,9 +287,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
             _LoadProgress(),
         )
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished loads are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return INTERRUPTED
+        return interrupted("finished loads are kept")
     return _show(rows, others, settings.format_, settings.page)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 from pydantic import Field
 
-from vivace.cli.command import AsJson, command, command_line
+from vivace.cli.command import AsJson, command, interrupted
 from vivace.cli.measuring.calibrate_witness import witness
 from vivace.foundation.spec.limits import MinQuality
 from vivace.foundation.spec.settings import (
@@ -230,13 +230,7 @@ def cache(settings: CacheCommand) -> int:
             progress=for_this_terminal(),
         )
     except KeyboardInterrupt:
-        click.echo(
-            f"\ninterrupted; {len(tried)} settings and all finished rounds are kept. "
-            "To continue, run the same command:",
-            err=True,
-        )
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted(f"{len(tried)} settings and all finished rounds are kept")
     if settings.as_json:
         click.echo(json.dumps([asdict(calibrated) for calibrated in calibrated], indent=2))
         return 0

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 from pydantic import Field
 
-from vivace.cli.command import AsJson, command, command_line
+from vivace.cli.command import AsJson, command, interrupted
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
@@ -58,9 +59,7 @@ class WitnessCommand(CallSettings):
     ] = ()
     prompts: Prompts = None
     prompt_set: PromptSet = None
-    num_seeds: Annotated[
-        NumSeeds, Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds")
-    ] = None
+    num_seeds: NumSeeds = None
     device: DeviceName = "auto"
     threads: Threads = None
     store: Store = Path(DEFAULT_STORE)
@@ -103,13 +102,9 @@ def witness(settings: WitnessCommand) -> int:
                 break
             calibrations.append(_kept(prepared, judge))
     except KeyboardInterrupt:
-        status = 130
-    if status == 130:
-        click.echo(
-            "\ninterrupted; the images and scores so far are kept. To continue, run the same command:",
-            err=True,
-        )
-        click.echo(f"  {command_line()}", err=True)
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        return interrupted("the images and scores so far are kept")
     if status != 0:
         return status
     if settings.as_json:

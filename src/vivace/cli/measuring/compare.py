@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 from pydantic import Field
 
-from vivace.cli.command import command, command_line
+from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
     Argument,
@@ -129,9 +129,7 @@ def compare(settings: CompareCommand) -> int:
             device=settings.device,
         )
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     return show(paired, settings.format_)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import click
 
-from vivace.cli.command import Rerun, command
+from vivace.cli.command import Rerun, command, interrupted
 from vivace.foundation.spec.settings import DEFAULT_STORE, FILE, Option, Settings, Store
 from vivace.foundation.untrusted.destinations import check_folder, check_writable, is_standard_output, replace
 
@@ -37,8 +37,7 @@ def demo(settings: DemoCommand) -> int:
     try:
         run, line = run_demo(store=settings.store, rerun=settings.rerun, progress=for_this_terminal())
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     if len(run) < LONGEST:
         candidates = ", ".join(CANDIDATES)
         click.echo(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from vivace.cli.command import command, command_line
+from vivace.cli.command import command, command_line, interrupted
 from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import FILE, Argument, Option
@@ -85,9 +85,7 @@ def prove(settings: ProveCommand) -> int:
         judging = Options(tuple(settings.claims), settings.fail_under, tuple(loads))
         return _conclude(plan, kept, judges, judging, settings.output, settings.format_)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; the images are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return INTERRUPTED
+        return interrupted("the images are kept")
 
 
 def _draw(plan: ProofPlan, letter: Letter, kept: ProofStore, *, again: bool) -> int:

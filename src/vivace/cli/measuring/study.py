@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from vivace.cli.command import Rerun, ResultsFormat, command, command_line
+from vivace.cli.command import Rerun, ResultsFormat, command, command_line, interrupted
 from vivace.cli.measuring.bench import SOME_NOT_MEASURED
+from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
@@ -114,7 +115,9 @@ def study(settings: StudyCommand) -> int:
     if settings.output is not None:
         check_writable(settings.output)
     run = _run(file, planned, settings.part(RunSettings))
-    return 130 if run is None else _end(run, settings.price_per_hour, settings.output, settings.format_)
+    return (
+        INTERRUPTED if run is None else _end(run, settings.price_per_hour, settings.output, settings.format_)
+    )
 
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
@@ -129,8 +132,7 @@ def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings)
         settings = dataclasses.replace(settings, progress=for_this_terminal(), command=command_line())
         return run_parts(file, planned, settings)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To continue, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
+        interrupted("finished rounds are kept")
         return None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from vivace.cli.command import command, command_line
+from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable
 from vivace.foundation.untrusted.destinations import replace as write
@@ -20,7 +20,7 @@ from vivace.tuning.search_settings import SearchSettings
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
-    from vivace.tuning.results import Result
+    from vivace.tuning.search.results import Result
 
 NOTHING_FOUND = 4
 
@@ -67,9 +67,7 @@ def tune(settings: TuneCommand) -> int:
     try:
         tuned = search_recipe(settings.model, watched)
     except KeyboardInterrupt:
-        click.echo("\ninterrupted; finished rounds are kept. To go on, run the same command:", err=True)
-        click.echo(f"  {command_line()}", err=True)
-        return 130
+        return interrupted("finished rounds are kept")
     page = settings.output or settings.store / f"{file_stem(f'tune-{settings.model}')}.html"
     write(page, tuned.page().encode())
     if settings.format_ == "json":
@@ -97,7 +95,7 @@ class SearchDisplay:
             click.echo(line, err=True)
 
     def measured(self, result: Result, history: Sequence[Result]) -> None:
-        from vivace.tuning.utility import best_of
+        from vivace.tuning.model.utility import best_of
 
         # Not those that were refused without being measured.
         self._shown.add(result.recipe)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.benchmark.support import support_of
+from vivace.benchmark.rounds.support import support_of
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.evidence.recommendation.advise import recommend
 from vivace.evidence.recommendation.recommendation import Recommendation

@@ -27,9 +27,8 @@ from vivace.errors import UsageError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import InputErrors, expectation_of, name_of, shorten
 from vivace.foundation.spec.task_names import Device, Task
-from vivace.foundation.untrusted.files import read_text, user_path
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.files import read_text, reading, user_path
+from vivace.foundation.untrusted.streams import lines_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -219,7 +218,11 @@ TaskName = Annotated[
     ),
 ]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True), Option("First seed.")]
-NumSeeds = Annotated[int | None, Field(ge=1, le=10_000, strict=True), Option("Seeds per prompt.", "--seeds")]
+NumSeeds = Annotated[
+    int | None,
+    Field(ge=1, le=10_000, strict=True),
+    Option("Seeds per prompt; default: 1, or 3 with --prompt-set.", "--seeds"),
+]
 Side = Annotated[
     int | None,
     Field(ge=1, le=MAX_SIDE, strict=True),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import BaseModel, Field
 
 from vivace.errors import UsageError, WorkloadError, nearest
-from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.settings import (
     CallSettings,
@@ -22,6 +21,8 @@ from vivace.foundation.spec.settings import (
     SourceSettings,
     TaskName,
     Witness,
+    one_of_many,
+    read_by,
 )
 from vivace.foundation.spec.task_names import TextMode
 from vivace.foundation.spec.timing import Timing
@@ -45,9 +46,30 @@ TextForm = Annotated[
         "prompts before the timed call."
     ),
 ]
-Rivals = Annotated[
-    bool, Option("For each step cache, also measure the same recipe with fewer steps instead.")
+Models = Annotated[
+    tuple[str, ...],
+    Field(min_length=1),
+    Option("Model name, synthetic:NAME, org/repo[@revision], folder or file; repeat for more.", "--model"),
 ]
+
+
+def parse_batches(text: str) -> tuple[BatchSize, ...]:
+    """Return the batch sizes of a list such as `1,2,max`, without duplicates.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return tuple(
+            dict.fromkeys(
+                "max" if part == "max" else int(one_of_many(part, 1, 4096))
+                for part in (part.strip() for part in text.split(","))
+            )
+        )
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a list of whole numbers from 1 to 4096, or max, separated by commas"
+        ) from None
 
 
 class WorkloadRequest(SourceSettings, CallSettings):
@@ -67,7 +89,17 @@ class WorkloadRequest(SourceSettings, CallSettings):
     prompt_set: PromptSet = None
     seed: Seed = 0
     num_seeds: NumSeeds = None
-    batches: tuple[BatchSize, ...] = Field(default=(1,), min_length=1)
+    batches: Annotated[
+        tuple[BatchSize, ...],
+        Field(min_length=1),
+        read_by(parse_batches),
+        Option(
+            "Images per call, or max for as many as fit the GPU; each value gets its own table.",
+            "--batch",
+            metavar="N[,N...]",
+            default="1",
+        ),
+    ] = (1,)
     text: TextForm = "prompts"
     task: TaskName = None
 
@@ -88,7 +120,7 @@ class QualityRequest(Settings):
     noise_floor: bool = True
 
 
-class Study(Spec):
+class Study(Settings):
     """Recipes to compare on models. Each model and batch is one comparison; the first recipe is its baseline.
 
     Attributes:
@@ -96,13 +128,18 @@ class Study(Spec):
         recipes: e.g. ("baseline", "tiny_vae+steps(20)"); a repeated recipe is compared with itself.
     """
 
-    models: tuple[str, ...] = Field(min_length=1)
-    recipes: tuple[str, ...]
+    models: Models
+    recipes: Annotated[
+        tuple[str, ...],
+        Option("A recipe; repeat for more. The first is the baseline.", "--recipe", metavar="R"),
+    ]
     workload: WorkloadRequest = WorkloadRequest()
     timing: Timing = Timing()
     quality: QualityRequest = QualityRequest()
     device: DeviceName = "auto"
-    rivals: Rivals = True
+    rivals: Annotated[
+        bool, Option("For each step cache, also measure the same recipe with fewer steps instead.")
+    ] = True
 
     @classmethod
     def of(

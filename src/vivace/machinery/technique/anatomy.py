@@ -31,6 +31,13 @@ def component_of(pipe: Any, component: Component) -> Any:
     return getattr(pipe, attribute_of(pipe, component), None)
 
 
+def second_denoisers(pipe: Any) -> list[Any]:
+    """Return the pipeline's further modules of its denoiser's class, such as one that guides."""
+    denoiser = component_of(pipe, "denoiser")
+    parts = getattr(pipe, "components", {}).values()
+    return [part for part in parts if type(part) is type(denoiser) and part is not denoiser]
+
+
 def working_part(component: Component, module: torch.nn.Module) -> Any:
     """Return the module that a text-to-image pipeline calls: a VAE's decoder (never its `forward`), else the whole."""
     return module.decoder if component == "vae" else module
@@ -143,12 +150,13 @@ def without_clashes(pipe: Any, call: dict[str, Any]) -> dict[str, Any]:
     """Return a call's arguments, with None for arguments whose default the pipeline would refuse together with them.
 
     Sana-Sprint's timestep in the middle of two for any other number of steps; Sana's negative prompt beside negative
-    embeddings.
+    embeddings; Ideogram 4's schedule of guidance beside a scale.
     """
     parameters = call_parameters(pipe)
     clashing = {
         "intermediate_timesteps": call.get("num_inference_steps", 2) != 2,
         "negative_prompt": call.get("negative_prompt_embeds") is not None,
+        "guidance_schedule": call.get("guidance_scale") is not None,
     }
     absent = [
         name

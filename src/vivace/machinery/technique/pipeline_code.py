@@ -6,9 +6,11 @@ user's image.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
+import textwrap
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -38,6 +40,19 @@ def _source(of: Any) -> str:
             f"how {getattr(of, '__qualname__', of)} works is read from its source, and it has none: it was typed into "
             "an interpreter or made by exec; write the class into a file and import it"
         ) from None
+
+
+def encoded_names(pipe: Any) -> tuple[str | None, ...]:
+    """Return the names of the call's arguments for the values that `encode_prompt` returns.
+
+    None stands for a value that the call has no argument for, and computes again. Empty: it returns no tuple.
+    """
+    tree = ast.parse(textwrap.dedent(_source(type(pipe).encode_prompt)))
+    *_, last = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
+    taken = call_parameters(pipe)
+    values = last.elts if isinstance(last, ast.Tuple) else []
+    named = [[n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in taken] for value in values]
+    return tuple(names[0] if names else None for names in named)
 
 
 def names_its_calls(pipe: Any) -> bool:

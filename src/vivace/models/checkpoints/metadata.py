@@ -1,9 +1,9 @@
 """What a checkpoint's metadata and name tell of it, and its tensors do not: what it predicts, and in how many steps.
 
 It predicts the noise (epsilon), or v, and its last noise level may be pure noise. A file says so in marker tensors
-(`v_pred` and `ztsnr`, as NoobAI's and ComfyUI's), in metadata of the ModelSpec (`modelspec.prediction_type`), or in that
-of kohya's scripts (`ss_v_parameterization`, `ss_zero_terminal_snr`). Epsilon-prediction, which most files have, is not
-marked. No tensor tells SDXL Lightning from SDXL, which takes 50 steps: the names of files do.
+(`v_pred` and `ztsnr`, as NoobAI's and ComfyUI's), in metadata of the ModelSpec (`modelspec.prediction_type`), or in
+that of kohya's scripts (`ss_v_parameterization`, `ss_zero_terminal_snr`). Epsilon-prediction, which most files have, is
+not marked. No tensor tells SDXL Lightning from SDXL, which takes 50 steps: the names of files do.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.measure.holes import hole_share, num_rectangles
+from vivace.measure.holes import figures_against, num_rectangles
 from vivace.measure.image_metrics import (
     Pixels,
     faults,
     luminance,
     match,
-    paired_metrics,
     pixels,
     sharpness,
     thumbnail,
 )
+from vivace.measure.lpips import MIN_SIDE, Lpips, default_weights
 from vivace.proofs.sides.proof_store import KeptImage, Letter, ProofStore
 from vivace.proofs.sides.side import DrawJob, DrawnImage, Settings
 
@@ -210,24 +210,9 @@ class PairFigures:
         return self.a.is_there and self.b.is_there
 
 
-class Distances:
-    """Compares images pixel by pixel, by LPIPS too where its weights are on this machine."""
-
-    def __init__(self) -> None:
-        from vivace.measure.lpips import Lpips, default_weights
-
-        self.lpips = Lpips() if default_weights().is_file() else None
-
-    def between(self, image: Pixels, reference: Pixels) -> dict[str, float]:
-        """Return the metrics of an image against a reference.
-
-        Raises:
-            ValueError: their sizes differ, or are too small.
-        """
-        metrics = paired_metrics(image, reference)
-        if self.lpips is not None and min(image.shape[:2]) >= 32:
-            (metrics["lpips"],) = self.lpips.distances([image], [reference])
-        return metrics
+def find_lpips() -> Lpips | None:
+    """Return LPIPS, if its weights are on this machine."""
+    return Lpips() if default_weights().is_file() else None
 
 
 def read_image(kept: KeptImage | None) -> ReadImage:
@@ -259,7 +244,7 @@ def read_image(kept: KeptImage | None) -> ReadImage:
 
 
 def compare_pair(
-    job: DrawJob, a: ReadImage, b: ReadImage, distances: Distances, *, names_size: bool = False
+    job: DrawJob, a: ReadImage, b: ReadImage, lpips: Lpips | None, *, names_size: bool = False
 ) -> PairFigures:
     """Return the figures of B's image against A's.
 
@@ -271,10 +256,10 @@ def compare_pair(
     if not pair.is_complete:
         return pair
     try:
-        pixels_b, pixels_a = b.pixels, a.pixels
-        pair.against = distances.between(pixels_b, pixels_a)
-        pair.has_hole = hole_share(pixels_b, pixels_a) > 0
-        pair.num_rectangles = num_rectangles(pixels_b, pixels_a)
+        is_large = min(a.size or (0, 0)) >= MIN_SIDE
+        pair.against = figures_against(b.pixels, a.pixels, lpips if is_large else None)
+        pair.has_hole = pair.against.pop("hole") > 0
+        pair.num_rectangles = int(pair.against.pop("num_rectangles"))
     except ValueError as error:
         pair.reason = str(error)
     return pair

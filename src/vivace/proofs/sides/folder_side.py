@@ -7,7 +7,7 @@ prompt k, and after the last prompt the next seed begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,70 +17,15 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import CATALOGUE
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
-from vivace.foundation.untrusted.terminal_text import natural_order
-from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Settings, Side, suffix_of
+from vivace.foundation.untrusted.streams import natural_order
+from vivace.measure.folders import SUFFIXES
+from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Side, suffix_of
 from vivace.report.value_text import count
 
 if TYPE_CHECKING:
     from vivace.proofs.sides.plan import ProofPlan
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _MAX_BYTES = 200_000_000
-
-
-@dataclass(frozen=True)
-class FolderImages:
-    """The images of a folder, by their names in natural order.
-
-    Attributes:
-        facts: each image's own metadata: prompt, seed, size, ...; empty for most images.
-    """
-
-    folder: Path
-    names: tuple[str, ...]
-    facts: tuple[dict[str, str], ...]
-
-    @property
-    def say_their_prompts(self) -> bool:
-        """Whether every image names its prompt and seed, each of them once."""
-        pairs = [(facts.get("prompt"), facts.get("seed", "")) for facts in self.facts]
-        return len(set(pairs)) == len(pairs) and all(
-            prompt and seed.isascii() and seed.isdigit() for prompt, seed in pairs
-        )
-
-    @property
-    def settings(self) -> Settings:
-        """The settings that all images name in their own metadata."""
-        every = [settings_of(facts) for facts in self.facts]
-        shared = {name: value for name, value in every[0].items() if all(s.get(name) == value for s in every)}
-        return Settings().filled(shared)
-
-    def by_facts(self) -> dict[tuple[str, int], Path]:
-        """Return the images by the prompt and seed in their own metadata."""
-        return {
-            (facts["prompt"], int(facts["seed"])): self.folder / name
-            for name, facts in zip(self.names, self.facts, strict=True)
-        }
-
-    def paths(self, pairs: Sequence[tuple[str, int]], knows_prompts: bool) -> dict[tuple[str, int], Path]:
-        """Return the images by prompt and seed: by their own, else in the order of the pairs.
-
-        Args:
-            knows_prompts: False if their names stand in the place of prompts.
-
-        Raises:
-            UsageError: there are more images than pairs, or fewer.
-        """
-        if not knows_prompts:
-            return {(name, 0): self.folder / name for name in self.names}
-        if self.say_their_prompts:
-            return self.by_facts()
-        if len(pairs) != len(self.names):
-            raise UsageError(
-                f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(pairs)} pairs of "
-                "prompt and seed; give as many prompts (--prompts FILE) times --seeds"
-            )
-        return {pair: self.folder / name for pair, name in zip(pairs, self.names, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -109,27 +54,78 @@ class FolderSide(Side):
         return f"{self.text} is a folder, of which nothing says how long its images took"
 
     @cached_property
-    def images(self) -> FolderImages:
-        return read_folder(self.text)
+    def folder(self) -> Path:
+        return user_path(self.text)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The files of the images in natural order.
+
+        Raises:
+            UsageError: there are none.
+        """
+        names = [path.name for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES]
+        if not names:
+            raise UsageError(f"{self.folder} has no images ({', '.join(SUFFIXES)})")
+        return tuple(sorted(names, key=natural_order))
+
+    @cached_property
+    def facts(self) -> tuple[dict[str, str], ...]:
+        """Each image's own metadata: prompt, seed, size, ...; empty for most images."""
+        return tuple(_facts(self.folder / name) for name in self.names)
+
+    @property
+    def says_prompts(self) -> bool:
+        """Whether every image names its prompt and seed, each of them once."""
+        pairs = [(facts.get("prompt"), facts.get("seed", "")) for facts in self.facts]
+        return len(set(pairs)) == len(pairs) and all(
+            prompt and seed.isascii() and seed.isdigit() for prompt, seed in pairs
+        )
 
     @property
     def defaults(self) -> dict[str, Any]:
-        return self.images.settings.call
+        """The settings that all images name."""
+        every = [settings_of(facts) for facts in self.facts]
+        return {name: value for name, value in every[0].items() if all(s.get(name) == value for s in every)}
 
     @property
     def identity(self) -> str:
         digest = hashlib.sha256()
-        for name in self.images.names:
-            stat = (self.images.folder / name).stat()
+        for name in self.names:
+            stat = (self.folder / name).stat()
             digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        return f"{self.images.folder.resolve()}@{digest.hexdigest()[:16]}"
+        return f"{self.folder.resolve()}@{digest.hexdigest()[:16]}"
+
+    def by_facts(self) -> dict[tuple[str, int], Path]:
+        """Return the images by their own prompt and seed."""
+        return {
+            (facts["prompt"], int(facts["seed"])): self.folder / name
+            for name, facts in zip(self.names, self.facts, strict=True)
+        }
+
+    def paths(self, plan: ProofPlan) -> dict[tuple[str, int], Path]:
+        """Return the images by prompt and seed: by their own, else in the order of the pairs.
+
+        Raises:
+            UsageError: there are more images than pairs, or fewer.
+        """
+        if not plan.knows_prompts:
+            return {(name, 0): self.folder / name for name in self.names}
+        if self.says_prompts:
+            return self.by_facts()
+        if len(plan.pairs) != len(self.names):
+            raise UsageError(
+                f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(plan.pairs)} pairs of "
+                "prompt and seed; give as many prompts (--prompts FILE) times --seeds"
+            )
+        return {pair: self.folder / name for pair, name in zip(plan.pairs, self.names, strict=True)}
 
     def check(self, plan: ProofPlan) -> None:
         if plan.request.sizes:
             raise UsageError(
                 f"--sizes: {self.text} is a folder, whose images have their own sizes; leave --sizes out"
             )
-        self.images.paths(plan.pairs, plan.knows_prompts)
+        self.paths(plan)
 
     @contextmanager
     def open(
@@ -138,7 +134,7 @@ class FolderSide(Side):
         is_read: Callable[[], None] = lambda: None,
         on_note: OnNote = lambda text: None,
     ) -> Iterator[Draw]:
-        paths = self.images.paths(plan.pairs, plan.knows_prompts)
+        paths = self.paths(plan)
         yield lambda job: _image_at(paths.get((job.prompt, job.seed)))
 
 
@@ -150,19 +146,6 @@ def _image_at(path: Path | None) -> DrawnImage:
     except (OSError, ValueError) as error:
         raise DrawingFailed(f"{path} cannot be read: {error}") from None
     return DrawnImage(content, suffix_of(content), settings=settings_of(_facts(path)))
-
-
-def read_folder(name: str) -> FolderImages:
-    """Return the images of a folder.
-
-    Raises:
-        UsageError: there are none.
-    """
-    folder = user_path(name)
-    names = sorted((p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES), key=natural_order)
-    if not names:
-        raise UsageError(f"{folder} has no images ({', '.join(SUFFIXES)})")
-    return FolderImages(folder, tuple(names), tuple(_facts(folder / name) for name in names))
 
 
 def settings_of(facts: dict[str, str]) -> dict[str, Any]:

@@ -210,9 +210,9 @@ def _settings(sides: tuple[Side, Side], request: DrawRequest) -> Settings:
 
 def _pairs(sides: tuple[Side, Side], request: DrawRequest, prompt_set: str) -> tuple[tuple[Pair, ...], bool]:
     """Return the prompts and seeds to draw, and whether the prompts are known."""
-    folders = [side.images for side in sides if isinstance(side, FolderSide)]
+    folders = [side for side in sides if isinstance(side, FolderSide)]
     if request.prompts is None and request.prompt_set is None and folders:
-        if all(images.say_their_prompts for images in folders):
+        if all(folder.says_prompts for folder in folders):
             shared = [pair for pair in folders[0].by_facts() if all(pair in f.by_facts() for f in folders)]
             if not shared:
                 raise UsageError("the folders have no image of the same prompt and seed")

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.measure.lpips import Lpips
 from vivace.proofs.checks.endpoint_checks import check_all
 from vivace.proofs.checks.findings import ImageFinding, find_broken, find_faults
 from vivace.proofs.checks.pair_figures import (
     ROUNDING_DB,
-    Distances,
     PairFigures,
     ReadImage,
     StoredImages,
     compare_pair,
+    find_lpips,
 )
 from vivace.proofs.checks.request_checks import ServerCheck, Status
 from vivace.proofs.checks.side_loads import SideLoad
@@ -73,9 +74,9 @@ def conclude(
     Args:
         is_read: called when the judges' models are loaded.
     """
-    images, distances = StoredImages(store), Distances()
-    pairs = [_compare(plan, job, images, distances) for job in main_jobs(plan)]
-    own = _own_distances(plan, images, distances)
+    images, lpips = StoredImages(store), find_lpips()
+    pairs = [_compare(plan, job, images, lpips) for job in main_jobs(plan)]
+    own = _own_distances(plan, images, lpips)
     add_nearness(pairs, own)
     limits = add_all_scores(pairs, judges, is_read) if plan.knows_prompts else {}
     sizes = figures_by_size(pairs)
@@ -143,10 +144,10 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
     )
 
 
-def _compare(plan: ProofPlan, job: DrawJob, images: StoredImages, distances: Distances) -> PairFigures:
+def _compare(plan: ProofPlan, job: DrawJob, images: StoredImages, lpips: Lpips | None) -> PairFigures:
     has_several_sizes = len(plan.settings_by_size) > 1
     a, b = (images.image(letter, job) for letter in _LETTERS)
-    pair = compare_pair(job, a, b, distances, names_size=has_several_sizes)
+    pair = compare_pair(job, a, b, lpips, names_size=has_several_sizes)
     pair.request = plan.b.request_text(job)
     return pair
 
@@ -190,7 +191,7 @@ def _default_claims(plan: ProofPlan, words: Legibility) -> Iterator[Claim]:
         yield "honest"
 
 
-def _own_distances(plan: ProofPlan, images: StoredImages, distances: Distances) -> OwnDistances:
+def _own_distances(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> OwnDistances:
     """Return the metrics of A's images against its repetitions, and against other seeds of the same prompt."""
     own = own_jobs(plan)
     by_prompt: dict[tuple[str, Settings], list[DrawJob]] = {}
@@ -199,7 +200,7 @@ def _own_distances(plan: ProofPlan, images: StoredImages, distances: Distances) 
     others = itertools.chain.from_iterable(itertools.pairwise(jobs) for jobs in by_prompt.values())
 
     def metrics(jobs: Iterable[tuple[DrawJob, DrawJob]]) -> tuple[dict[str, float], ...]:
-        pairs = (compare_pair(a, images.image("a", a), images.image("a", b), distances) for a, b in jobs)
+        pairs = (compare_pair(a, images.image("a", a), images.image("a", b), lpips) for a, b in jobs)
         return tuple(pair.against for pair in pairs if pair.against)
 
     return OwnDistances(

@@ -1,0 +1,191 @@
+"""The quality pass, after all timing: generate the noise floor's images and compute the metrics of every image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vivace.benchmark.deadline import Deadline, is_over, limit_s
+from vivace.benchmark.rounds.runner import sources_folder
+from vivace.benchmark.rounds.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
+from vivace.benchmark.store import Store
+from vivace.errors import RecipeError, WorkerError
+from vivace.foundation.processes.launcher import Launcher, last_line
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
+from vivace.foundation.spec.record import Record
+from vivace.foundation.spec.trial import Trial
+from vivace.models.scorers import LocatedScorer
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+
+OnProgress = Callable[[str, int, int], None]
+_TIMEOUT_S = 3600.0
+_CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
+_CHUNK_IN_A_HURRY = 64  # where a deadline may stop one
+# Changes that only reorder arithmetic, tried in this order.
+_HARMLESS = ("attention(math)", "channels_last")
+_MAX_FLOOR_IMAGES = 13
+
+
+def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | None) -> list[FiguresKey]:
+    """Return a key for every image whose prompt and seed the baseline has too.
+
+    Args:
+        records: the baseline's first.
+        floor: adds the noise floor's images.
+        scorer: NAME@REVISION of the CLIP model.
+    """
+    if not records:
+        return []
+    references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
+    drawn = [p for record in records for p in record.rounds[0].pictures]
+    drawn += floor.pictures if floor is not None else ()
+    workload = records[0].trial.workload
+    keys = {
+        key_of(p, references[p.prompt, p.seed], workload, scorer): None
+        for p in drawn
+        if (p.prompt, p.seed) in references
+    }
+    return list(keys)
+
+
+def add_figures(
+    records: Sequence[Record],
+    store: Store,
+    launcher: Launcher,
+    scorer: LocatedScorer | None,
+    device: str,
+    threads: int | None,
+    lpips: bool = False,
+    on_progress: OnProgress = lambda what, done, total: None,
+    deadline: Deadline | None = None,
+) -> int:
+    """Compute and store the metrics that are not stored yet; return the number of images.
+
+    A worker does the work, so that this process imports no torch.
+
+    Args:
+        on_progress: called with what is done, the number of images that are done, and their number.
+        deadline: by which it ends, with the images that were compared until then.
+    """
+    stored = store.figures()
+    floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
+    keys = keys_of(records, floor, scorer.id if scorer else None)
+    todo = [key for key in keys if key not in stored or _lacks(stored[key], "lpips" if lpips else "match")]
+    chunk = _CHUNK if deadline is None else _CHUNK_IN_A_HURRY
+    for start in range(0, len(todo), chunk):
+        request = FiguresRequest(
+            pictures=_images_folder(store),
+            keys=tuple(todo[start : start + chunk]),
+            scorer=None if scorer is None else _scorer_of(scorer),
+            device=device,
+            lpips=lpips,
+            threads=threads,
+            sources=sources_folder(store),
+        )
+
+        def on_event(event: dict[str, Any], done: int = start) -> None:
+            if event["event"] == "phase":  # others are the worker's own
+                on_progress(event["phase"], done + event["done"], len(todo))
+
+        on_progress("comparing images", start, len(todo))
+        what = None if scorer is None else f"the scorer {scorer.name}"
+        try:
+            answer = ask(launcher, request, limit_s(_TIMEOUT_S, deadline), on_event, reads=what)
+        except WorkerError:
+            if is_over(deadline):
+                return start
+            raise
+        store.add_figures([ImageFigures.model_validate(row) for row in answer["figures"]])
+    return len(todo)
+
+
+def _scorer_of(scorer: LocatedScorer) -> Scorer:
+    witness = None if scorer.witness is None else str(scorer.witness.folder)
+    return Scorer(folder=str(scorer.folder), others=scorer.prompt_set, witness=witness)
+
+
+def _lacks(row: ImageFigures, figure: str) -> bool:
+    """Whether an image was compared without this figure; stores of older versions lack "hole" and thumbnails."""
+    if row.thumbnail is None or (row.scorer is not None and row.embedding is None):
+        return True
+    return "psnr_db" in row.against and not {"match", "hole", figure} <= row.against.keys()
+
+
+def draw_noise_floor(
+    baseline: Record,
+    store: Store,
+    launcher: Launcher,
+    threads: int | None,
+    on_progress: OnProgress = lambda what, done, total: None,
+    deadline: Deadline | None = None,
+) -> int:
+    """Generate the baseline's first images again with a harmless change; return the number of new images.
+
+    If there is no noise floor, the reason is stored instead, and reports show it.
+
+    Args:
+        on_progress: see `add_figures`.
+        deadline: when it has passed nothing is stored.
+    """
+    key = baseline.trial.key(baseline.environment)
+    if is_over(deadline) or store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
+        return 0
+    floor = NoiseFloor(
+        recipe=baseline.trial.recipe.text, reason="no harmless change applies to this baseline"
+    )
+    for change in _HARMLESS:
+        try:
+            recipe = Recipe.from_spec(baseline.trial.recipe).with_(*resolve(change))
+        except RecipeError:
+            continue  # the baseline sets this already
+        request = ImagesRequest(
+            trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
+            pictures=_images_folder(store),
+            number=_MAX_FLOOR_IMAGES,
+            threads=threads,
+            sources=sources_folder(store),
+        )
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("phase") == "pictures":
+                on_progress("drawing the noise floor", event["done"], event["of"])
+
+        on_progress("drawing the noise floor", 0, min(_MAX_FLOOR_IMAGES, baseline.trial.workload.num_images))
+        ending = launcher.run(request, limit_s(_TIMEOUT_S, deadline), on_event)
+        if ending.timed_out and is_over(deadline):
+            return 0
+        # A failure here, such as out of memory, must not discard the recipes' rows.
+        drawn = ending.value or {"reason": f"generating it failed: {last_line(ending.log) or ending}"}
+        floor = NoiseFloor(recipe=recipe.text, **drawn)
+        if floor.reason is None:
+            break
+    store.set_noise_floor(key, floor)
+    return len(floor.pictures)
+
+
+def draw_images(
+    trial: Trial,
+    number: int,
+    images: Path,
+    report: Callable[[dict[str, Any]], None],
+    sources: Path | None = None,
+) -> dict[str, Any]:
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
+
+    Args:
+        sources: folder of the images that the trial starts from.
+    """
+    from vivace.benchmark.rounds.round import draw_untimed, explain
+
+    try:
+        drawn = draw_untimed(trial, number, images, report, sources)
+    except Exception as error:  # noqa: BLE001  the process boundary
+        outcome, reason = explain(error)
+        return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
+    return {"pictures": [p.model_dump(mode="json") for p in drawn], "reason": None}
+
+
+def _images_folder(store: Store) -> str:
+    return str((store.folder / "pictures").absolute())

@@ -1,0 +1,382 @@
+"""Measure one round of a trial in this process: load, apply, warm up, time, save images, collect evidence."""
+
+from __future__ import annotations
+
+import io
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vivace.benchmark.rounds.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
+from vivace.benchmark.store.images import save_image
+from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
+from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats.intervals import MIN_SAMPLES
+from vivace.foundation.stats.until import enough_samples, is_steady
+from vivace.foundation.untrusted.files import is_out_of_memory
+from vivace.machinery.technique import Component, component_of, working_part
+from vivace.measure.image_metrics import faults, pixels
+from vivace.measure.machine import check_works
+from vivace.measure.memory import MemoryMeter
+from vivace.measure.nvml import GpuMeter, opened_gpu
+from vivace.measure.raw_trace import attention_kernels, gpu_busy_s
+from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
+from vivace.measure.timer import PipelineTimer
+from vivace.models.find import find_model
+from vivace.models.reading_limits import ReadingLimits, is_trusted
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.finite_images import hidden_images
+from vivace.runtime.opening import session_of
+from vivace.runtime.pipelines import pipeline_for
+from vivace.runtime.session import Session
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import DiffusionPipeline
+    from PIL.Image import Image
+
+Report = Callable[[dict[str, Any]], None]
+_TRACE_STEPS = 2
+REHEARSED_CALLS = 4
+REHEARSED_STEPS = 4
+_MAX_RECOMPILES = 3
+
+
+def measure_round(
+    trial: Trial,
+    index: int,
+    timing: Timing,
+    images: Path | None,
+    report: Report,
+    sources: Path | None = None,
+) -> Round:
+    """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
+
+    Args:
+        index: number of the round.
+        images: folder to save the images below; None to save none. Random weights have no images.
+        report: called with progress events.
+        sources: folder of the images that the trial starts from.
+    """
+    started = datetime.now(UTC).isoformat(timespec="milliseconds")
+    measurement = Measurement(trial, timing, report, sources)
+    try:
+        measurement.run(None if trial.model.is_synthetic else images)
+        outcome, reason = Outcome.MEASURED, measurement.refuted()
+        if reason is not None:
+            outcome = Outcome.NO_EFFECT
+    except Exception as error:  # noqa: BLE001  the process boundary: every failure becomes an outcome
+        traceback.print_exc()  # to the worker's log
+        outcome, reason = explain(error)
+    return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
+
+
+def draw_untimed(
+    trial: Trial,
+    number: int,
+    images: Path,
+    report: Report = lambda event: None,
+    sources: Path | None = None,
+) -> tuple[ImageRecord, ...]:
+    """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
+
+    Args:
+        number: of images; rounded up to whole batches.
+        report: called with progress events.
+        sources: folder of the images that the trial starts from.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+    """
+    measurement = Measurement(trial, Timing(), report, sources)
+    session = measurement.load_and_apply(MemoryMeter(trial.device))
+    calls = trial.workload.calls()
+    measurement.keep_images(session, calls[: -(-number // trial.workload.batch)], images)
+    drawn: tuple[ImageRecord, ...] = measurement.results["pictures"]
+    return drawn
+
+
+class OpenTrial:
+    """A trial's model with its recipe applied, for calls that are not measured.
+
+    Args:
+        sources: folder of the images that the trial starts from.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+    """
+
+    def __init__(self, trial: Trial, sources: Path | None = None) -> None:
+        self._steps = trial.workload.steps_that_run(1)
+        self._measurement = Measurement(trial, Timing(), lambda event: None, sources)
+        self.session = self._measurement.load_and_apply(MemoryMeter(trial.device))
+
+    def try_call(self, call: Call) -> None:
+        """Run one step and the decoding."""
+        arguments = self._measurement.prompt_arguments(self.session)(call)
+        draw(self.session, call, arguments, num_inference_steps=self._steps)
+
+
+def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str | None:
+    """Allocate the memory that `measure_round` would, in a fraction of its time.
+
+    It runs the same calls in the same order and the trace, but at most REHEARSED_CALLS calls of REHEARSED_STEPS steps.
+    By then the allocator has served every kind of step (computed, skipped by a cache, without guidance) more than once,
+    and its state repeats.
+
+    Args:
+        sources: folder of the images that the trial starts from.
+
+    Returns:
+        Why the round does not fit; None if it does.
+
+    Raises:
+        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+        Exception: any other failure than running out of memory.
+    """
+    try:
+        Measurement(trial, timing, lambda event: None, sources).rehearse()
+    except Exception as error:
+        outcome, reason = explain(error)
+        if outcome is not Outcome.OUT_OF_MEMORY:
+            raise
+        return reason
+    return None
+
+
+def explain(error: Exception) -> tuple[Outcome, str]:
+    """Return the outcome of a round's exception, and the reason: one line, or vivace's own message."""
+    text = str(error).strip()
+    if isinstance(error, Unsupported | WorkloadError):
+        return Outcome.UNSUPPORTED, text
+    if isinstance(error, NoEffect):
+        return Outcome.NO_EFFECT, text
+    if is_out_of_memory(error):
+        return Outcome.OUT_OF_MEMORY, text.splitlines()[0] if text else "the allocation failed"
+    if isinstance(error, VivaceError):
+        return Outcome.CRASHED, text
+    return Outcome.CRASHED, f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+class Measurement:
+    """One round in progress.
+
+    Attributes:
+        results: fields of the Round, filled as they become known, so that a failed round keeps them.
+    """
+
+    def __init__(self, trial: Trial, timing: Timing, report: Report, sources: Path | None = None) -> None:
+        self._trial = trial
+        self._sources = sources
+        self._timing = timing
+        self._report = report
+        self._images: dict[int, Image] = {}
+        self._hidden: set[int] = set()
+        self._refutation: str | None = None
+        self.results: dict[str, Any] = {"conditions": conditions()}
+
+    def refuted(self) -> str | None:
+        """Return why a technique had no effect, judged by the evidence; None if all had one."""
+        return self._refutation
+
+    def run(self, images: Path | None) -> None:
+        """Measure the round.
+
+        Args:
+            images: folder to save images below; None to save none.
+        """
+        meter = MemoryMeter(self._trial.device)
+        session = self.load_and_apply(meter)
+        prompt_arguments = self.prompt_arguments(session)
+        timed = self.timed(session, prompt_arguments)
+        self.warm_up(timed)
+        self.results["conditions"] |= gpu_conditions()  # only now is CUDA initialised, and the GPU warm
+        meter.start_peak()
+        captured = _num_captured(session)
+        with opened_gpu() as gpu, GpuMeter(gpu) as observed:
+            self._time(timed, observed)
+        captured = _num_captured(session) - captured
+        after = {f"{name}_after": value for name, value in gpu_conditions().items()}
+        self.results["conditions"] |= after | {"python_after_ms": python_ms()}
+        self.results["memory"] = meter.read()
+        evidence: dict[str, Any] = dict(session.evidence())
+        if captured:
+            evidence[CAPTURED_WHILE_TIMED] = captured
+        if images is not None:
+            self.keep_images(session, self._trial.workload.calls(), images)
+        self._report({"event": "phase", "phase": "evidence"})
+        if self._trial.device == "cuda":
+            call = self._trial.workload.calls()[0]
+            self.results["gpu_busy_s"] = gpu_busy_s(lambda: draw(session, call, prompt_arguments(call)))
+        evidence["attention_kernels"] = self.attention_kernels(session, prompt_arguments)
+        self.results["evidence"] = evidence
+        self._refutation = session.refuted(evidence)
+
+    def rehearse(self) -> None:
+        """Run a shortened round (see the function `rehearse`)."""
+        session = self.load_and_apply(MemoryMeter(self._trial.device))
+        prompt_arguments = self.prompt_arguments(session)
+        steps_asked = self._trial.workload.steps_that_run(REHEARSED_STEPS)
+        steps = min(int(session.defaults["num_inference_steps"]), steps_asked)
+        timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
+        num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
+        for k in range(min(num_calls, REHEARSED_CALLS)):
+            timed(k)
+        self.attention_kernels(session, prompt_arguments)
+
+    def timed(
+        self, session: Session, prompt_arguments: PromptArguments, **overrides: Any
+    ) -> Callable[[int], Sample]:
+        """Return a function that times the k-th call, or the first if prompts are repeated, and keeps its images.
+
+        Args:
+            overrides: arguments of the pipeline's call, in place of the session's defaults.
+        """
+        timer = PipelineTimer(session.pipe, self._trial.device)
+        calls = self._trial.workload.calls()
+
+        def timed(k: int) -> Sample:
+            call = calls[k % len(calls) if self._trial.workload.text != "repeated" else 0]
+            arguments = prompt_arguments(call)  # embeddings are made before the timing starts
+            output, sample = timer.time_call(lambda: draw(session, call, arguments, **overrides), call[0][0])
+            self._keep(call, output)
+            return sample
+
+        return timed
+
+    def attention_kernels(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
+        """Return the names of the attention kernels of a short call."""
+        call = self._trial.workload.calls()[0]
+        steps = self._trial.workload.steps_that_run(_TRACE_STEPS)
+        return attention_kernels(
+            _parts_with_attention(session.pipe),
+            lambda: draw(session, call, prompt_arguments(call), num_inference_steps=steps),
+        )
+
+    def load_and_apply(self, meter: MemoryMeter) -> Session:
+        """Load the model and apply the recipe; record times, effects and warnings.
+
+        Raises:
+            VivaceError: the model's files changed since the study was checked.
+            UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
+        """
+        trial = self._trial
+        start = time.perf_counter()
+        located = find_model(trial.model.name)
+        limits = None if is_trusted(located) else asdict(ReadingLimits.of(located))
+        self._report({"event": "phase", "phase": "load", "limits": limits})
+        if located.model.revision != trial.model.revision:
+            raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
+        self._given = Arguments(trial.workload, located.pipeline, self._sources)
+        recipe = Recipe.from_spec(trial.recipe)
+        check_works(trial.device)
+        workload = trial.workload
+        pipe = pipeline_for(located, recipe, trial.device, workload.task, workload.controlnet)
+        self.results["load_s"] = time.perf_counter() - start
+        self._report({"event": "phase", "phase": "apply"})
+        start = time.perf_counter()
+        session = session_of(pipe, located, recipe, trial.device, workload.call, workload.prompts)
+        self.results["apply_s"] = time.perf_counter() - start
+        session.defers_check = (
+            trial.model.is_synthetic
+        )  # random weights draw no image, and what takes as long may be NaN
+        self.results["effects"] = session.effects
+        self.results["warnings"] = tuple(session.warnings)
+        meter.loaded(session.pipe)
+        return session
+
+    def prompt_arguments(self, session: Session) -> PromptArguments:
+        """Return a function from a call to its arguments besides the session's defaults."""
+        return self._given.of(session)
+
+    def warm_up(self, timed: Callable[[int], Sample]) -> None:
+        """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
+        times: list[float] = []
+        while not times or not (
+            len(times) >= self._timing.max_warmup
+            or is_steady(times[1:])
+            or sum(times[1:]) >= self._timing.max_seconds
+        ):
+            self._report(
+                {"event": "phase", "phase": "warm-up" if times else "first call", "done": len(times)}
+            )
+            times.append(timed(len(times)).total_s)
+            self.results["first_call_s"] = times[0]
+            self.results["warmup_s"] = tuple(times)
+        self.results["steady"] = is_steady(times[1:])
+
+    def _time(self, timed: Callable[[int], Sample], gpu: GpuMeter) -> None:
+        """Time calls until there are enough samples; calls that compiled count as warm-up."""
+        samples: list[Sample] = []
+        spent = 0.0
+        recompiles = 0
+        gpu.start()
+        while not self._enough(samples, spent):
+            before = num_graphs()
+            sample = timed(len(samples))
+            if num_graphs() != before:
+                # A call that compiled is not steady state: the samples so far become warm-up.
+                recompiles += 1
+                self.results["warmup_s"] += (*(s.total_s for s in samples), sample.total_s)
+                samples, spent = [], 0.0
+                gpu.start()
+                if recompiles > _MAX_RECOMPILES:
+                    raise VivaceError("torch.compile kept recompiling during the timed calls")
+                continue
+            samples.append(sample)
+            spent += sample.total_s
+            self._report(
+                {"event": "sample", "phase": "timing", "done": len(samples), "of": self._timing.repeats}
+                | {"last_s": sample.total_s, "spent_s": spent, "cap_s": self._timing.max_seconds}
+            )
+        self.results |= {"gpu": gpu.stop(len(samples)), "samples": tuple(samples)}
+
+    def _enough(self, samples: list[Sample], spent_s: float) -> bool:
+        if self._timing.repeats is not None:
+            return len(samples) >= self._timing.repeats
+        times = [s.total_s for s in samples]
+        return bool(times) and (
+            enough_samples(times) or (spent_s >= self._timing.max_seconds and len(times) >= MIN_SAMPLES)
+        )
+
+    def keep_images(self, session: Session, calls: Sequence[Call], folder: Path) -> None:
+        """Save the images of the timed calls; generate the missing ones now, untimed."""
+        kept: dict[int, ImageRecord] = {}
+        prompt_arguments = self.prompt_arguments(session)
+        num_images = len({index for call in calls for index, _, _ in call})
+        for call in calls:
+            self._report({"event": "phase", "phase": "pictures", "done": len(kept), "of": num_images})
+            if any(index not in self._images for index, _, _ in call):
+                self._keep(call, draw(session, call, prompt_arguments(call)))
+            for index, prompt, seed in call:
+                png = io.BytesIO()
+                self._images[index].save(png, format="PNG")
+                sha256 = save_image(folder, png.getvalue())
+                faulty = (*faults(pixels(self._images[index])), *((HIDDEN,) if index in self._hidden else ()))
+                kept[index] = ImageRecord(index=index, prompt=prompt, seed=seed, sha256=sha256, faults=faulty)
+        self.results["pictures"] = tuple(kept[index] for index in sorted(kept))
+
+    def _keep(self, call: Call, output: Any) -> None:
+        """Keep the images of a call, unless an earlier call generated them already."""
+        hidden = hidden_images(output) or (False,) * len(call)
+        for (index, _, _), image, is_hidden in zip(call, output.images, hidden, strict=True):
+            if index not in self._images:
+                self._images[index] = image
+                self._hidden |= {index} if is_hidden else set()
+
+
+def _num_captured(session: Session) -> int:
+    """Return how many CUDA graphs `cuda_graph` has captured; 0 without it."""
+    return int(session.evidence().get("cuda_graphs_recorded", 0))  # type: ignore[arg-type]
+
+
+def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
+    """Return the denoiser and the VAE's decoder, by component."""
+    parts: tuple[Component, ...] = ("denoiser", "vae")
+    return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}

@@ -1,0 +1,179 @@
+"""Run trials round by round, interleaved, each in a separate process, and store each round as soon as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+
+from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
+from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.rounds.fitting import reduce_until
+from vivace.benchmark.rounds.schedule import comparable, missing_rounds
+from vivace.benchmark.rounds.worker_requests import (
+    EnvironmentRequest,
+    LargestBatchRequest,
+    RaceRequest,
+    RehearsalRequest,
+    ask,
+)
+from vivace.benchmark.store import Store
+from vivace.errors import Unsupported
+from vivace.foundation.processes.launcher import Launcher
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+
+_ASK_TIMEOUT_S = 600.0
+
+
+def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Environment:
+    """Return the environment, determined by a worker, so that this process does not import torch or touch a GPU."""
+    request = EnvironmentRequest(device=device, threads=threads)
+    return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
+
+
+def ask_race(
+    launcher: Launcher, model: str, recipes: Sequence[str], device: str, threads: int
+) -> dict[str, float]:
+    """Return the seconds of a short call of each recipe that can run here (see `benchmark.race`)."""
+    request = RaceRequest(model=model, recipes=tuple(recipes), device=device, threads=threads)
+    return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
+
+
+def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources: str | None = None) -> int:
+    """Return the largest batch of the trial's recipe that fits the GPU.
+
+    It is found by trying in one process, then reduced by a sixteenth at a time until a rehearsal of a round completes
+    in a fresh process.
+
+    Args:
+        sources: folder of the images that the trial starts from.
+
+    Raises:
+        Unsupported: the device is a CPU, or not even one image fits.
+        WorkerError: a process died, or took longer than a round may.
+    """
+    if trial.device != "cuda":
+        raise Unsupported(
+            "--batch max needs a GPU: a CPU's memory has no hard limit, and batches do not make it faster; give numbers"
+        )
+    request = LargestBatchRequest(trial=trial, threads=timing.threads, sources=sources)
+    largest = int(ask(launcher, request, _ASK_TIMEOUT_S)["batch"])
+
+    def holds(batch: int) -> bool:
+        rehearsal = RehearsalRequest(
+            trial=with_batch(trial, batch), timing=timing, threads=timing.threads, sources=sources
+        )
+        return ask(launcher, rehearsal, timing.timeout_s)["why_not"] is None
+
+    largest = reduce_until(largest, holds)
+    if largest == 0:
+        raise Unsupported(f"not even one image of {trial.model.name} fits this GPU with {trial.recipe.text}")
+    return largest
+
+
+def with_batch(trial: Trial, batch: int) -> Trial:
+    """Return the trial with another batch."""
+    return trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": batch})})
+
+
+def run_trials(
+    trials: list[Trial],
+    environment: Environment,
+    timing: Timing,
+    store: Store,
+    launcher: Launcher,
+    *,
+    rerun: bool = False,
+    largest_batch: bool = False,
+    rival_of: Mapping[int, tuple[int, ...]] | None = None,
+    progress: Progress = SILENT,
+    deadline: Deadline | None = None,
+    canaries: bool = True,
+) -> list[Record]:
+    """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
+
+    Rounds are interleaved, and their order is random, so that movement of the machine affects all trials alike. The
+    baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that fails in a
+    round is not tried again in later rounds of this run.
+
+    Args:
+        trials: the first is the baseline.
+        rerun: measure stored rounds again.
+        largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
+            says so in its reason.
+        rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
+        deadline: by which the rounds have to end; those that do not fit are left out.
+        canaries: also measure each round's first trial briefly at its end, to follow the machine's speed.
+    """
+    keys = [trial.key(environment) for trial in trials]
+    stored = [store.rounds(key) for key in keys]
+    todo = missing_rounds(
+        stored,
+        timing,
+        goes_on=store.goes_on(keys),
+        rerun=rerun,
+        seed="/".join(keys),
+    )
+    todo = _rivals_after(todo, rival_of or {})
+    progress.begin(trials, timing, todo)
+    job = Job(
+        trials=tuple(trials),
+        rounds=tuple(todo),
+        timing=timing,
+        pictures=images_folder(store),
+        drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
+        rival_of=dict(rival_of or {}),
+        largest_batch=largest_batch,
+        sources=sources_folder(store),
+        canaries=canaries,
+    )
+    try:
+        for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
+            keep(done, trials[done.trial], keys[done.trial], store)
+            if not done.is_update:
+                progress.end_round(done.trial, done.round)
+    finally:
+        progress.end()
+    records = [store.record(key) for key in keys]
+    if deadline is not None and records[0] is None:
+        return []  # it passed before the baseline was measured
+    return comparable(records, timing.rounds)
+
+
+def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
+    """Return the rounds with rivals of step caches last in the first round: they run only where the cache itself
+    can."""
+    if not todo:
+        return []
+    first = todo[0][1]
+    return sorted(todo, key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
+
+
+def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
+    """Store a finished round, and the log of one that crashed."""
+    store.append(key, done.round)
+    if done.round.outcome is Outcome.CRASHED:
+        _keep_log(store, trial, done.log)
+
+
+def images_folder(store: Store) -> str:
+    """Return the absolute path of the store's images, for a worker."""
+    return str((store.folder / "pictures").absolute())
+
+
+def sources_folder(store: Store) -> str:
+    """Return the absolute path of the images that trials start from, for a worker."""
+    return str((store.folder / "sources").absolute())
+
+
+def _keep_log(store: Store, trial: Trial, log: str) -> None:
+    """Save the worker's log in the store, for debugging the crash."""
+    with contextlib.suppress(OSError):
+        folder = store.folder / "logs"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{trial.recipe.digest()[:12]}.log").write_text(
+            f"recipe: {trial.recipe.text}\n\n{log}", encoding="utf-8"
+        )

@@ -1,0 +1,254 @@
+"""Count the operations of a recipe's call, to compare its time with the limits of the device.
+
+A pipeline without weights (`vivace.runtime.memory.weightless`) gets those techniques of the recipe that change what is
+computed: another VAE, fewer steps, hits of a step cache. Then its call runs on the meta device, and the operations of
+each component are counted. The others change how it is computed; they decide the precision, and with it the ceiling.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from vivace.architectures import CATALOGUE
+from vivace.benchmark.deadline import Deadline, is_over, limit_s
+from vivace.benchmark.rounds.planned import machine_of
+from vivace.benchmark.rounds.worker_requests import WorkRequest
+from vivace.benchmark.store import Store
+from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
+from vivace.foundation.processes.launcher import Launcher, last_line
+from vivace.foundation.spec.ceilings import ComponentWork, Work
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.trial import Trial
+from vivace.machinery.lora.distillations import distillations
+from vivace.machinery.technique import (
+    COMPONENTS,
+    ModelFacts,
+    Placement,
+    Stage,
+    Target,
+    component_of,
+    working_part,
+)
+from vivace.machinery.technique.anatomy import DENOISERS
+from vivace.measure.flops import Calls, count_calls
+from vivace.measure.measured_ceilings import known_ceilings
+from vivace.models.find import SYNTHETIC
+from vivace.models.quiet import quiet
+from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import follow_denoiser
+from vivace.runtime.embeddings import encode
+from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
+from vivace.runtime.memory.predict import built_for, images_for, predict_trial
+from vivace.runtime.memory.weightless import find_weightless, run_without_values
+from vivace.runtime.noise import draw_noise_in_fp32
+from vivace.runtime.session import Session
+
+_TIMEOUT_S = 300.0
+_CHANGES_WORK = {
+    Stage.SWAP,
+    Stage.PRUNE,
+    Stage.PRECISION,
+    Stage.ADAPT,
+    Stage.SPLIT,
+    Stage.CACHE,
+    Stage.SCHEDULE,
+}
+_CHANGES_WEIGHTS = {Stage.FUSE, Stage.QUANTIZE}
+_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_TOLERATED_HITS = 0.05
+"""Tolerated error of the share of hits: a schedule of whole steps cannot reach every share."""
+
+
+def add_work(
+    records: Sequence[Record], store: Store, launcher: Launcher, deadline: Deadline | None = None
+) -> list[Record]:
+    """Store the ceilings of the records' device and the operations of each recipe with the latest round of each trial.
+
+    Call it after all timing: it takes seconds a recipe, but no GPU. Does nothing if no ceilings of this device were
+    measured on this machine (`vivace doctor --measure`), or if they are stored already. Work not counted by the
+    deadline is left out.
+
+    Returns:
+        The records, with what was added.
+    """
+    ceilings = known_ceilings(records[0].environment) if records else None
+    if ceilings is None:
+        return list(records)
+    counted = []
+    for record in records:
+        measured = [r for r in record.rounds if r.outcome is Outcome.MEASURED]
+        lacks = record.outcome is Outcome.MEASURED and not any(r.ceilings == ceilings for r in measured)
+        if lacks and not is_over(deadline):
+            latest = max(measured, key=lambda r: r.index)
+            work = next((r.work for r in measured if r.work is not None and r.work.components), None)
+            work = work or work_of(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
+            if not work.components and is_over(deadline):
+                counted.append(record)
+                continue
+            stored = store.rounds(record.trial.key(record.environment))[latest.index]
+            added = {"work": work, "ceilings": ceilings}
+            store.append(record.trial.key(record.environment), stored.model_copy(update=added))
+            rounds = [r.model_copy(update=added) if r is latest else r for r in record.rounds]
+            record = record.model_copy(update={"rounds": tuple(rounds)})
+        counted.append(record)
+    return counted
+
+
+def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
+    """Return the work of a measured trial, counted by a worker. A failure becomes a reason; the measurements stay."""
+    hits = round_.evidence.get("cache_hit_rate")
+    request = WorkRequest(
+        trial=record.trial,
+        environment=record.environment,
+        hits=hits if isinstance(hits, float) else None,
+        denoiser_calls=round_.samples[0].num_denoiser_calls if round_.samples else 0,
+    )
+    try:
+        ending = launcher.run(request, timeout_s)
+    except WorkerError as error:
+        return Work(reason=str(error))
+    if ending.value is not None:
+        return Work.model_validate(ending.value)
+    slow = f"counting took longer than {timeout_s:g} s"
+    return Work(reason=slow if ending.timed_out else last_line(ending.log) or str(ending))
+
+
+def count_work(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
+    """Count a trial's work. Runs in the worker.
+
+    Args:
+        environment: of the measurement.
+        hits: the measured share of the denoiser's calls that were hits of a step cache; None without one.
+        denoiser_calls: the measured number of calls, which the count must reproduce.
+    """
+    try:
+        return _count(trial, environment, hits, denoiser_calls)
+    except VivaceError as error:
+        return Work(reason=str(error))
+    except Exception as error:  # noqa: BLE001  a model's code may fail in any way without values
+        text = str(error).strip()
+        return Work(reason=f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}")
+
+
+def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
+    recipe = Recipe.from_spec(trial.recipe)
+    if any(technique.facts.num_gpus > 1 for technique in recipe):
+        raise Unsupported("one image on several GPUs has no limit of one GPU")
+    twin = recipe.without(*[t for t in recipe if t.facts.stage not in _CHANGES_WORK])
+    workload = trial.workload
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
+        session = _session(trial, environment, twin, hits, denoiser_calls)
+        pipe = session.pipe
+        prompts = [prompt for _, prompt, _ in workload.calls()[0]]
+        arguments: dict[str, Any] = {"prompt": prompts if len(prompts) > 1 else prompts[0]}
+        if workload.text == "embeddings":
+            arguments = encode(session, prompts)
+        arguments |= images_for(pipe, workload.call, len(prompts))
+        modules = ((c, component_of(pipe, c)) for c in COMPONENTS)
+        parts: dict[str, Any] = {c: working_part(c, m) for c, m in modules if m is not None}
+        if workload.task != "text":
+            parts[VAE_ENCODER] = pipe.vae.encoder
+        session(
+            **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
+        )  # timed calls are not the first either
+        before = _hits(session)
+        keeps_state = any(technique.facts.stage is Stage.CACHE for technique in twin)
+        counted = count_calls(
+            lambda: session(**arguments, output_type="pt"),
+            parts,
+            stateless=() if keeps_state else ("denoiser",),
+        )
+        skipped = _hits(session) - before
+    calls = counted["denoiser"].number
+    if calls != denoiser_calls:
+        raise Unsupported(
+            f"the count has {calls} calls of the denoiser, and a timed call had {denoiser_calls}"
+        )
+    if hits is not None and abs(skipped / calls - hits) > max(_TOLERATED_HITS, 1 / calls):
+        raise Unsupported(f"the count has hits in {skipped} of {calls} calls, and {hits:.0%} were measured")
+    weights = _stored_bytes(trial, recipe, environment)
+    return Work(
+        components=tuple(
+            _component(name, calls, recipe, environment, weights, skipped if name == "denoiser" else 0)
+            for name, calls in counted.items()
+            if calls.number
+        )
+    )
+
+
+def _session(
+    trial: Trial, environment: Environment, recipe: Recipe, hits: float | None, calls: int
+) -> Session:
+    """Return the pipeline without weights, in the dtype of the trial's device, with the recipe applied."""
+    model = find_weightless(trial.model.name)
+    pipe = built_for(model, trial.workload.task, environment.device)
+    workload = trial.workload
+    facts = ModelFacts(
+        defaults=model.defaults | workload.call,
+        load_tiny_vae=model.build_tiny_vae,
+        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
+        has_weights=False,
+        # The first step is never a hit; `hits` is a share of the steps after it.
+        hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),
+    )
+    target = Target(Placement(machine_of(environment)), pipe, facts)
+    try:
+        session = Session(pipe, recipe, target)
+    except NoEffect as error:
+        if not error.already_so:
+            raise
+        # What had an effect beside it, such as quantising, is not among the recipe's techniques here.
+        session = Session(pipe, Recipe(), target)
+    follow_denoiser(pipe, "meta")
+    draw_noise_in_fp32(pipe)
+    run_without_values(pipe, trial.workload.height, trial.workload.width)
+    return session
+
+
+def _hits(session: Session) -> int:
+    evidence = session.evidence()
+    rate, calls = evidence.get("cache_hit_rate", 0.0), evidence.get("cache_calls", 0)
+    assert isinstance(rate, float | int)
+    assert isinstance(calls, int)
+    return round(rate * calls)
+
+
+def _component(
+    name: str,
+    calls: Calls,
+    recipe: Recipe,
+    environment: Environment,
+    weights: dict[str, int],
+    skipped: int,
+) -> ComponentWork:
+    """Return a component's work, with the precision that the recipe's techniques give its operations."""
+    dtype = _NAMES.get(calls.dtype, calls.dtype)
+    # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
+    conv = "tf32" if dtype == "fp32" and environment.device == "cuda" else dtype
+    gemm, conv, attention = precisions(name, dtype, conv, recipe.techniques)
+    return ComponentWork(
+        component=name,
+        calls=calls.number,
+        computed=calls.number - skipped,
+        gemm_flop=calls.flops.gemm,
+        conv_flop=calls.flops.conv,
+        attention_flop=calls.flops.attention,
+        gemm=gemm,
+        conv=conv,
+        attention=attention,
+        weights_bytes=min(calls.weights_bytes, weights.get(name, calls.weights_bytes)),
+    )
+
+
+def _stored_bytes(trial: Trial, recipe: Recipe, environment: Environment) -> dict[str, int]:
+    """Return the bytes of each component's weights as the recipe stores them; empty if it stores them as they were."""
+    if not any(technique.declared.stage in _CHANGES_WEIGHTS for technique in recipe):
+        return {}
+    storing = recipe.without(*[t.name for t in recipe if t.declared.stage > max(_CHANGES_WEIGHTS)])
+    stored = trial.model_copy(update={"recipe": storing.spec})
+    components = predict_trial(stored, machine_of(environment)).components
+    return {"denoiser" if each.name in DENOISERS else each.name: each.num_bytes for each in components}

@@ -1,0 +1,206 @@
+"""Requests to worker processes. Each is answered by one value."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from vivace.errors import Unsupported, UnusableModel, WorkerError
+from vivace.foundation.processes.launcher import Launcher, OnEvent, last_line
+from vivace.foundation.processes.protocol import LoggedRequest
+from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.environment import Environment
+from vivace.foundation.spec.figures import FiguresKey
+from vivace.foundation.spec.timing import Timing
+from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Task
+from vivace.models.reading_limits import complaint
+
+WORKER = (sys.executable, "-m", "vivace.benchmark.rounds.worker")
+"""The command line of the worker that answers them."""
+
+
+class WorkerRequest(LoggedRequest):
+    """Base of all requests.
+
+    Attributes:
+        threads: number of CPU threads; None for torch's default.
+        sources: folder of the images that trials start from; None if none does.
+    """
+
+    threads: int | None = None
+    sources: str | None = None
+
+
+class EnvironmentRequest(WorkerRequest):
+    """Return the `Environment` of a device: "auto", "cpu" or "cuda"."""
+
+    kind: Literal["environment"] = "environment"
+    device: str
+
+
+class GpusRequest(WorkerRequest):
+    """Return the GPUs that this process may use, as `Place`s."""
+
+    kind: Literal["gpus"] = "gpus"
+
+
+class RaceRequest(WorkerRequest):
+    """Return the seconds of a short call of each recipe that works here (see `benchmark.race`)."""
+
+    kind: Literal["race"] = "race"
+    device: str
+    model: str
+    recipes: tuple[str, ...]
+
+
+class SupportRequest(WorkerRequest):
+    """Return why recipes cannot work on a device and a model, and the model's components (`benchmark.support`)."""
+
+    kind: Literal["support"] = "support"
+    device: str
+    model: str
+    recipes: tuple[str, ...]
+    task: Task | None = None
+    batch: int | None = None
+
+
+class RoundRequest(WorkerRequest):
+    """Measure one `Round` of a trial. `pictures` is the folder to save its images below; None to save none."""
+
+    kind: Literal["round"] = "round"
+    trial: Trial
+    round: int
+    timing: Timing
+    pictures: str | None
+
+
+class LargestBatchRequest(WorkerRequest):
+    """Return the largest batch of the trial that fits in the GPU's memory."""
+
+    kind: Literal["largest_batch"] = "largest_batch"
+    trial: Trial
+
+
+class RehearsalRequest(WorkerRequest):
+    """Return None if a round of the trial fits in the GPU's memory, else the reason."""
+
+    kind: Literal["rehearsal"] = "rehearsal"
+    trial: Trial
+    timing: Timing
+
+
+class ImagesRequest(WorkerRequest):
+    """Generate the first `number` images of a trial, untimed. `pictures` is the store's folder of images."""
+
+    kind: Literal["pictures"] = "pictures"
+    trial: Trial
+    number: int
+    pictures: str
+
+
+class Scorer(Spec):
+    """A CLIP model's folder, the prompt set that serves as other prompts, and the folder of a second witness."""
+
+    folder: str
+    others: str
+    witness: str | None = None
+
+
+class FiguresRequest(WorkerRequest):
+    """Return the `ImageFigures` of images. `device` is where the scorer runs."""
+
+    kind: Literal["figures"] = "figures"
+    pictures: str
+    keys: tuple[FiguresKey, ...]
+    scorer: Scorer | None
+    device: str
+    lpips: bool
+
+
+class PredictionsRequest(WorkerRequest):
+    """Return the predictions of `vivace plan` for trials on the GPU of an environment."""
+
+    kind: Literal["predictions"] = "predictions"
+    trials: tuple[Trial, ...]
+    environment: Environment
+
+
+class WorkRequest(WorkerRequest):
+    """Return the `Work` of a trial (see `benchmark.work.count_work`)."""
+
+    kind: Literal["work"] = "work"
+    trial: Trial
+    environment: Environment
+    hits: float | None
+    denoiser_calls: int
+
+
+class ProfileRequest(WorkerRequest):
+    """Return the `Profile` of a trial, of the median of `calls` calls.
+
+    Attributes:
+        trace: file for its Chrome trace; None to write none.
+    """
+
+    kind: Literal["profile"] = "profile"
+    trial: Trial
+    timing: Timing
+    calls: int
+    environment: Environment
+    trace: str | None
+
+
+AnyRequest = (
+    EnvironmentRequest
+    | GpusRequest
+    | RaceRequest
+    | SupportRequest
+    | RoundRequest
+    | LargestBatchRequest
+    | RehearsalRequest
+    | ImagesRequest
+    | FiguresRequest
+    | PredictionsRequest
+    | WorkRequest
+    | ProfileRequest
+)
+_PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
+
+
+def parse_request(line: str | bytes) -> AnyRequest:
+    """Parse a request from a line of JSON."""
+    return _PARSER.validate_json(line)
+
+
+def ask(
+    launcher: Launcher,
+    request: AnyRequest,
+    timeout_s: float,
+    on_event: OnEvent = lambda _: None,
+    reads: str | None = None,
+) -> dict[str, Any]:
+    """Return the value of a request, or raise if it failed.
+
+    Args:
+        on_event: called with each event other than the result.
+        reads: the model that the request reads, for messages.
+
+    Raises:
+        Unsupported: the worker answered with an error.
+        UnusableModel: the model took more time or memory to read than its size explains.
+        WorkerError: the process died or took too long.
+    """
+    ending = launcher.run(request, timeout_s, on_event)
+    kind = request.kind.replace("_", " ")
+    if ending.excess is not None:
+        raise UnusableModel(complaint(reads or "the model", ending.excess))
+    if ending.timed_out:
+        raise WorkerError(f"the worker process took longer than {timeout_s:g} s ({kind})")
+    if ending.value is None:
+        raise WorkerError(f"the worker process failed ({kind}): {last_line(ending.log) or ending}")
+    if "error" in ending.value:
+        raise Unsupported(ending.value["error"])
+    return ending.value

@@ -1,0 +1,1 @@
+"""Measurements by the benchmark, and the final that proves the pick: its images, rounds and judges."""

@@ -1,0 +1,425 @@
+"""The sampler of `vivace tune`: a model of techniques' effects proposes which recipe to measure next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
+from vivace.machinery.technique import Technique
+from vivace.recipes.recipe import Recipe
+from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running, texts_of
+from vivace.tuning.model.launches import (
+    WAITS,
+    as_of_another_host,
+    expected_of_capturing,
+    over_the_usual_baseline,
+    wait_of,
+)
+from vivace.tuning.model.leverage import Leverage
+from vivace.tuning.model.priors import SAME, PriorSource
+from vivace.tuning.model.regression import Array, Datum, Prior, Regression, merged
+from vivace.tuning.model.utility import NUM_SAMPLES, chance_of, floor_of, value_of
+from vivace.tuning.search.paths import parts_of, path_of, tries_the_same
+from vivace.tuning.search.results import Result, Rung, latest
+from vivace.tuning.search.space import Space, is_usual
+
+_SLACK_OF_CHANGES = Prior(-0.04, 0.08)
+_SLACK_OF_SAME = Prior(0.0, 0.01)
+_SLACK_OF_TRAINED, _SLACK_OF_REPLACED = Prior(-0.02, 0.05), Prior(-0.005, 0.02)
+"""Slack of distilled weights, which are compared with the weights that they imitate; of decoders, with what they
+draw."""
+_SAVES, _SAVES_NOTHING = Prior(-0.2, 0.3), Prior(0.0, 0.05)
+_SLACK_AT_BEST = 0.02
+_PAIR_SD = 0.15  # error of gains: a VAE's share of the time grows as the steps get shorter
+_OWN_SD = 0.05  # error of gains: a round on a busy machine is off by more than its own interval
+_BASELINE_SD = (
+    0.1  # error of the baseline's own seconds, which enter every gain, from a few rounds on a busy machine
+)
+_ODD = 0.25
+_NEAR = 0.2  # the error of figures of the same model, or of the same family of GPUs
+_PEAK_ERROR = 0.02
+_WORTH_A_PLACE = 0.5
+"""Share of the first recipe's expected improvement that a recipe needs to be measured in the same batch."""
+_WORTH_OF_LESS = 0.002  # weight of the number of techniques, for recipes that promise the same
+_GIVES_NOTHING, _GIVES_LITTLE = 0.01, 0.02
+"""Expected gain below which a technique is left out of a proposal, and tested by leaving it out in the final."""
+_WORTH_BEGINNING = 0.1
+"""Expected gain of a recipe that a search begins with."""
+_AS_LIKELY = 0.9
+"""The smallest ratio of the probabilities of keeping the limits without and with such a technique."""
+
+
+@dataclass
+class ModelSampler:
+    """Proposes recipes by expected improvement times the probability of keeping the limits.
+
+    Attributes:
+        sources: figures of other runs.
+        effects: of the goal, by option; see `priors.effects`.
+        start: a recipe to begin with.
+        seconds_of: the approximate seconds of a recipe's trial; proposals are then ranked by improvement per second.
+        most_s: returns the longest allowed trial in seconds; recipes expected to take longer are not tried.
+        peaks: predicted peaks in bytes, read again each time.
+
+    A proposal has at most one option that no measured recipe has had, so that the cause of a failure is known. A new
+    technique has its usual targets, or those recorded for this model. A recipe that was measured with this model on
+    such a GPU may be proposed as a whole.
+    """
+
+    space: Space
+    rng: np.random.Generator
+    sources: tuple[PriorSource, ...] = ()
+    effects: dict[str, Prior] = field(default_factory=dict)
+    start: Recipe | None = None
+    seconds_of: Callable[[Recipe], float] | None = None
+    most_s: Callable[[], float] = lambda: math.inf
+    peaks: Mapping[Recipe, float | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gain = Regression(self.effects, pair_sd=_PAIR_SD, own_sd=_OWN_SD, shared_sd=_BASELINE_SD)
+        self.slack = Regression(
+            {technique.text: _expected_slack(technique) for technique in self.space.options},
+            # Quality adds up less well than time: two techniques may cost more, or less, than each. Guidance that ends
+            # early gives back what fewer steps or cached blocks lose alone.
+            pair_sd=0.1,
+            own_sd=0.01,
+            kind_sd=0.03,
+            kind_of=path_of,
+        )
+        self.memory = Regression(
+            {t.text: _SAVES if t.facts.saves_memory else _SAVES_NOTHING for t in self.space.options},
+            usual=_SAVES_NOTHING,
+            pair_sd=0.05,
+        )
+        names = {option.name for option in self.space.options}
+        every = [d for source in self.sources for d in source.data]
+        self._prior_data = merged([d for d in every if {technique.name for technique in d.recipe} <= names])
+        near = [datum.recipe for datum in self._prior_data if datum.error <= _NEAR]
+        self._reported = set().union(*map(texts_of, near))
+        self._elsewhere = [datum for datum in self._prior_data if datum.error <= SAME]
+        self._ran = {texts_of(datum.recipe) for datum in self._elsewhere}
+        self._captured: list[Datum] = []
+        self._blame: dict[frozenset[str], float] = {}
+        self._tested: set[str] = set()
+        self._tested_names: set[str] = set()
+        self._alone = False
+
+    def expected_gains(
+        self, recipes: Sequence[Recipe], history: Sequence[Result]
+    ) -> list[tuple[float, float]]:
+        """Return the mean and the standard deviation of each recipe's gain."""
+        self.learn(history)
+        return self.gain.figures(recipes)
+
+    def learn(self, history: Sequence[Result]) -> None:
+        """Fit the model to the measured results."""
+        history = self._read(history)
+        results = list(latest(history).values())
+        measured = [result for result in results if result.gain is not None]
+        measured_recipes = {result.recipe for result in measured}
+        # Every measurement, not only a recipe's last: a screening is as good a look at its time as a judgement.
+        data = [
+            Datum(result.recipe, result.gain, result.error)
+            for result in history
+            if result.gain is not None and result.recipe in measured_recipes and not result.recipe.is_baseline
+        ]
+        wait = max((wait_of(result) for result in measured if result.recipe.is_baseline), default=0.0)
+        if not self.space.objective.measures_memory:
+            self._captured = expected_of_capturing(
+                {result.recipe: result for result in measured}, self.space.options
+            )
+            data += self._captured
+        learnt = {datum.recipe for datum in data}
+        prior = [datum for datum in self._prior_data if datum.recipe not in learnt]
+        self.gain.reweigh(Leverage.of(measured).of_effect)
+        self.gain.learn([*data, *as_of_another_host(prior, wait)])
+        with_quality = [
+            result for result in measured if result.slack is not None and not result.recipe.is_baseline
+        ]
+        self.slack.learn(
+            [
+                # How far below its limit one recipe is says little about others: a single odd image decides.
+                Datum(result.recipe, slack - _SLACK_AT_BEST, math.hypot(result.slack_error, _ODD * slack))
+                for result in with_quality
+                if (slack := min(max(result.slack or 0.0, -0.3), _SLACK_AT_BEST)) is not None
+            ]
+        )
+        self._base_memory = next(
+            (math.log(o.peak_bytes) for o in measured if o.recipe.is_baseline and o.peak_bytes), None
+        )
+        if self._base_memory is not None:
+            self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(measured_recipes)])
+
+    def _read(self, history: Sequence[Result]) -> Sequence[Result]:
+        return history if self.space.objective.measures_memory else over_the_usual_baseline(history)
+
+    def _measured_memory(self, measured: Sequence[Result]) -> Iterator[Datum]:
+        for result in measured:
+            if result.peak_bytes:
+                yield Datum(
+                    result.recipe, math.log(result.peak_bytes) - (self._base_memory or 0.0), _PEAK_ERROR
+                )
+
+    def _predicted_memory(self, measured_recipes: set[Recipe]) -> Iterator[Datum]:
+        base = self.peaks.get(Recipe())
+        for recipe, peak in self.peaks.items():
+            if peak and base and recipe not in measured_recipes:
+                yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
+
+    def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
+        """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
+        results = latest(self._read(history))
+        self.learn(history)
+        self._alone = not self._alone
+        if self.start is not None and self.start not in results and not self.start.is_baseline:
+            return [self.start]
+        chosen: list[Recipe] = []
+        best = self._best(list(results.values()))
+        around = sorted(results, key=lambda r: -value_of(results[r], self.space.objective))[:3]
+        self._blame = failure_probabilities(history)
+        measured = [
+            result.recipe
+            for result in results.values()
+            if result.is_measured or result.outcome is Outcome.OUT_OF_MEMORY
+        ]
+        self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
+        self._tested |= {part for recipe in measured for technique in recipe for part in parts_of(technique)}
+        self._tested_names = {technique.name for recipe in measured for technique in recipe}
+        pool = self.space.pool(self._draw, [self.space.base(), *around])
+        pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
+        known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
+        pool += [datum.recipe for datum in known if self.space.holds(datum.recipe)]
+        pool = [r for r in dict.fromkeys(pool) if r not in results and not r.is_baseline]
+        pool = [r for r in pool if self._differs_by_one(r)]
+        if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
+            recorded = {datum.recipe for datum in known}
+            promising = [
+                r for r in pool if r in recorded or any(t.facts.trained_steps is not None for t in r)
+            ]
+            if promising and (beginning := self._most_promising(promising)) is not None:
+                return [beginning]
+        judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
+        first = 0.0
+        while pool and len(chosen) < number:
+            scores = self._score(pool, best)
+            which = int(np.argmax(scores))
+            if chosen and scores[which] < _WORTH_A_PLACE * first:
+                break  # with this trial's result there is more to choose from
+            first = first or float(scores[which])
+            pick = self._trimmed(pool.pop(which), results)
+            if pick in chosen:
+                continue
+            chosen.append(pick)
+            # Until it is measured it counts with its expected value, so that the next proposal is a different bet.
+            mean, _ = self.gain.estimate([pick])
+            floor = floor_of(history, self.space.objective)
+            best = max(best, floor + float((mean[0] - floor) * self._chance([pick])[0]))
+            self.gain.learn([*self.gain.data, Datum(pick, float(mean[0]), 0.05)])
+            pool = [r for r in pool if not tries_the_same(r, pick, self._tested)]
+            # Recipes of one path pass or fail together, so one of them is judged, and its result counts next time.
+            if (path := path_of(pick)) is not None and path not in judged_paths:
+                pool = [r for r in pool if path_of(r) != path]
+        self.learn(history)
+        return chosen
+
+    def values(self, results: Sequence[Result], history: Sequence[Result]) -> Array:
+        """Draw posterior samples of each recipe's value (samples, recipes): its gain where it passes, else at most the
+        gain that a proposal must exceed.
+
+        A doubt that recipes share, such as about one path of the latents, is drawn once for all of them.
+        """
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+        recipes = [result.recipe for result in results]
+        floor = floor_of(history, self.space.objective)
+        gains = self.gain.draws(recipes, self.rng, NUM_SAMPLES)
+        passes = self.rng.random(gains.shape) < [
+            probability_of_running(recipe, self._blame) for recipe in recipes
+        ]
+        if not self.space.objective.same_picture_only:
+            # A final draws the same images of all, so recipes of one path have the same luck.
+            paths = [path_of(recipe) for recipe in recipes]
+            drawn = self.rng.standard_normal(gains.shape)[:, [paths.index(path) for path in paths]]
+            luck = drawn * [result.luck for result in results]
+            passes &= self.slack.draws(recipes, self.rng, NUM_SAMPLES) + luck + _SLACK_AT_BEST > 0
+        limit = self.space.objective.max_memory_bytes
+        if limit is not None and self._base_memory is not None:
+            memory = self.memory.draws(recipes, self.rng, NUM_SAMPLES)
+            passes &= memory + self._base_memory < math.log(limit)
+        for k, result in enumerate(results):
+            if result.is_ruined:
+                passes[:, k] = False
+            elif result.rung is Rung.FINAL and result.gate is not None:
+                passes[:, k] = result.gate is Gate.PASSED
+        values: Array = np.where(passes, np.maximum(gains, floor), floor)
+        return values
+
+    def _most_promising(self, recipes: list[Recipe]) -> Recipe | None:
+        """Return the recipe with the highest expected gain, however long it takes to measure, if there is time."""
+        promises = self.gain.estimate(recipes)[0] * self._chance(recipes)
+        if self.seconds_of is not None:
+            promises[[self.seconds_of(recipe) > self.most_s() for recipe in recipes]] = 0.0
+        return recipes[int(np.argmax(promises))] if promises.max() > _WORTH_BEGINNING else None
+
+    def _best(self, results: Sequence[Result]) -> float:
+        """Return the best gain so far, discounted by the doubts about its quality; the baseline counts 0."""
+        floor = floor_of(results, self.space.objective)
+        values = [floor]
+        for result in results:
+            if result.slack is not None or (result.is_measured and self.space.objective.same_picture_only):
+                above = max(0.0, value_of(result, self.space.objective, failed=floor) - floor)
+                values.append(floor + chance_of(result) * above)
+        return max(values)
+
+    def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
+        """Return each recipe's gain, discounted by the doubts about its quality, by the model's estimate: it pools all
+        recipes, so that no single lucky measurement wins."""
+        if not results:
+            return []
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+        recipes = [result.recipe for result in results]
+        mean, _ = self.gain.estimate(recipes)
+        chance = self._chance(recipes)
+        # The posterior of a judged recipe includes its own images; after a final they alone count.
+        own = [
+            chance_of(result) if result.rung is Rung.FINAL and result.slack is not None else float(chance[k])
+            for k, result in enumerate(results)
+        ]
+        return [
+            float(gain) * probability - _WORTH_OF_LESS * len(recipe.techniques)
+            for gain, probability, recipe in zip(mean, own, recipes, strict=True)
+        ]
+
+    def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+        """Return the recipe without techniques expected to gain nothing."""
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+        return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
+
+    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+        """Add techniques that keep the path of the latents and are expected to gain more than 2 %: what was tried, and
+        weights that declare how much they save."""
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+        known = {option.text for option in self.space.options if option.facts.saved_share is not None}
+        known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
+        current, most = recipe, _GIVES_LITTLE
+        while True:
+            near = [r for r in self.space.neighbours(current) if path_of(r) == path_of(recipe)]
+            near = [r for r in near if texts_of(r) <= known | texts_of(recipe)]
+            gain, _ = self.gain.estimate([recipe, *near])
+            more = (gain - gain[0]) * self._chance([recipe, *near])
+            which = int(np.argmax(more))
+            if more[which] <= most:
+                return current
+            current, most = near[which - 1], float(more[which])
+
+    def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
+        """Return a recipe of several new techniques without those expected to gain nothing.
+
+        Another search's recipe is proposed as a whole, without techniques expected to gain nothing. Where only one
+        technique is new, the rest is its context.
+        """
+        new = texts_of(recipe) - self._tested
+        if len(new) < 2:
+            return recipe
+        return self._without_idle(
+            recipe,
+            _GIVES_NOTHING,
+            lambda less: less not in results and bool(new & texts_of(less)),
+        )
+
+    def _without_idle(self, recipe: Recipe, little: float, allowed: Callable[[Recipe], bool]) -> Recipe:
+        """Return the recipe without techniques that gain at most `little` (a logarithm), removing the smallest gain
+        first."""
+        while True:
+            fewer = [recipe.without(technique) for technique in recipe]
+            fewer = [
+                less for less in fewer if not less.is_baseline and self.space.holds(less) and allowed(less)
+            ]
+            if not fewer:
+                return recipe
+            gain, _ = self.gain.estimate([recipe, *fewer])
+            chance = self._chance([recipe, *fewer])
+            idle = (gain[1:] > gain[0] - little) & (chance[1:] > _AS_LIKELY * chance[0])
+            if not idle.any():
+                return recipe
+            recipe = fewer[int(np.argmax(np.where(idle, gain[1:], -np.inf)))]
+
+    def _differs_by_one(self, recipe: Recipe) -> bool:
+        """Whether at most one of its options is new, or all new ones were measured together elsewhere.
+
+        In every second batch a new technique that changes the image is measured by itself, so that its effect on
+        quality is visible; in the others it is added to a good recipe.
+        """
+        new = texts_of(recipe) - self._tested
+        if len(new) > 1:
+            return any(new <= ran for ran in self._ran)
+        is_alone = len(texts_of(recipe) - texts_of(self.space.base())) == 1
+        changes = any(technique.text in new and not technique.facts.same_picture for technique in recipe)
+        if self._alone and changes and not is_alone:
+            return False
+        return all(
+            technique.name in self._tested_names
+            or technique.text in self._tested
+            or technique.text in self._reported
+            or is_usual(technique)
+            for technique in recipe
+        )
+
+    def _draw(self, recipes: list[Recipe]) -> Array:
+        scores: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
+        return scores - 100.0 * self._unknown(recipes)
+
+    def _score(self, recipes: list[Recipe], best: float) -> Array:
+        mean, sd = self.gain.estimate(recipes)
+        scores: Array = improvement(mean, sd, best) * self._chance(recipes)
+        if self.seconds_of is not None:
+            seconds = np.array([self.seconds_of(recipe) for recipe in recipes])
+            scores = np.where(seconds > self.most_s(), 0.0, scores / seconds)
+        return scores - 100.0 * self._unknown(recipes)
+
+    def _unknown(self, recipes: list[Recipe]) -> Array:
+        return np.array([0.0 if self._differs_by_one(recipe) else 1.0 for recipe in recipes])
+
+    def _chance(self, recipes: list[Recipe]) -> Array:
+        """Return the probability that each recipe runs and keeps the limits, at least a millionth."""
+        chance = np.array([probability_of_running(recipe, self._blame) for recipe in recipes])
+        mean, sd = self.slack.estimate(recipes)
+        if not self.space.objective.same_picture_only:
+            chance *= normal((mean + _SLACK_AT_BEST) / sd)
+        limit = self.space.objective.max_memory_bytes
+        if limit is not None and self._base_memory is not None:
+            mean, sd = self.memory.estimate(recipes)
+            chance *= normal((math.log(limit) - self._base_memory - mean) / sd)
+        probability: Array = np.maximum(chance, 1e-6)
+        return probability
+
+
+def _expected_slack(technique: Technique) -> Prior:
+    if technique.facts.same_picture:
+        return _SLACK_OF_SAME
+    if technique.facts.saved_share is not None:
+        return _SLACK_OF_REPLACED
+    return _SLACK_OF_CHANGES if technique.facts.trained_steps is None else _SLACK_OF_TRAINED
+
+
+def improvement(mean: Array, sd: Array, best: float) -> Array:
+    """Return the expected improvement over `best` of normally distributed values.
+
+    Mockus, Tiesis and Zilinskas, The Application of Bayesian Methods, 1978.
+    """
+    z = (mean - best) / sd
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    expected: Array = (mean - best) * normal(z) + sd * density
+    return np.maximum(expected, 0.0)
+
+
+def normal(z: Array) -> Array:
+    return np.array([0.5 * (1 + math.erf(float(x) / math.sqrt(2))) for x in np.atleast_1d(z)])

@@ -1,0 +1,278 @@
+"""Results of recipes: measured here, in an earlier run, or on another machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vivace.errors import RecipeError
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import Outcome, Record
+from vivace.foundation.stats import Gate
+from vivace.foundation.stats.intervals import Interval, student_t
+from vivace.recipes.recipe import Recipe
+from vivace.report.rows import Row
+from vivace.tuning.search.objective import Objective
+
+RUINED = 0.15
+"""Gap to the limit on a few images beyond which a recipe is dropped."""
+_LEAST_ERROR = 0.01
+_UNKNOWN_ERROR = 0.08  # of one round without an interval
+_DISTURBED_ERROR = 0.10
+_PROVEN_ERROR = 0.004  # error of a slack: what another build of a library, or another seed, makes of it
+_LUCK = 0.01  # of a final's images, where none of the recipe's were seen yet
+_SURE = 0.95  # of the bounds that a judgement before the final has
+
+
+class Rung(IntEnum):
+    """How thoroughly a recipe was measured."""
+
+    SCREENED = 0
+    """A few calls; steps reduced where the technique does the same in each step. No quality."""
+    JUDGED = 1
+    """Full steps, and the fewest prompts that the gate accepts."""
+    FINAL = 2
+    """Interleaved with the baseline in several rounds; quality by the images of the final."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One recipe's result.
+
+    Attributes:
+        gain: logarithm of the goal's improvement over the baseline beside it: time or memory, more is better.
+        error: its standard error.
+        slack: the margin of quality above its limit at the lower bound of its interval; negative below it. For few
+            images, as expected for all images of the final.
+        slack_error: its standard error, by the images seen so far.
+        luck: standard deviation of what the final's further images add to it, however many were seen before.
+        images: that quality was judged by.
+        own_error: standard error of the logarithm of its own figure, beside others of its comparison; 0 if unknown.
+        seconds, peak_bytes, first_call_s: measured; `seconds` per image.
+        stages_s: seconds per image by stage.
+        reason: why it was not measured, or why quality failed.
+        busy_share: share of its time in which the GPU was busy, in a traced call; None if unknown.
+        least_gain: lower end of the gain's 95 % interval; None if unknown, or if the gain needs none, as of memory.
+    """
+
+    recipe: Recipe
+    outcome: Outcome
+    rung: Rung
+    gain: float | None = None
+    error: float = _UNKNOWN_ERROR
+    slack: float | None = None
+    gate: Gate | None = None
+    seconds: float | None = None
+    peak_bytes: float | None = None
+    first_call_s: float | None = None
+    stages_s: tuple[tuple[str, float], ...] = ()
+    reason: str | None = None
+    slack_error: float = _PROVEN_ERROR
+    luck: float = _LUCK
+    images: int = 0
+    busy_share: float | None = None
+    own_error: float = 0.0
+    least_gain: float | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        return self.outcome is Outcome.MEASURED and self.gain is not None
+
+    @property
+    def is_ruined(self) -> bool:
+        """Whether quality has failed, or will at any number of images."""
+        return self.gate is Gate.FAILED or (self.slack is not None and self.slack < -RUINED)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on its images, and of how many images it is before the final; "" without one."""
+        of = "" if self.rung is Rung.FINAL or not self.images else f" by {self.images} images"
+        return "" if self.gate is None else f"{self.gate.value}{of}"
+
+    def keeps(self, objective: Objective) -> bool:
+        """Whether it was measured and keeps the limits of memory and of the first call."""
+        if not self.is_measured:
+            return False
+        memory, first = objective.max_memory_bytes, objective.max_first_call_s
+        if memory is not None and (self.peak_bytes is None or self.peak_bytes > memory):
+            return False
+        return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
+
+
+def result_of_row(
+    row: Row,
+    baseline: Row,
+    rung: Rung,
+    objective: Objective,
+    steps_left: float = 0.0,
+    final_prompts: float = 0.0,
+    sure: float = _SURE,
+) -> Result | None:
+    """Return the result of a row; None for a recipe that this version of vivace cannot read.
+
+    Args:
+        steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
+        final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
+            as the root of their number, since images of one prompt are correlated.
+        sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
+    """
+    recipe = recipe_of(row.record)
+    if recipe is None:
+        return None
+    if row.record.outcome is not Outcome.MEASURED or row.latency is None or baseline.latency is None:
+        return Result(recipe, row.record.outcome, rung, reason=row.record.reason)
+    seconds, before = (_full_s(result, steps_left) for result in (row, baseline))
+    peak = None if row.memory is None else float(row.memory.peak_bytes)
+    gain, error = math.log(before / seconds), _error(row)
+    if objective.measures_memory:
+        if peak is None or baseline.memory is None:
+            return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
+        gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
+    judgement = None if row.is_baseline else row.judgement
+    slack, slack_error, luck = (
+        (None, _PROVEN_ERROR, _LUCK)
+        if row.is_baseline
+        else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.FINAL)
+    )
+    return Result(
+        recipe=recipe,
+        outcome=Outcome.MEASURED,
+        rung=rung,
+        gain=gain,
+        error=error,
+        slack=slack,
+        slack_error=slack_error,
+        luck=luck,
+        images=0 if row.fidelity is None else row.fidelity.num_pictures,
+        own_error=0.0 if objective.measures_memory else _own_error(row.latency.median),
+        busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
+        gate=Gate.PASSED if row.is_baseline else None if judgement is None else judgement.gate,
+        seconds=seconds,
+        peak_bytes=peak,
+        first_call_s=row.first_call_s,
+        stages_s=tuple((row.stages_s or {}).items()),
+        reason=None if judgement is None else judgement.reason,
+        least_gain=None if objective.measures_memory else _least_gain(row),
+    )
+
+
+def recipe_of(record: Record) -> Recipe | None:
+    """Return a record's recipe; None if this version of vivace cannot read it."""
+    try:
+        return Recipe.from_spec(record.trial.recipe)
+    except RecipeError:
+        return None
+
+
+def _least_gain(row: Row) -> float | None:
+    if row.speedup is None or row.speedup.low is None:
+        return None
+    return math.log(row.speedup.low) if row.speedup.low > 0 else -math.inf
+
+
+def slack_of(
+    row: Row,
+    limits: Limits,
+    final_prompts: float = 0.0,
+    sure: float = _SURE,
+    *,
+    of_the_final: bool = False,
+) -> tuple[float | None, float, float]:
+    """Return the smallest margin of a row's figures above their limits, its error and luck; None without figures.
+
+    For the arguments see `expected_low`.
+    """
+    fidelity = row.fidelity
+    if row.judgement is not None and row.judgement.figure == "broken":
+        return -2 * RUINED, _PROVEN_ERROR, 0.0
+    if fidelity is None:
+        return None, _PROVEN_ERROR, _LUCK
+    minima = {"clip": limits.for_scorer(None).clip, "witness": limits.witness}
+    if row.record.trial.recipe.same_picture:
+        minima["match"] = limits.match
+    slacks = []
+    for name, limit in minima.items():
+        kept = getattr(fidelity, name)
+        if kept is not None and isinstance(limit, float):
+            reached, error, luck = expected_low(
+                kept.bounds,
+                fidelity.num_prompts,
+                fidelity.num_pictures,
+                final_prompts,
+                sure,
+                of_the_final=of_the_final,
+            )
+            slacks.append((reached - limit, error, luck))
+    return min(slacks, default=(None, _PROVEN_ERROR, _LUCK))
+
+
+def expected_low(
+    bounds: Interval,
+    prompts: int,
+    images: int,
+    final: float,
+    sure: float = _SURE,
+    *,
+    of_the_final: bool = False,
+) -> tuple[float, float, float]:
+    """Return the lower bound expected of all images of the final, its error, and the luck of the images to come.
+
+    The point moves as means of samples do, and the interval shrinks with the root of their number. The error is of the
+    images seen, so what is known of other recipes makes it smaller; the luck is of images that nobody has seen.
+
+    Args:
+        prompts, images: that the bounds are of.
+        final: prompts of the final.
+        sure: confidence of each look of the final.
+        of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
+    """
+    if bounds.low is None:
+        return bounds.point, 2 * RUINED, 0.0
+    reach = bounds.point - bounds.low
+    if reach <= 0:
+        return bounds.low, _PROVEN_ERROR, 0.0
+    more = max(1.0, math.sqrt(final / math.sqrt(prompts * images)))  # further seeds count as their root
+    error = reach / student_t(sure if of_the_final else _SURE, prompts - 1)
+    at_the_end = error / more * student_t(sure, (final if more > 1.0 else prompts) - 1)
+    # A final's mean has its first images in it, or is of others only.
+    luck = error * math.sqrt(1 - 1 / more**2) if of_the_final else error / more if final else 0.0
+    return bounds.point - at_the_end, max(_PROVEN_ERROR, error), luck
+
+
+def _full_s(row: Row, steps_left: float) -> float:
+    assert row.latency is not None
+    return row.latency.median.point + steps_left * row.stages_s.get("steps", 0.0)
+
+
+def _error(row: Row) -> float:
+    """Return the standard error of the logarithm of a row's speed-up."""
+    ratio = row.speedup
+    if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 0:
+        error = _UNKNOWN_ERROR
+    else:
+        error = math.log(ratio.high / ratio.low) / (2 * 1.96)
+    if row.is_disturbed:
+        error = max(error, _DISTURBED_ERROR)
+    return min(max(error, _LEAST_ERROR), 0.3)
+
+
+def _own_error(seconds: Interval) -> float:
+    if seconds.low is None or seconds.high is None or seconds.low <= 0:
+        return 0.0
+    return math.log(seconds.high / seconds.low) / (2 * 1.96)
+
+
+def gain_of(result: Result) -> float:
+    """Return the gain of a result; the smallest possible if it was not measured."""
+    return -math.inf if result.gain is None else result.gain
+
+
+def latest(history: Sequence[Result]) -> dict[Recipe, Result]:
+    """Return the most thorough result of each recipe; of equals, the last."""
+    by_recipe: dict[Recipe, Result] = {}
+    for result in history:
+        if result.recipe not in by_recipe or result.rung >= by_recipe[result.recipe].rung:
+            by_recipe[result.recipe] = result
+    return by_recipe

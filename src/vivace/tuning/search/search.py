@@ -1,0 +1,448 @@
+"""The search: screen promising recipes, judge the better half, prove the best beside the baseline.
+
+With a time limit it has an answer in the first half: a final of recipes of which one almost certainly passes.
+A bolder recipe replaces the answer only where another final proves it.
+
+All measurements go through a `Measurer`: the benchmark, or in tests a recorded grid. The search knows only the history,
+which comes from the store, so an interrupted search goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vivace.foundation.spec.record import Outcome
+from vivace.foundation.stats import Gate
+from vivace.recipes.recipe import Recipe
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.utility import chance_of, floor_of, shortest_as_fast
+from vivace.tuning.search.budget import Budget
+from vivace.tuning.search.finalists import MOST_USEFUL, best_of_each, portfolio, useful
+from vivace.tuning.search.measurer import Measurer, Unwatched, Watcher
+from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.paths import path_of
+from vivace.tuning.search.results import Result, Rung, gain_of, latest
+from vivace.tuning.search.space import Space
+
+BATCH = 4
+PROMOTED = 0.5
+_MANY = 10  # trials; one is kept for the end
+_FINALS = 8
+"""Maximum number of finals: a finalist whose quality is not proven makes room for the next one."""
+_WORTH_A_FINAL = 0.01
+"""Expected improvement over the pick, as the logarithm of a speed-up."""
+_LIKELY = 0.5
+_WORTH_IMAGES = 0.25
+_HOPELESS = 0.02
+"""Probabilities that a recipe's quality passes in the final."""
+REACH = 0.10
+"""Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""
+_MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Attributes:
+        judges: whether quality is judged; if not, screening is followed by the final.
+        history: all results; those of an earlier run come first.
+    """
+
+    objective: Objective
+    space: Space
+    sampler: ModelSampler
+    measurer: Measurer
+    budget: Budget
+    judges: bool = True
+    watcher: Watcher = field(default_factory=Unwatched)
+    history: list[Result] = field(default_factory=list)
+    batch: int = BATCH
+    exhausted: bool = False
+    refused: set[Recipe] = field(default_factory=set)
+
+    @property
+    def num_trials(self) -> int:
+        """The number of recipes that have been measured, the baseline not counted."""
+        return len({result.recipe for result in self.history if not result.recipe.is_baseline} - self.refused)
+
+    def run(self) -> Result | None:
+        """Search until the budget is spent, then prove; return the pick, None if no recipe beats the baseline."""
+        self._judge_promising()  # of an interrupted search
+        for _ in range(_FINALS):
+            self._explore(self._has_to_prove)
+            if not self._has_to_prove():
+                break
+            self._final([result.recipe for result in self._portfolio()])
+            self._decide(_WORTH_IMAGES, until_one_passes=True)
+        self._explore(lambda: False)
+        if self.judges and not self.exhausted and not self.num_trials:
+            self._final(
+                self._ask(MOST_USEFUL)
+            )  # on a machine so slow that there is no time for anything before it
+        self._judge_until_one_may_pass()
+        return self._prove()
+
+    def _explore(self, stops: Callable[[], bool]) -> None:
+        """Screen and judge recipes until `stops` says so, or only the final still fits."""
+        number = self.budget.number
+        if self.judges and number >= _MANY:
+            number -= 1  # for recipes that passed a final, with all techniques that work; see `_assembled`
+        while (
+            not self.exhausted
+            and self.num_trials < number
+            and not stops()
+            and not self.budget.is_over(
+                self.num_trials, self._add_shorter(self.finalists(self._candidates()))
+            )
+        ):
+            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
+            if not recipes:
+                self.exhausted = True
+                break
+            recipes = self.budget.affordable(recipes, self._add_shorter(self.finalists(self._candidates())))
+            if not recipes:
+                break
+            self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
+            results = self.measurer.screen(recipes)
+            self._note(results)
+            if not any(result.recipe in recipes for result in results):
+                break  # the time ended before one of them was measured
+            self._leave_out_failed()
+            if self.judges and not stops():
+                self._judge_promising(recipes)
+
+    def _has_to_prove(self) -> bool:
+        """Whether there is no answer yet and it is time to prove one."""
+        if not self.judges or self.pick() is not None:
+            return False
+        finalists = self._portfolio()
+        is_new = any(result.rung < Rung.FINAL for result in finalists)
+        return is_new and self.budget.is_time_to_prove(finalists)
+
+    def _ask(self, number: int) -> list[Recipe]:
+        """Return recipes that may work here; the others are recorded and cost no trial."""
+        refused = 0
+        while True:
+            recipes = self.sampler.ask(self.history, number)
+            out = self.measurer.refuse(recipes)
+            self.refused |= {result.recipe for result in out}
+            self.history += out
+            self._leave_out_failed()
+            recipes = [recipe for recipe in recipes if recipe not in self.refused]
+            refused += len(out)
+            if recipes or not out or refused > _MOST_REFUSED or self.budget.is_over(0, []):
+                return recipes
+
+    def _note(self, results: Sequence[Result]) -> None:
+        for result in results:
+            self.history.append(result)
+            if not result.recipe.is_baseline:
+                self.watcher.measured(result, self.history)
+
+    def _leave_out_failed(self) -> None:
+        """Remove the options that failed by themselves from the space for good."""
+        base = self.space.base()
+        for result in self.history:
+            added = [t for t in result.recipe if t not in base.techniques]
+            if result.outcome is Outcome.OUT_OF_MEMORY and self.objective.max_memory_bytes is not None:
+                continue  # with others that save memory it may fit
+            if len(added) == 1 and not result.is_measured and result.outcome.is_final:
+                self.space.leave_out(added[0], result.reason or result.outcome.value)
+
+    def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
+        """Judge the better half of the screened recipes that can still win, and techniques whose quality is unknown.
+
+        Techniques that ruin the image are then known before more recipes use them.
+        """
+        if not self.judges:
+            return
+        screened = [
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.SCREENED
+            and result.keeps(self.objective)
+            and not result.recipe.is_baseline
+            and (recipes is None or result.recipe in recipes)
+        ]
+        floor = floor_of(self.history, self.objective)
+        best = max(
+            [
+                floor,
+                *(
+                    gain_of(result)
+                    for result in self._candidates()
+                    if result.slack is None or result.slack >= 0
+                ),
+            ]
+        )
+        promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
+        number = math.ceil(PROMOTED * len(screened))
+        chosen = [result.recipe for result in self._by_promise(promising)[:number]]
+        chosen += [
+            result.recipe
+            for result in screened
+            if result.recipe not in chosen and self._tells_of_quality(result)
+        ]
+        if chosen:
+            self.watcher.note(f"judging the quality of {len(chosen)}")
+            self._note(self.measurer.judge(chosen))
+
+    def _tells_of_quality(self, result: Result) -> bool:
+        """Return whether a recipe is faster by a technique that changes the image and was never judged."""
+        judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
+        return gain_of(result) > _WORTH_A_FINAL and any(
+            not technique.facts.same_picture and technique not in judged_techniques
+            for technique in result.recipe
+        )
+
+    def _judge_until_one_may_pass(self) -> None:
+        """Judge recipes that were only screened, the most promising first, until one will probably pass its final."""
+        while self.judges and not any(chance_of(result) > _LIKELY for result in self._candidates()):
+            left = [
+                result
+                for result in latest(self.history).values()
+                if result.rung is Rung.SCREENED
+                and result.keeps(self.objective)
+                and gain_of(result) > _WORTH_A_FINAL
+            ]
+            chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
+            chosen = self.budget.affordable(chosen, [])
+            if not chosen:
+                break
+            self.watcher.note(f"no recipe is likely to pass yet; judging the quality of {len(chosen)} more")
+            results = self.measurer.judge(chosen)
+            self._note(results)
+            if not any(result.recipe in chosen for result in results):
+                break
+
+    def _by_promise(self, results: Sequence[Result]) -> list[Result]:
+        promises = self.sampler.promise(results, self.history)
+        order = sorted(range(len(results)), key=lambda k: -promises[k])
+        return [results[k] for k in order]
+
+    def _candidates(self, *, screened: bool = False) -> list[Result]:
+        """Return the candidates, the most promising first.
+
+        Args:
+            screened: also recipes that were not judged yet.
+        """
+        floor = floor_of(self.history, self.objective)
+        candidates = [
+            result
+            for result in latest(self.history).values()
+            if result.keeps(self.objective)
+            and not result.recipe.is_baseline
+            and not result.is_ruined
+            and chance_of(result) > _HOPELESS
+            and gain_of(result) > floor
+            and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
+            and (screened or not self.judges or result.rung > Rung.SCREENED)
+        ]
+        return self._by_promise(candidates)
+
+    def _prove(self) -> Result | None:
+        """Measure finalists beside the baseline until one passes and no other promises more; return the best.
+
+        Finals after the first with a pick are extra, and are held only while the budget lasts.
+        """
+        tried: set[Recipe] = set()
+        for _ in range(_FINALS):
+            self._decide(_WORTH_IMAGES)
+            pick = self.pick()
+            first = self._portfolio() if pick is None else self.finalists(self._rivals(pick), pick)
+            finalists = [result.recipe for result in first]
+            if not finalists or set(finalists) <= tried:
+                break
+            if pick is not None:
+                if not self.budget.allows_rounds(first[:1]):
+                    break
+                if any(gain_of(result) < gain_of(pick) + REACH for result in first):
+                    finalists.append(pick.recipe)  # what may be as fast is measured side by side
+            elif tried and not self.budget.allows_another_final():
+                break
+            finalists += self._shorter(first)
+            finalists = self.replace_last_by_intersection(finalists)
+            tried |= set(finalists)
+            self._final(finalists)
+        self._decide(_HOPELESS)
+        return self.pick()
+
+    def _final(self, recipes: Sequence[Recipe]) -> None:
+        """Measure finalists beside the baseline, as many as there is time for."""
+        results = latest(self.history)
+        finalists = [results.get(recipe) or self._expected(recipe) for recipe in recipes]
+        while len(finalists) > 1 and not self.budget.allows_rounds(finalists):
+            finalists.pop()
+        recipes = [result.recipe for result in finalists]
+        if not recipes:
+            return
+        self.watcher.final(recipes)
+        self._note(self.measurer.prove(recipes))
+
+    def _expected(self, recipe: Recipe) -> Result:
+        """Return the expected result of an unmeasured recipe."""
+        ((gain, error),) = self.sampler.expected_gains([recipe], self.history)
+        base = latest(self.history).get(Recipe())
+        seconds = None if base is None or not base.seconds else base.seconds / math.exp(gain - error)
+        return Result(recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=seconds)
+
+    def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
+        """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
+
+        Args:
+            least_chance: probability of passing that a finalist needs; less likely recipes are left for the end.
+        """
+        while undecided := self._undecided(least_chance):
+            if until_one_passes and self.pick() is not None:
+                return
+            if not self.budget.allows_images(undecided):
+                return
+            self.watcher.note(
+                f"drawing more images of {', '.join(result.recipe.text for result in undecided)}"
+            )
+            results = self.measurer.draw_more([result.recipe for result in undecided])
+            if not results:
+                return
+            self._note(results)
+
+    def _undecided(self, least_chance: float) -> list[Result]:
+        """Return the finalists that more images may turn into the pick."""
+        pick = self.pick()
+        least = floor_of(self.history, self.objective) if pick is None else gain_of(pick) + _WORTH_A_FINAL
+        return [
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.FINAL
+            and result.gate is Gate.UNCLEAR
+            and result.keeps(self.objective)
+            and gain_of(result) > least
+            and chance_of(result) > least_chance
+        ]
+
+    def open_ends(self) -> list[Result]:
+        """Return the recipes that a longer search may still prove, the most promising first."""
+        undecided = self._undecided(_HOPELESS)
+        return self._by_promise([*undecided, *self._candidates(screened=True)])
+
+    def _portfolio(self) -> list[Result]:
+        """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
+        possible."""
+        # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
+        candidates = self._rivals() or self._candidates()
+        if not candidates:
+            return []
+        chosen = [candidates.index(result) for result in self.finalists(candidates)]
+        if not self.judges:
+            return [candidates[k] for k in chosen]
+        samples = self.sampler.values(candidates, self.history)
+        error = float(np.median([result.error for result in candidates]))
+        return [
+            candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective) + error, chosen)
+        ]
+
+    def _rivals(self, pick: Result | None = None) -> list[Result]:
+        """Return what no final has measured: the candidates, and what is expected to be faster than these or the
+        pick."""
+        new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
+        return [*new, *self.propose_unmeasured(new if pick is None else [pick, *new])]
+
+    def finalists(self, candidates: Sequence[Result], over: Result | None = None) -> list[Result]:
+        """Choose finalists greedily by expected improvement over posterior samples.
+
+        Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
+        each posterior sample, so one of them represents all.
+
+        Args:
+            over: the gain that they must exceed.
+        """
+        if not candidates:
+            return []
+        least = 0.0 if over is None else _WORTH_A_FINAL
+        floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
+        samples = self.sampler.values(candidates, self.history)
+        best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
+        chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
+        return self.distinct([candidates[best[k]] for k in chosen])
+
+    def pick(self) -> Result | None:
+        """Return the best proven recipe, without techniques that were proven to gain nothing."""
+        floor = floor_of(self.history, self.objective)
+        good = [
+            result
+            for result in latest(self.history).values()
+            if result.rung is Rung.FINAL
+            and not result.recipe.is_baseline
+            and result.keeps(self.objective)
+            and gain_of(result) > floor
+            and (result.least_gain is None or result.least_gain > floor)
+            and (not self.judges or result.gate is Gate.PASSED)
+        ]
+        return shortest_as_fast(max(good, key=gain_of), good) if good else None
+
+    def _shorter(self, finalists: Sequence[Result]) -> list[Recipe]:
+        """Return the first finalist without techniques expected to gain nothing, if it may win and there is time."""
+        first = finalists[0]
+        less = self.sampler.shorter(first.recipe, self.history)
+        if less.is_baseline or less in {result.recipe for result in finalists} or not self.space.holds(less):
+            return []
+        result = latest(self.history).get(less)
+        if result is not None and (not result.keeps(self.objective) or result.is_ruined):
+            return []
+        trials = self.num_trials if result is None else 0
+        if self.budget.is_over(trials, [*finalists, replace(first, recipe=less)]):
+            return []
+        return [] if self.measurer.refuse([less]) else [less]
+
+    def propose_unmeasured(self, results: Sequence[Result]) -> list[Result]:
+        """Return the best results with what is expected to make them faster, where nothing has measured that.
+
+        Trials are chosen for their information, and the last ones mostly fail; these are chosen to be the answer.
+        """
+        if not self.judges or self.num_trials >= self.budget.number:
+            return []
+        longer: dict[Recipe, Result] = {}
+        for result in results[:MOST_USEFUL]:
+            recipe = self.sampler.assembled(result.recipe, self.history)
+            if recipe not in latest(self.history):
+                longer.setdefault(
+                    recipe, replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)
+                )
+        refused = {result.recipe for result in self.measurer.refuse(list(longer))} if longer else set()
+        return [result for recipe, result in longer.items() if recipe not in refused]
+
+    def replace_last_by_intersection(self, finalists: list[Recipe]) -> list[Recipe]:
+        """Replace the last of three finalists by their common part, if that may be as fast.
+
+        Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as
+        `tf32` in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the
+        answer if it is as fast.
+        """
+        shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
+        common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
+        if self.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
+            return finalists
+        result = latest(self.history).get(common)
+        best = max(gain_of(result) for result in latest(self.history).values() if result.recipe in finalists)
+        is_slow = result is not None and not (result.keeps(self.objective) and gain_of(result) > best - REACH)
+        if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
+            return finalists
+        return [*finalists[:-1], common]
+
+    def distinct(self, finalists: Sequence[Result]) -> list[Result]:
+        """Return recipes that differ by more than techniques expected to gain nothing."""
+        kept: dict[Recipe, Result] = {}
+        for result in finalists:
+            kept.setdefault(self.sampler.shorter(result.recipe, self.history), result)
+        return list(kept.values())
+
+    def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
+        """Return the finalists, with the first one's shorter form if there is room."""
+        less = self.sampler.shorter(finalists[0].recipe, self.history) if finalists else Recipe()
+        if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
+            return list(finalists)
+        return [*finalists, replace(finalists[0], recipe=less)]
