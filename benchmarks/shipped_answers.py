@@ -27,9 +27,9 @@ from vivace.cli.plan import fit_of
 from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.memory import remembered, shipped_answers
+from vivace.runtime.memory import remembered
 from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.shipped_answers import FILE, versions
+from vivace.runtime.memory.remembered import FILE, versions
 from vivace.runtime.memory.weightless import Weightless, find_weightless
 
 Answer = list[Any]
@@ -55,18 +55,18 @@ def main(names: list[str]) -> None:
 def _collected() -> Iterator[list[Answer]]:
     """Collect the answers that are made inside the context, of which none is taken from the package."""
     answers: list[Answer] = []
-    predict, shipped = remembered.predict_or_refuse, shipped_answers.shipped_answer
+    predict, shipped = remembered.predict_or_refuse, remembered.shipped_answer
 
     def collect(model: Weightless, recipe: Recipe, request: Mapping[str, Any]) -> Any:
         content = predict(model, recipe, request)
         answers.append([model.name, recipe.text, content])
         return content
 
-    remembered.predict_or_refuse, shipped_answers.shipped_answer = collect, lambda *_: None
+    remembered.predict_or_refuse, remembered.shipped_answer = collect, lambda *_: None
     try:
         yield answers
     finally:
-        remembered.predict_or_refuse, shipped_answers.shipped_answer = predict, shipped
+        remembered.predict_or_refuse, remembered.shipped_answer = predict, shipped
 
 
 def _answers(name: str) -> list[Answer]:

@@ -26,8 +26,7 @@ from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.study_file import read_study
 from vivace.foundation.spec.profiling import OperatorTime, Profile
-from vivace.foundation.untrusted.files import read_text
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_text, reading
 from vivace.report.summary import seconds
 
 STUDY = "002"

@@ -216,7 +216,7 @@ class Simulated:
         """Return how long the host launches, in shares of the baseline's time."""
         if self.busy == 1.0 or captures(recipe):
             return 0.0
-        is_compiled = any(Trait.COMPILED in technique.provides for technique in recipe)
+        is_compiled = any(Trait.COMPILED in technique.facts.provides for technique in recipe)
         return _COMPILED_LAUNCHES if is_compiled else 1.0
 
     def _recorded_gain(self, recipe: Recipe) -> float:
@@ -230,10 +230,10 @@ class Simulated:
     def _round(self, recipe: Recipe, call_s: float, repeats: int) -> float:
         cold = Pace(on_gpu=True, reported_s=self.pace.reported_s)
         compiling_s = _COMPILES_LONGER * cold.of_compiling(recipe)
-        key = frozenset(t for t in recipe if Trait.COMPILED in t.provides or t.name == "quantize")
+        key = frozenset(t for t in recipe if Trait.COMPILED in t.facts.provides or t.name == "quantize")
         if compiling_s and key in self.compiled:
             compiling_s *= _CACHED
-        if any(Trait.FUSED in technique.provides for technique in recipe):
+        if any(Trait.FUSED in technique.facts.provides for technique in recipe):
             compiling_s += 2 if Trait.FUSED in self.compiled else _KERNELS_S
             self.compiled.add(Trait.FUSED)
         self.compiled.add(key)
@@ -308,7 +308,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     space.combined = gpu.combined
     click.echo(f"{len(space.options)} options, {len(space.cut)} left out")
     if max_memory is not None:
-        saving = [text for option in space.options for text in option.memory_advice.saving]
+        saving = [text for option in space.options for text in option.facts.saves_memory]
         gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
         gpu.peaks.add(recorded(model, gpu.size, gpu.size))
     base = gpu.start()

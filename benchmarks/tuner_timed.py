@@ -30,7 +30,7 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
-from vivace.foundation.stats.repeated_looks import sure_of_each
+from vivace.foundation.stats.sequential import sure_of_each
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import SURE_FAIL
 from vivace.tuning.final.image_plan import ImagePlan

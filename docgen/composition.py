@@ -167,7 +167,7 @@ def _refused() -> str:
     pairs = ", ".join(f"{first} and {second}" for first, second in never)
     slots: dict[str, list[str]] = {}
     for name, technique in TECHNIQUES.items():
-        slots.setdefault(technique.owns, []).append(name)
+        slots.setdefault(technique.declared.owns, []).append(name)
     shared = "; ".join(f"{slot}: {', '.join(names)}" for slot, names in slots.items() if len(names) > 1)
     return (
         f"Techniques that are never allowed in one recipe: {pairs or 'none'}. A technique cannot be applied twice to "

@@ -308,7 +308,7 @@ def conclusions(family: Family) -> list[str]:
 
 
 def _is_cache(curve: str) -> bool:
-    return TECHNIQUES[curve.partition(",")[0]].owns == "step cache"
+    return TECHNIQUES[curve.partition(",")[0]].declared.owns == "step cache"
 
 
 def _dominates(points: Sequence[Point]) -> str | None:

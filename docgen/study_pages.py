@@ -31,7 +31,7 @@ from vivace.evidence.studies.view import (
     views,
 )
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
 from vivace.report.summary import ratio, seconds, size
 from vivace.report.text_table import markdown_lines

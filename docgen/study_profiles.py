@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
 from vivace.foundation.spec.profiling import Profile, Share
-from vivace.foundation.untrusted.terminal_text import markdown_cell, markdown_code_cell
+from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.profile_tables import changes_text, sections
 from vivace.report.summary import seconds
 

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any, ClassVar, Literal
 
-from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts, knob
 from vivace.techniques import TECHNIQUES
 
 COMMAND = (sys.executable, __file__)
@@ -15,9 +15,7 @@ COMMAND = (sys.executable, __file__)
 class Fault(Technique):
     name: ClassVar[str] = "fault"
     summary: ClassVar[str] = "ruins the trial"
-    stage: ClassVar[Stage] = Stage.SWAP
-    owns: ClassVar[str] = "fate"
-    same_picture: ClassVar[bool] = True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(stage=Stage.SWAP, owns="fate", same_picture=True)
 
     kind: Literal[
         "black",

@@ -26,9 +26,8 @@ from tinyworld.collapses import CALIBRATED, HELD_OUT, PROMPTS, Images
 from tinyworld.gate_pictures import SCORER, draw, embeddings_of, mine
 from tinyworld.gate_tables import replaced
 from tinyworld.gate_variants import SET_PICTURES, Variant, variants
-from vivace.foundation.spec.figures import ImageFigures
+from vivace.foundation.spec.figures import ImageFigures, packed
 from vivace.foundation.spec.limits import VARIETY_LIMIT
-from vivace.foundation.spec.vectors import packed
 from vivace.foundation.stats import Gate
 from vivace.measure.image_metrics import pixels, thumbnail
 from vivace.measure.scorer import ClipScorer

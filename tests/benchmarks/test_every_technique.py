@@ -73,7 +73,7 @@ def test_no_technique_of_the_same_picture_is_left_out() -> None:
     names = {call.name for text in everything for call in resolve(text).techniques}
     # Several GPUs are benchmarks.several_gpus' to measure; fused kernels, and FLUX.2's encoder, fused_models's.
     elsewhere = {"parallel", "fused", "trim_text"}
-    assert {t.name for t in TECHNIQUES.values() if t.same_picture} - elsewhere <= names
+    assert {t.name for t in TECHNIQUES.values() if t.declared.same_picture} - elsewhere <= names
     for name in technique_cases.FAMILIES:
         assert all("compile" in text for text in compiled(name))
         texts = [*alone(name), *compiled(name)]

@@ -53,7 +53,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_every_cache_is_asked_for_where_it_runs() -> None:
     names = {call.name for name in FAMILIES for text in recipes(name) for call in resolve(text).techniques}
     assert {
-        name for name, t in TECHNIQUES.items() if t.stage is Stage.CACHE and "hits" in t.model_fields
+        name for name, t in TECHNIQUES.items() if t.declared.stage is Stage.CACHE and "hits" in t.model_fields
     } <= names
     assert {"steps", "cfg_cutoff"} <= names
     assert "steps" not in {resolve(text).techniques[0].name for text in recipes("flux-schnell")}

@@ -30,7 +30,7 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.ceilings import Work, identity_of
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.stats import Interval
-from vivace.foundation.untrusted.terminal_text import markdown_cell
+from vivace.foundation.untrusted.streams import markdown_cell
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 

@@ -123,7 +123,7 @@ def worth_tuning(name: str, knob: str, model: str) -> list[Any]:
 def written(name: str, knobs: dict[str, Any], targets: tuple[str, ...] = ()) -> str:
     """Return a technique in recipe notation; without targets, it has its default ones."""
     technique = TECHNIQUES[name]
-    chosen: Any = targets or technique.default_targets
+    chosen: Any = targets or technique.declared.default_targets
     return technique.model_construct(**knobs, targets=chosen).text
 
 
@@ -149,7 +149,9 @@ def pair(first: str, second: str, model: str) -> str | None:
     recipe = f"{plain(first, model)}+{plain(second, model)}"
     if is_legal(recipe):
         return resolve(recipe).text
-    for a, b in itertools.product(TECHNIQUES[first].targetable, TECHNIQUES[second].targetable):
+    for a, b in itertools.product(
+        TECHNIQUES[first].declared.targetable, TECHNIQUES[second].declared.targetable
+    ):
         # The embedded UNet model has no second text encoder.
         if a != b and "text_encoder_2" not in (a, b):
             recipe = f"{plain(first, model, (a,))}+{plain(second, model, (b,))}"
@@ -200,10 +202,10 @@ def _random_call(name: str, model: str, rng: random.Random) -> str | None:
     """Return a technique with random knobs, in a third of cases on random targets; None if it cannot work alone."""
     technique = TECHNIQUES[name]
     knobs = {knob: rng.choice(worth_tuning(name, knob, model)) for knob in technique.knobs()}
-    targets: tuple[Component, ...] = technique.default_targets
-    if technique.targetable and rng.random() < 1 / 3:
-        chosen = rng.sample(technique.targetable, rng.randint(1, len(technique.targetable)))
-        targets = tuple(c for c in technique.targetable if c in chosen)
+    targets: tuple[Component, ...] = technique.declared.default_targets
+    if technique.declared.targetable and rng.random() < 1 / 3:
+        chosen = rng.sample(technique.declared.targetable, rng.randint(1, len(technique.declared.targetable)))
+        targets = tuple(c for c in technique.declared.targetable if c in chosen)
     recipe = written(name, knobs, targets)
     return recipe if is_legal(recipe) and works_alone(recipe, model) else None
 

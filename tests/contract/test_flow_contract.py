@@ -99,7 +99,7 @@ def test_a_technique_works_on_flow_models_or_has_a_reason(model: str, name: str,
             return
         assert np.isfinite(picture).all()
         assert picture.std() > 0.005, "not flat"
-        if TECHNIQUES[name].same_picture:
+        if TECHNIQUES[name].declared.same_picture:
             # Random weights spread rounding more than trained ones do.
             assert psnr(picture, reference(model, **length)) > min(
                 20 if model in EDITING else 25, LEAST_DB.get(recipe, 25)

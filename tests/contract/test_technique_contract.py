@@ -140,11 +140,11 @@ def test_declaration(name: str) -> None:
     assert technique.name == name
     assert name == re.sub(r"(?<!^)(?=[A-Z])", "_", technique.__name__).lower(), "class = its CamelCase"
     assert sys.modules[technique.__module__].__name__ == f"vivace.techniques.{name}", "file = registry name"
-    assert isinstance(technique.stage, Stage)
-    assert technique.owns
+    assert isinstance(technique.declared.stage, Stage)
+    assert technique.declared.owns
     assert technique.summary
-    assert isinstance(technique.same_picture, bool)
-    assert set(technique.default_targets) <= set(technique.targetable) <= set(COMPONENTS)
+    assert isinstance(technique.declared.same_picture, bool)
+    assert set(technique.declared.default_targets) <= set(technique.declared.targetable) <= set(COMPONENTS)
     parent = technique.__mro__[1]
     assert parent is Technique or (parent.__mro__[1] is Technique and "name" not in vars(parent)), "final"
     essay = inspect.getdoc(sys.modules[technique.__module__]) or ""
@@ -249,7 +249,7 @@ def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
     assert effect, "a technique reports what it changed"
     if kinds(session.pipe) - own_kinds(model):
         (technique,) = resolve(recipe)
-        assert technique.arithmetic.weights != Arithmetic.weights, "it declares how weights are stored"
+        assert technique.facts.arithmetic.weights != Arithmetic.weights, "it declares how weights are stored"
     picture = draw(session, PROMPTS.get(name, PROMPT))[:1]
     reason = session.refuted({})
     if reason is not None:
@@ -259,7 +259,7 @@ def check_picture(session: Session, name: str, recipe: str, model: str) -> None:
         return
     assert np.isfinite(picture).all()
     assert picture.std() > 0.005, "not flat"
-    if TECHNIQUES[name].same_picture:
+    if TECHNIQUES[name].declared.same_picture:
         assert psnr(picture, reference(model)) > LEAST_DB.get(recipe, 30), (
             "same_picture: only rounded or reordered"
         )

@@ -11,7 +11,7 @@ import torch
 import vivace
 from tests.families import STEPS, build, draw, psnr
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.machinery.offloading import pinned_memory, prefetch
+from vivace.machinery.offloading import layer_offloader, offloaded_module
 from vivace.machinery.step_caching.model_fits import Fit, keep
 from vivace.runtime.noise import draw_noise_in_fp32
 
@@ -281,7 +281,7 @@ def test_no_kernel_reads_a_copy_before_it_is_complete(
 ) -> None:
     reference = draw(on_gpu(family, recipe.strip("+") or "baseline"))
     offloaded = on_gpu(family, f"{recipe}offload({mode})")
-    write_copies, empty_like = prefetch.write_copies, torch.empty_like  # type: ignore[attr-defined]
+    write_copies, empty_like = layer_offloader.write_copies, torch.empty_like  # type: ignore[attr-defined]
 
     def late(copies: Any) -> None:
         torch.cuda._sleep(10_000_000)  # cycles: milliseconds
@@ -292,7 +292,7 @@ def test_no_kernel_reads_a_copy_before_it_is_complete(
         return empty.fill_(float("nan") if empty.is_floating_point() else 77) if "device" in how else empty
 
     monkeypatch.setattr(torch, "empty_like", unwritten)
-    monkeypatch.setattr(prefetch, "write_copies", late)
+    monkeypatch.setattr(layer_offloader, "write_copies", late)
     for _ in range(3):
         assert psnr(draw(offloaded), reference) > 60
     assert offloaded.evidence()["layers_fetched_ahead_per_call"] > 30
@@ -362,7 +362,7 @@ def test_a_host_that_pins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(_: int) -> Any:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
+    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
     reference = draw(on_gpu("flux", "baseline"))
     offloaded = on_gpu("flux", "offload(model)")
     (effect,) = offloaded.effects.values()

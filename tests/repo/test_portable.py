@@ -33,8 +33,6 @@ ATTRIBUTES = {
 }  # fmt: skip
 GUARDED = {
     "foundation/processes/launcher.py": {"os.killpg", "signal.SIGKILL", "select.poll"},
-    "foundation/processes/open_files.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
-    "foundation/processes/peak_memory.py": {"resource"},
     "foundation/processes/resident.py": {
         "os.fork",
         "os.waitpid",
@@ -43,6 +41,7 @@ GUARDED = {
         "signal.SIGKILL",
         "select.poll",
     },
+    "foundation/processes/system.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
     "serve/queue/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }

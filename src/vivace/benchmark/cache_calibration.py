@@ -31,7 +31,7 @@ from vivace.report.rows import Row
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {
-    name: technique for name, technique in TECHNIQUES.items() if technique.stage is Stage.CACHE
+    name: technique for name, technique in TECHNIQUES.items() if technique.declared.stage is Stage.CACHE
 }
 _HITS = (0.1, 0.9)
 _THRESHOLD_FACTOR = 4.0

@@ -150,7 +150,7 @@ def owners(
 
 
 def _rivals(recipe: Recipe, num_inference_steps: int) -> list[Recipe]:
-    caches = [technique for technique in recipe if technique.stage is Stage.CACHE]
+    caches = [technique for technique in recipe if technique.facts.stage is Stage.CACHE]
     if not caches:
         return []
     plain = recipe.without(*caches)

@@ -14,7 +14,7 @@ from vivace.benchmark.store.images import image_path
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.charts import charts
 from vivace.report.page import Section, render_page
 from vivace.report.rows import priced

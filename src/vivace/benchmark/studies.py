@@ -288,7 +288,7 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
     """
     for comparison in checked:
         for recipe in comparison.recipes:
-            if any(technique.num_gpus > 1 for technique in recipe):
+            if any(technique.facts.num_gpus > 1 for technique in recipe):
                 raise UsageError(
                     f"{recipe.text} takes several GPUs for one image, and --gpus and --ray measure each recipe on one; "
                     "bench it without them"

@@ -151,7 +151,7 @@ def _draw(
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
     from vivace.report.summary import seconds
-    from vivace.runtime.safety import EmptyImageWarning, why_empty
+    from vivace.runtime.finite_images import EmptyImageWarning, why_empty
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
     torch.set_num_threads(threads)

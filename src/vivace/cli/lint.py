@@ -10,7 +10,7 @@ import click
 
 from vivace.cli.command import command
 from vivace.foundation.spec.settings import Argument, Option, Settings, Steps
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 if TYPE_CHECKING:
     from vivace.evidence.lint.findings import Finding

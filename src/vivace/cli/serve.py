@@ -270,7 +270,7 @@ async def _serve(
 
     import uvicorn
 
-    from vivace.foundation.processes.open_files import allow_open_files
+    from vivace.foundation.processes.system import allow_open_files
     from vivace.serve.http.app import create_app
 
     allow_open_files(_FILES)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vivace.foundation.untrusted.reading import is_out_of_memory, reason
+from vivace.foundation.untrusted.files import is_out_of_memory, reason
 from vivace.measure.accelerator import synchronise
 
 _REPEATS = 7

@@ -8,15 +8,14 @@ from statistics import fmean
 from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures
+from vivace.foundation.spec.figures import SAME_PIXELS, ImageFigures, packed
 from vivace.foundation.spec.limits import Limits
-from vivace.foundation.spec.vectors import packed
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Gate
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.foundation.untrusted.terminal_text import natural_order
+from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.holes import figures_against, figures_alone
 from vivace.measure.image_metrics import (
     aligned,

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from vivace.errors import Unsupported
-from vivace.foundation.untrusted.files import open_plain, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, reading, user_path
 from vivace.measure.image_metrics import Pixels
 
 ALEXNET = "alexnet-owt-7be5be79.pth"

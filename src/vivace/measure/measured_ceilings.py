@@ -19,8 +19,7 @@ from vivace.errors import OutputError
 from vivace.foundation.spec.ceilings import Ceiling, Ceilings, CeilingsIdentity, Operation, identity_of
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import read_bytes
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder, read_bytes
 
 TIME_LIMIT_S = 60.0
 _REPEATS, _REPEATS_IF_SLOW = 9, 3

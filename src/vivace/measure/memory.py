@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.foundation.processes.peak_memory import peak_resident_bytes, reset_resident_peak
+from vivace.foundation.processes.system import peak_resident_bytes, reset_resident_peak
 from vivace.foundation.spec.record import Memory
 from vivace.machinery.technique import COMPONENTS, component_of
 from vivace.measure.accelerator import allocated_bytes, has_peak, peak_bytes, reset_peak

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.errors import UnknownModel
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 
 _MOST_ZOOMS, _FARTHEST = 9, 0.1
 

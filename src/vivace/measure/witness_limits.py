@@ -15,8 +15,7 @@ from vivace.errors import OutputError, StoreError
 from vivace.foundation.spec.limits import CLIP_LIMIT, CLIP_LIMITS, WITNESS_LIMIT, Limits
 from vivace.foundation.spec.witness_calibration import JudgeKind, WitnessCalibration
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import read_text
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder, read_text
 
 _MAX_BYTES = 1_000_000
 _TOGETHER = " and "  # between the names of a CLIP model and a second witness

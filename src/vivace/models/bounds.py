@@ -12,8 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import UnusableModel, VivaceError
-from vivace.foundation.untrusted.files import is_below, open_plain, read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import is_below, open_plain, read_object, reading
 
 _WIDEST = 600_000  # of 53,248
 # Key, smallest and largest value; the first pattern that fits the whole key holds. The comment is what is published.

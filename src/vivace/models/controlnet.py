@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import FAMILIES, family_of
 from vivace.architectures.family import ControlNets
 from vivace.errors import UnusableModel, WorkloadError
-from vivace.foundation.untrusted.files import user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading, user_path
 from vivace.machinery.technique import component_of
 from vivace.models.bounds import check_files, check_places
 from vivace.models.headers import check_whole

@@ -16,8 +16,7 @@ from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Entry
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.pipeline_defaults import read_config
 
 NAME = "vivace.json"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
-from vivace.foundation.untrusted.files import open_plain
-from vivace.foundation.untrusted.reading import reading, reason
+from vivace.foundation.untrusted.files import open_plain, reading, reason
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"

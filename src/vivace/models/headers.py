@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import open_plain, parse_json
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, parse_json, reading
 from vivace.models.gguf_file import SUFFIX, read_gguf_header
 
 _MAX_HEADER = 16_000_000

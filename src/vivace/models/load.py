@@ -12,7 +12,7 @@ from vivace.architectures.components import Architecture, Component
 from vivace.architectures.entry import SamplerEntry, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 from vivace.machinery.technique.script import literal
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
 from vivace.models.checkpoints.weight_scales import is_marker

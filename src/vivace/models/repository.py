@@ -16,8 +16,7 @@ from typing import Any
 from vivace.architectures import FAMILIES, pipeline_named
 from vivace.architectures.calls import call_defaults, draws_from_text
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.bounds import check_numbers
 
 INDEX = "model_index.json"

@@ -15,8 +15,7 @@ from vivace.architectures.entry import Entry
 from vivace.errors import UnusableModel, nearest
 from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.saved import FORMAT, SavedModel
-from vivace.foundation.untrusted.files import open_plain, read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, read_object, reading
 from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import files_of
 

@@ -16,7 +16,7 @@ from typing import Any
 from vivace.architectures import CATALOGUE, FAMILIES, Family
 from vivace.architectures.files import Signature
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 from vivace.models.checkpoints.metadata import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
     SUPPORTED,

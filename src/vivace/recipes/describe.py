@@ -19,13 +19,13 @@ def describe(technique: type[Technique], machine: Machine | None) -> dict[str, A
         "name": technique.name,
         "summary": technique.summary,
         "usage": technique.name + (f"({inside})" if inside else ""),
-        "stage": technique.stage.name.lower(),
-        "owns": technique.owns,
-        "same_picture": technique.same_picture,
+        "stage": technique.declared.stage.name.lower(),
+        "owns": technique.declared.owns,
+        "same_picture": technique.declared.same_picture,
         "has_script": technique.script is not Technique.script,
         "knobs": knobs,
-        "targets": list(technique.targetable),
-        "default_targets": list(technique.default_targets),
+        "targets": list(technique.declared.targetable),
+        "default_targets": list(technique.declared.default_targets),
         "aliases": [alias for alias, (name, _) in ALIASES.items() if name == technique.name],
         "here": [] if machine is None else states(technique, machine),
     }
@@ -52,8 +52,8 @@ def states(technique: type[Technique], machine: Machine) -> list[dict[str, Any]]
         states.append(
             {
                 "recipe": text,
-                "weights": chosen.arithmetic.weights,
-                "products": chosen.arithmetic.products,
+                "weights": chosen.facts.arithmetic.weights,
+                "products": chosen.facts.arithmetic.products,
                 "unsupported": chosen.unsupported(target),
             }
         )
@@ -92,9 +92,9 @@ def _variants(technique: type[Technique]) -> dict[str, dict[str, Any]]:
             for value in firsts:
                 chosen = _valid(technique, {first: value, name: choice})
                 # Not everything goes together: a scale per tensor is for some schemes only.
-                if chosen is None or chosen.arithmetic in arithmetics:
+                if chosen is None or chosen.facts.arithmetic in arithmetics:
                     continue
-                arithmetics.add(chosen.arithmetic)
+                arithmetics.add(chosen.facts.arithmetic)
                 argument = f"{value}, " if field.is_required() or value != field.default else ""
                 variants[f"{technique.name}({argument}{name}={choice})"] = {first: value, name: choice}
     return variants

@@ -15,6 +15,7 @@ from vivace.foundation.spec.recipe_syntax import BASELINE, RecipeSpec, Technique
 from vivace.foundation.spec.sizes import Size
 from vivace.machinery.technique import COMPONENTS, Rule, Technique
 from vivace.techniques import TECHNIQUES, missing
+from vivace.techniques.lora import Lora
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Recipe:
     @property
     def same_picture(self) -> bool:
         """Whether every technique only reorders or rounds the arithmetic."""
-        return all(technique.same_picture for technique in self.techniques)
+        return all(technique.facts.same_picture for technique in self.techniques)
 
     @property
     def is_baseline(self) -> bool:
@@ -87,7 +88,7 @@ class Recipe:
     @property
     def announced_sizes(self) -> tuple[Size, ...]:
         """Sizes of images that its techniques prepare one by one, the smallest first."""
-        return tuple(dict.fromkeys(size for t in self.techniques for size in t.announced_sizes))
+        return tuple(dict.fromkeys(size for t in self.techniques for size in t.facts.announced_sizes))
 
     @property
     def loads_from_host(self) -> bool:
@@ -95,17 +96,17 @@ class Recipe:
 
         A technique that runs prompts before the model is made smaller needs it on the GPU as it is.
         """
-        return any(t.loads_from_host for t in self.techniques) and not any(
-            t.needs_prompts for t in self.techniques
+        return any(t.facts.loads_from_host for t in self.techniques) and not any(
+            t.facts.needs_prompts for t in self.techniques
         )
 
     def pinned(self) -> Recipe:
-        """Return the recipe with the identity of every file that a technique reads (see `Technique.pinned`).
+        """Return the recipe with the identity of every file that a technique reads (see `Lora.pinned`).
 
         Raises:
             UnusableModel, Unsupported: a file cannot be read or found.
         """
-        techniques = in_order(technique.pinned() for technique in self.techniques)
+        techniques = in_order(t.pinned() if isinstance(t, Lora) else t for t in self.techniques)
         return self if techniques == self.techniques else Recipe(techniques)
 
     def __iter__(self) -> Iterator[Technique]:
@@ -138,7 +139,7 @@ class Recipe:
 
 def in_order(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     """Return techniques sorted by place, then target, then name; those that differ only in knobs by their text."""
-    return tuple(sorted(techniques, key=lambda t: (t.place, t.targets, t.name, t.text)))
+    return tuple(sorted(techniques, key=lambda t: (t.facts.stage, t.targets, t.name, t.text)))
 
 
 def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
@@ -153,7 +154,7 @@ def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
                 reason = f"{other.text} and {technique.text} both set the {slot} of {target}; keep one{apart}"
                 yield Conflict(technique, other, reason)
     for technique in techniques:
-        for rule in technique.excludes:
+        for rule in technique.facts.excludes:
             for other in techniques:
                 if other is not technique and _breaks(rule, technique, other, techniques):
                     reason = f"{technique.text} does not go with {other.text}: {rule.because}"
@@ -161,13 +162,15 @@ def conflicts(techniques: tuple[Technique, ...]) -> Iterator[Conflict]:
 
 
 def _breaks(rule: Rule, technique: Technique, other: Technique, all_: tuple[Technique, ...]) -> bool:
-    if rule.trait not in other.provides or (rule.earlier_only and other.place >= technique.place):
+    if rule.trait not in other.facts.provides or (
+        rule.earlier_only and other.facts.stage >= technique.facts.stage
+    ):
         return False
     shared = set(_where(technique)) & set(_where(other))
     if rule.components:
         shared &= set(rule.components)
     if rule.unless is not None:
-        lifted = [t for t in all_ if rule.unless in t.provides]
+        lifted = [t for t in all_ if rule.unless in t.facts.provides]
         shared -= {component for t in lifted for component in _where(t)}
     return bool(shared)
 

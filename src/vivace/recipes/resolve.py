@@ -167,7 +167,7 @@ def _limits(field: FieldInfo) -> list[Any]:
 
 def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> tuple[str, ...]:
     if not parsed.targets:
-        return tuple(technique.default_targets)
+        return tuple(technique.declared.default_targets)
     targets: list[Component] = []
     for word, start in parsed.targets:
         target = _TARGET_ALIASES.get(word, cast("Component", word))
@@ -179,8 +179,8 @@ def _targets(text: str, parsed: ParsedTechnique, technique: type[Technique]) -> 
                 start,
                 len(word),
             )
-        if target not in technique.targetable:
-            takes = ", ".join(technique.targetable) or "no targets: it concerns the call as a whole"
+        if target not in technique.declared.targetable:
+            takes = ", ".join(technique.declared.targetable) or "no targets: it concerns the call as a whole"
             raise RecipeError(
                 f"{technique.name} cannot be aimed at {target}; it takes {takes}", text, start, len(word)
             )

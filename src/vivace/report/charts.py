@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vivace.foundation.spec.recipe_syntax import short_form
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.page import environment
 from vivace.report.rows import Row
 from vivace.report.scatter import plots

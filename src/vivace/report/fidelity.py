@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.foundation.spec.figures import ImageFigures, QualityPass, key_of
+from vivace.foundation.spec.figures import ImageFigures, QualityPass, key_of, unpacked
 from vivace.foundation.spec.record import ImageRecord, Record
-from vivace.foundation.spec.vectors import unpacked
 from vivace.foundation.stats import Interval, mean_interval
 from vivace.report.variety import Variety, variety
 

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.workload import Workload
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.streams import lines_of
 from vivace.report.downloads import MAX_LINK_BYTES, OfferedFile, table_files, text_file
 from vivace.report.grid import Grid, ImageReader, grid
 from vivace.report.lines import RowFigures, TextLine, figures_of, line_of, shared_quality_reasons

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vivace.foundation.spec.profiling import HostWait, MemoryTimeline, Profile, Share
-from vivace.foundation.untrusted.terminal_text import markdown_cell, plain
+from vivace.foundation.untrusted.streams import markdown_cell, plain
 from vivace.report.summary import seconds, size
 from vivace.report.text_table import TextTable, csv_text
 

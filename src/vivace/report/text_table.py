@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from vivace.foundation.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
+from vivace.foundation.untrusted.streams import csv_cell, markdown_cell, markdown_code_cell, plain
 from vivace.report.value_text import broken
 
 if TYPE_CHECKING:

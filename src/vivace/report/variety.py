@@ -27,8 +27,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.foundation.spec.figures import ImageFigures
-from vivace.foundation.spec.vectors import unpacked
+from vivace.foundation.spec.figures import ImageFigures, unpacked
 from vivace.foundation.stats import Interval, mean_interval
 
 Vectors = NDArray[np.float64]

@@ -4,7 +4,7 @@ diffusers draws the initial latents, and the noise that ancestral samplers add, 
 may return other numbers in another dtype. A recipe that only changes a dtype would then start from other noise, as if
 it had another seed. So noise is always drawn in fp32 and then rounded (docs/adr/0003).
 
-The pipeline and its scheduler are patched as instances, never their classes; see `samplers.overridden`.
+The pipeline and its scheduler are patched as instances, never their classes; see `machinery.samplers.override`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.samplers.generators import Method, override
+from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import call_parameters, weights_dtype
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.saved.pipeline_folder import Rebuild, read_pipeline
+from vivace.runtime.saved import Rebuild, read_pipeline
 from vivace.techniques.lora import Lora
 
 LORAS = "loras"
@@ -47,7 +47,7 @@ def pipeline_for(
     whole = with_stored(located, recipe)
     stored = stored_effects(located)
     _check_device(located, whole, device)
-    moves = any(technique.loads_from_host for technique in whole if technique.text not in stored)
+    moves = any(technique.facts.loads_from_host for technique in whole if technique.text not in stored)
 
     pipe = read_pipeline(obtain(located), _rebuild(located, whole), "cpu" if moves else device)
     return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
@@ -101,7 +101,9 @@ def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
         ) from None
     stored = stored_effects(located)
     if unknown := [
-        text for text in stored if text not in {technique.text for technique in own if technique.is_stored}
+        text
+        for text in stored
+        if text not in {technique.text for technique in own if technique.facts.is_stored}
     ]:
         raise UnusableModel(
             f"{located.model.name}: {NAME} names {unknown[0][:80]!r} under the key 'stored', which no recipe stores"

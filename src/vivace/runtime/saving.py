@@ -11,8 +11,7 @@ from pathlib import Path
 from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.saved import FORMAT, CallDefaults, SavedModel, SavedTechnique
-from vivace.foundation.untrusted.files import user_path, without_folders
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason, user_path, without_folders
 from vivace.machinery.lora.lora_files import settings_for, short_name
 from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
@@ -26,7 +25,7 @@ from vivace.models.saved_folder import digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import LORAS, pipeline_for, precedes
-from vivace.runtime.saved.pipeline_folder import saved_files, write_pipeline
+from vivace.runtime.saved import saved_files, write_pipeline
 from vivace.runtime.session import Session
 from vivace.techniques.lora import Lora
 
@@ -82,7 +81,7 @@ def save(
     check_source(located)
     check_works(device)
     located, recipe = obtain(located), recipe.pinned()
-    stored = Recipe(tuple(technique for technique in recipe if technique.is_stored))
+    stored = Recipe(tuple(technique for technique in recipe if technique.facts.is_stored))
     _check_order(recipe, stored, device)
     try:
         with atomic_folder(user_path(destination)) as folder:  # checked before the model is loaded
@@ -202,7 +201,7 @@ def without_places(recipe: Recipe, folder: Path | None = None) -> tuple[Recipe, 
             name = short_name(technique.path)
             name = f"{name}-{technique.sha256[:8]}" if f"{name}{file.suffix}" in names.values() else name
             names[technique.path] = f"{name}{file.suffix}"
-            if folder is not None and not technique.is_stored:
+            if folder is not None and not technique.facts.is_stored:
                 names[technique.path] = f"{LORAS}/{name}/{name}{file.suffix}"
                 (folder / LORAS / name).mkdir(parents=True)
                 shutil.copyfile(file, folder / names[technique.path])

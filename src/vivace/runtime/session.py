@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
-from vivace.errors import NoEffect, Unsupported, WorkloadError
+from vivace.errors import Cancelled, NoEffect, Unsupported, WorkloadError
+from vivace.foundation.processes.resident import in_each_child
+from vivace.foundation.spec.sizes import Size
+from vivace.foundation.spec.workload import Task
+from vivace.machinery.compilation.compiled_code import counting_graphs
 from vivace.machinery.lora.hot import exchange
 from vivace.machinery.quantization.layers import move_to
-from vivace.machinery.samplers.step_limits import refused_steps
+from vivace.machinery.samplers import refused_steps
 from vivace.machinery.technique import (
     CallContext,
     Component,
     Effect,
+    ModelFacts,
     Placement,
     Script,
     Stage,
@@ -27,31 +35,150 @@ from vivace.machinery.technique import (
     working_part,
 )
 from vivace.machinery.technique.traits import exclusion, give
+from vivace.measure.accelerator import synchronise
+from vivace.measure.machine import this_machine
+from vivace.models.sources import example_images
+from vivace.models.tasks import for_task, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import (
+    Call,
     accepted_by,
     as_the_pipeline_takes,
     call_in_words,
+    generators_of,
     in_contexts,
+    prompts_of,
     refuse_ignored,
     why_no_steps,
     with_negative_prompts,
     with_size_of_image,
 )
-from vivace.runtime.cancelling import CallInProgress, OnStep
 from vivace.runtime.copying import guard
-from vivace.runtime.finite_images import FiniteCheck
-from vivace.runtime.safety import warn_of_empty
-from vivace.runtime.taking_turns import settings_of_a_turn, turn
-from vivace.runtime.warm_up import warm_up
+from vivace.runtime.finite_images import FiniteCheck, warn_of_empty
+from vivace.runtime.noise import draw_noise_in_fp32
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
     from PIL.Image import Image
 
+# Kernels of attention, TF32 and memory formats of the process are changed around a call and restored after it. Calls of
+# several threads, of one session or of several, therefore wait for each other. In one thread sessions may be nested, as
+# where a callback of one calls another; if they are left in another order than that, all settings are restored when the
+# last of them is left.
+_TURN = threading.RLock()
+
+
+@dataclass
+class _Entered:
+    settings: ExitStack = field(default_factory=ExitStack)
+    is_left: bool = False
+
+
+_ENTERED: list[_Entered] = []
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait until no other thread is in a call of a session."""
+    with _TURN:
+        yield
+
+
+@contextmanager
+def settings_of_a_turn() -> Iterator[ExitStack]:
+    """Yield a stack of settings of the process, which are restored after those that were made later."""
+    with turn():
+        entered = _Entered()
+        _ENTERED.append(entered)
+        try:
+            yield entered.settings
+        finally:
+            entered.is_left = True
+            while _ENTERED and _ENTERED[-1].is_left:
+                _ENTERED.pop().settings.close()
+
+
+def _begin_anew() -> None:
+    """Reset the lock: a forked child has one thread, which holds nothing."""
+    global _TURN
+    _TURN = threading.RLock()
+    _ENTERED.clear()
+
+
+in_each_child(_begin_anew)
+
+
+OnStep = Callable[[int, Any, int, int], None]
+"""Called after each denoising step with its number, counted from 1, the latents, and the height and width in pixels."""
+
+
+class CallInProgress:
+    """The call in progress of a session: whether it was cancelled, and its callback."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+        self._is_running = False
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Begin a call. An earlier cancel does not end it."""
+        with self._lock:
+            self._cancelled.clear()
+            self._is_running = True
+
+    def end(self) -> None:
+        with self._lock:
+            self._is_running = False
+
+    def cancel(self) -> bool:
+        """Let the call in progress end at its next step; return whether there is one."""
+        with self._lock:
+            if self._is_running:
+                self._cancelled.set()
+            return self._is_running
+
+    def check(self) -> None:
+        """Raise Cancelled if the call was cancelled."""
+        if self._cancelled.is_set():
+            raise Cancelled("the call was cancelled")
+
+    def watching(self, on_step: OnStep | None, call: dict[str, Any]) -> Effect:
+        """Return an effect whose step end checks for a cancel and calls `on_step`."""
+
+        def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            self.check()
+            if on_step is not None:
+                height, width = (int(call.get(name) or 0) for name in ("height", "width"))
+                on_step(step + 1, tensors.get("latents"), height, width)
+            return {}
+
+        return Effect(step_end=step_end, step_end_inputs=("latents",) if on_step is not None else ())
+
+
 OnTechnique = Callable[[Technique, "Script | None", "str | None"], None]
 """Called for each technique in order with its script (see `Technique.script`), or with the reason why it was left
 out."""
+
+
+@dataclass(frozen=True)
+class WarmedSize:
+    """The result of warming one size.
+
+    Attributes:
+        size: None for the pipeline's own default.
+        first_call_s: of the first call, compilation included.
+        second_call_s: of the next one, for comparison.
+        graphs: how many graphs the first call compiled; 0 if the recipe compiles nothing, or had code for this size.
+        graphs_later: how many the second call compiled.
+        from_cache: how many of all of them the cache had already.
+    """
+
+    size: Size | None
+    first_call_s: float
+    second_call_s: float
+    graphs: int
+    graphs_later: int
+    from_cache: int
 
 
 class PipelineOutput(Protocol):
@@ -80,7 +207,7 @@ class Session:
         recipe: the resolved Recipe.
         device: torch's type of the device that it computes on.
         effects: what each technique changed, by its name and targets.
-        on_step: called after each denoising step of a call, in its thread; see `runtime.cancelling`.
+        on_step: called after each denoising step of a call, in its thread; see `OnStep`.
         check: of the last call's images. A call waits for its answer and raises NotFinite, unless `defers_check` says
             that the caller does that.
         warnings: assumptions about the model's files, techniques that were left out because the pipeline already had
@@ -112,10 +239,10 @@ class Session:
 
     def _apply(self, recipe: Recipe, target: Target, on_technique: OnTechnique | None) -> None:
         """Apply all techniques in order, then copy the weights to the GPU and wrap the components' forwards."""
-        moves_later = any(technique.stage is Stage.OFFLOAD for technique in recipe)
+        moves_later = any(technique.facts.stage is Stage.OFFLOAD for technique in recipe)
         where = replace(target.where, home="cpu" if moves_later else target.machine.device)
         for index, technique in enumerate(recipe.techniques):
-            if where.on_host and not any(t.loads_from_host for t in recipe.techniques[index:]):
+            if where.on_host and not any(t.facts.loads_from_host for t in recipe.techniques[index:]):
                 where = self._onload(where)
             request = replace(
                 target.request, earlier=recipe.techniques[:index], later=recipe.techniques[index + 1 :]
@@ -126,7 +253,7 @@ class Session:
             )
             if effect is not None:
                 for module in current.modules(technique.targets).values():
-                    give(module, technique.provides)
+                    give(module, technique.facts.provides)
                 self._applied.append((technique.label, effect))
                 self.effects[technique.label] = dict(effect.changed)
                 self.warnings += [f"{technique.name}: {note}" for note in effect.notes]
@@ -196,7 +323,79 @@ class Session:
             notes = exchange(self.pipe, path, scale, instead_of)
         self.warnings += [f"lora: {path}: {note}" for note in notes]
 
-    warm_up = warm_up
+    def warm_up(self, prompt: str | Sequence[str] = "", **call: Any) -> tuple[WarmedSize, ...]:
+        """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is.
+
+        Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from images
+        get examples of each size.
+
+        Args:
+            prompt: one, or a list for a batch.
+            call: other arguments of the call; `num_inference_steps=2` saves time where later steps need no other code.
+
+        Raises:
+            As a call of the session.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        return self.draw_twice([(index, text, index) for index, text in enumerate(prompts)], **call)
+
+    def draw_twice(self, images: Call, **call: Any) -> tuple[WarmedSize, ...]:
+        """Draw twice at each announced size, or at the default size."""
+        defaults = self.defaults
+        own = Size(defaults["width"], defaults["height"]) if {"width", "height"} <= defaults.keys() else None
+        sizes: tuple[Size | None, ...] = self.recipe.announced_sizes or (own,)
+        return tuple(self._draw_twice(images, size, call) for size in sizes)
+
+    def _draw_twice(self, images: Call, size: Size | None, call: dict[str, Any]) -> WarmedSize:
+        size_arguments = {} if size is None else {"width": size.width, "height": size.height}
+        sources = {} if size is None else example_images(type(self.pipe).__name__, size_arguments)
+        counted = counting_graphs()
+        seconds, graphs = [], []
+        for _ in range(2):
+            arguments = prompts_of(images) | generators_of(images) | size_arguments | sources | call
+            start = time.perf_counter()
+            self(**arguments)
+            synchronise(self.device)
+            seconds.append(time.perf_counter() - start)
+            graphs.append(int(str(counted()["compiled_graphs"])))
+        in_cache = int(str(counted().get("graphs_from_cache", 0)))
+        return WarmedSize(size, seconds[0], seconds[1], graphs[0], graphs[1] - graphs[0], in_cache)
+
+    def sharing_weights(self, task: Task, model: str) -> Session:
+        """Return a session that does another task with the components of this one; both stay usable, in turns.
+
+        It draws what a session that was opened for the task draws with the same recipe, bit by bit, unless a technique
+        adapts to the images: then it has adapted to the first session's task.
+
+        Args:
+            task: of a session for text-to-image that `open_session` returned.
+            model: its name, for messages.
+
+        Raises:
+            Unsupported: diffusers has no such pipeline, or a technique belongs to the pipeline of the first session.
+        """
+        kind = pipeline_of(type(self.pipe).__name__, task, model)
+        own = [technique.text for technique in self.recipe if technique.facts.belongs_to_pipeline]
+        if own:
+            raise Unsupported(
+                f"{', '.join(own)} belongs to the text-to-image pipeline, and the task '{task}' has another; open the "
+                f"model for that task alone, or leave {'it' if len(own) == 1 else 'them'} out"
+            )
+        pipe = for_task(self.pipe, kind)
+        target = Target(Placement(this_machine(self.device)), pipe, ModelFacts(model, defaults=self.defaults))
+        for technique in self.recipe:
+            if (
+                technique.facts.stage is Stage.SCHEDULE
+                and (reason := technique.unsupported(target)) is not None
+            ):
+                raise Unsupported(f"{technique.name}: {reason}")
+        draw_noise_in_fp32(pipe, shares_scheduler=True)
+        shared = copy.copy(self)
+        shared.pipe = shared._called = pipe
+        shared.on_step = None
+        shared.warnings = []
+        shared._calls = CallInProgress()
+        return shared
 
     def close(self) -> None:
         """End the processes on other GPUs that techniques started, if there are any.

@@ -21,6 +21,7 @@ so components that they do not support are refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from vivace.architectures import family_of
@@ -48,6 +49,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     knob,
     working_part,
@@ -68,11 +70,14 @@ _OPERATORS = {
 class Attention(Technique):
     name: ClassVar[str] = "attention"
     summary: ClassVar[str] = "the attention kernel of the denoiser or the VAE"
-    stage: ClassVar[Stage] = Stage.KERNEL
-    owns: ClassVar[str] = "attention kernel"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.KERNEL,
+        owns="attention kernel",
+        same_picture=True,
+        targetable=("denoiser", "vae"),
+        default_targets=("denoiser",),
+        provides=frozenset({Trait.KERNEL_CHOSEN}),
+    )
 
     backend: Literal[
         "math",
@@ -100,11 +105,15 @@ class Attention(Technique):
     )
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(products=KERNELS[self.backend].products)
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            arithmetic=Arithmetic(products=KERNELS[self.backend].products),
+            attention_precision=self._attention_precision,
+        )
 
     @property
-    def attention_precision(self) -> str | None:
+    def _attention_precision(self) -> str | None:
         if self._is_fp8:
             return "fp8"
         return "int8" if self.backend == "sage" else None
@@ -112,10 +121,6 @@ class Attention(Technique):
     @property
     def _is_fp8(self) -> bool:
         return self.backend in _FP8
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.KERNEL_CHOSEN})
 
     def unsupported(self, target: Target) -> str | None:
         if (reason := unsupported_on(self.backend, target.machine, target.model.has_weights)) is not None:
@@ -282,7 +287,10 @@ def _compiled_later(target: Target) -> tuple[frozenset[Component], frozenset[Com
 
     def having(trait: Trait) -> set[Component]:
         return {
-            c for technique in target.request.later if trait in technique.provides for c in technique.targets
+            c
+            for technique in target.request.later
+            if trait in technique.facts.provides
+            for c in technique.targets
         }
 
     compiled, captured = having(Trait.COMPILED), having(Trait.CAPTURED)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from vivace.architectures import family_of
-from vivace.machinery.guidance.cut import (
+from vivace.machinery.guidance import (
     SHOWN,
     CutCalls,
     CutRows,
@@ -38,6 +38,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     call_parameters,
     component_of,
     knob,
@@ -47,15 +48,14 @@ from vivace.machinery.technique import (
 class CfgCutoff(Technique):
     name: ClassVar[str] = "cfg_cutoff"
     summary: ClassVar[str] = "guidance only for the first part of the steps"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "guidance schedule"
-    same_picture: ClassVar[bool] = False
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="guidance schedule",
+        same_picture=False,
+        belongs_to_pipeline=True,
+    )
 
     fraction: float = knob(gt=0, lt=1, tune=[0.4, 0.6, 0.8], about="share of the steps with guidance")
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or guides_in_two_calls(target.pipe):

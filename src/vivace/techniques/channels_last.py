@@ -13,23 +13,22 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Arithmetic, Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique import Arithmetic, Effect, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.script import Script
 
 
 class ChannelsLast(Technique):
     name: ClassVar[str] = "channels_last"
     summary: ClassVar[str] = "convolution weights and activations in NHWC order"
-    stage: ClassVar[Stage] = Stage.LAYOUT
-    owns: ClassVar[str] = "memory format"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("channels_last@vae",))
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="as before, in NHWC order")
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.LAYOUT,
+        owns="memory format",
+        same_picture=True,
+        targetable=("denoiser", "vae"),
+        default_targets=("denoiser", "vae"),
+        saves_memory=("channels_last@vae",),
+        arithmetic=Arithmetic(weights="as before, in NHWC order"),
+    )
 
     def unsupported(self, target: Target) -> str | None:
         for component, module in target.modules(self.targets).items() if target.pipe is not None else ():

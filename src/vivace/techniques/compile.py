@@ -30,25 +30,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from vivace.architectures import family_of
 from vivace.errors import NoEffect, Unsupported
-from vivace.foundation.spec.sizes import Size, in_order
-from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
-from vivace.machinery.compilation.graph_limits import graph_limit, limited, num_kinds
+from vivace.foundation.spec.sizes import in_order
+from vivace.machinery.compilation.compiled_code import (
+    counting_graphs,
+    graph_limit,
+    keep_compiled_code,
+    limited,
+    num_kinds,
+)
 from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
 from vivace.machinery.technique import (
     COMPONENTS,
     CallContext,
-    Component,
     Effect,
-    MemoryAdvice,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     knob,
     working_part,
@@ -67,12 +72,14 @@ _MOST_SIZES = 32
 class Compile(Technique):
     name: ClassVar[str] = "compile"
     summary: ClassVar[str] = "kernels generated for this model and shape (torch.compile)"
-    stage: ClassVar[Stage] = Stage.COMPILE
-    owns: ClassVar[str] = "compilation"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(fallback=("compile(blocks=repeated)",))
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.COMPILE,
+        owns="compilation",
+        same_picture=True,
+        targetable=COMPONENTS,
+        default_targets=("denoiser",),
+        fallback=("compile(blocks=repeated)",),
+    )
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = knob(
         "default", tune=["default", "reduce-overhead"], about="torch.compile's mode"
@@ -123,20 +130,20 @@ class Compile(Technique):
         return {**knobs, "sizes": tuple(map(str, sizes))}
 
     @property
-    def announced_sizes(self) -> tuple[Size, ...]:
-        return in_order(self.sizes)
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            announced_sizes=in_order(self.sizes),
+            provides=frozenset(
+                {Trait.COMPILED}
+                | ({Trait.COMPILED_WHOLE} if self.blocks == "whole" else set())
+                | ({Trait.CAPTURED, Trait.CAPTURED_BY_COMPILER} if self._captures_graphs else set())
+            ),
+        )
 
     @property
     def _captures_graphs(self) -> bool:
         return self.mode in {"reduce-overhead", "max-autotune"}
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset(
-            {Trait.COMPILED}
-            | ({Trait.COMPILED_WHOLE} if self.blocks == "whole" else set())
-            | ({Trait.CAPTURED, Trait.CAPTURED_BY_COMPILER} if self._captures_graphs else set())
-        )
 
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine

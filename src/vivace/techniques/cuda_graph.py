@@ -40,10 +40,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vivace.architectures import family_of
 from vivace.errors import Unpredictable
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
-from vivace.machinery.compilation.padded_captions import PaddedCaptions
-from vivace.machinery.compilation.prompt_lengths import PromptLengths, is_causal_language_model
+from vivace.machinery.compilation.prompt_lengths import (
+    PaddedCaptions,
+    PromptLengths,
+    is_causal_language_model,
+)
 from vivace.machinery.quantization.gguf_schemes import why_not_capturable
-from vivace.machinery.samplers.generators import Method, override
+from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,
@@ -53,6 +56,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     knob,
 )
@@ -76,27 +80,14 @@ _SEARCH_FIRST_TIMESTEP = (
 class CudaGraph(Technique):
     name: ClassVar[str] = "cuda_graph"
     summary: ClassVar[str] = "a component's forward captured once, and replayed in one launch"
-    stage: ClassVar[Stage] = Stage.CAPTURE
-    owns: ClassVar[str] = "graph capture"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-
-    max_graphs: int = knob(
-        4,
-        ge=1,
-        le=64,
-        tune=[4],
-        about="how many graphs are kept for each announced size, the most recently used",
-    )
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.CAPTURED})
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
-        return (
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.CAPTURE,
+        owns="graph capture",
+        same_picture=True,
+        targetable=COMPONENTS,
+        default_targets=("denoiser",),
+        provides=frozenset({Trait.CAPTURED}),
+        excludes=(
             Rule(
                 Trait.CAPTURED_BY_COMPILER,
                 "in this mode torch.compile captures CUDA graphs itself; keep one of the two",
@@ -116,7 +107,16 @@ class CudaGraph(Technique):
                 "CUDA graphs read weights at fixed addresses; leave the text encoders out, or free_encoders",
                 components=TEXT_ENCODERS,
             ),
-        )
+        ),
+    )
+
+    max_graphs: int = knob(
+        4,
+        ge=1,
+        le=64,
+        tune=[4],
+        about="how many graphs are kept for each announced size, the most recently used",
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.captures_graphs:
@@ -141,7 +141,7 @@ class CudaGraph(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
-        announced = {size for technique in target.request.earlier for size in technique.announced_sizes}
+        announced = {size for technique in target.request.earlier for size in technique.facts.announced_sizes}
         kept = self.max_graphs * max(1, len(announced))
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}

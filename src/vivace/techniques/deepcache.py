@@ -24,9 +24,9 @@ import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards
+from vivace.machinery.step_caching.engine import CachedDenoiser, IsHit, StepForwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.when import since_computed
 from vivace.machinery.technique import Target, Trait, knob
 
 _BLOCKS = ("DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D")
@@ -95,13 +95,7 @@ class Deepcache(StepCache):
         )
 
     def decision(self, target: Target) -> StepDecision:
-        def is_hit(state: CacheState, _: Look) -> bool:
-            # Counted from the last full step, which need not be on the schedule.
-            since: int = state.notes["since"] + 1 if state.kept else 0
-            state.notes["since"] = since = since % self.interval
-            return since != 0
-
-        return StepDecision(is_hit)
+        return StepDecision(since_computed(self.interval))
 
 
 @dataclass

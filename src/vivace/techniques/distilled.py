@@ -18,9 +18,18 @@ separate models.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from vivace.machinery.technique import Component, Distillation, Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique import (
+    Distillation,
+    Effect,
+    Stage,
+    Target,
+    Technique,
+    TechniqueFacts,
+    knob,
+)
 from vivace.machinery.technique.script import Script, literal, written_call
 
 _USUAL_STEPS = 4
@@ -30,11 +39,14 @@ _USUAL_STEPS = 4
 class Distilled(Technique):
     name: ClassVar[str] = "distilled"
     summary: ClassVar[str] = "a few-step LoRA, merged into the weights"
-    stage: ClassVar[Stage] = Stage.SWAP
-    owns: ClassVar[str] = "distillation"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SWAP,
+        owns="distillation",
+        same_picture=False,
+        targetable=("denoiser",),
+        default_targets=("denoiser",),
+        is_stored=True,
+    )
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"] = knob(
         tune=["lcm", "hyper"], about="the distillation method"
@@ -44,12 +56,11 @@ class Distilled(Technique):
     )
 
     @property
-    def trained_steps(self) -> int | None:
-        return self.steps or _USUAL_STEPS
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            trained_steps=self.steps or _USUAL_STEPS,
+        )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

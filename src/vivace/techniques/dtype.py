@@ -15,6 +15,7 @@ embeddings), and so do the layers that its authors name.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from vivace.errors import NoEffect
@@ -24,10 +25,10 @@ from vivace.machinery.technique import (
     Arithmetic,
     Component,
     Effect,
-    MemoryAdvice,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     knob,
     weights_dtype,
 )
@@ -40,31 +41,32 @@ if TYPE_CHECKING:
 _NAMES = {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}
 
 
+_OVERFLOWS = "fp16 overflows at 65504, which cannot be seen here, since quality is not judged"
+"""A model trained in bf16 may overflow, and only real weights show it."""
+
+
 class Dtype(Technique):
     name: ClassVar[str] = "dtype"
     summary: ClassVar[str] = "precision of weights and arithmetic"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    owns: ClassVar[str] = "dtype"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
-    default_targets: ClassVar[tuple[Component, ...]] = COMPONENTS
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("dtype(bf16)", "dtype(fp16)"))
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.PRECISION,
+        owns="dtype",
+        same_picture=True,
+        targetable=COMPONENTS,
+        default_targets=COMPONENTS,
+        saves_memory=("dtype(bf16)", "dtype(fp16)"),
+        is_stored=True,
+    )
 
     dtype: Literal["fp32", "fp16", "bf16"] = knob(tune=["fp16", "bf16"], about="fp32, fp16 or bf16")
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights=f"in {self.dtype}", products=f"in {self.dtype}")
-
-    def not_searched(self, judges: bool) -> str | None:
-        """Return why fp16 is left out: a model trained in bf16 may overflow, and only real weights show it."""
-        if self.dtype == "fp16" and not judges:
-            return "fp16 overflows at 65504, which cannot be seen here, since quality is not judged"
-        return None
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            arithmetic=Arithmetic(weights=f"in {self.dtype}", products=f"in {self.dtype}"),
+            not_searched_unjudged=_OVERFLOWS if self.dtype == "fp16" else None,
+        )
 
     def unsupported(self, target: Target) -> str | None:
         capability = target.machine.capability

@@ -31,32 +31,21 @@ first blocks, and of what follows with and without the middle ones (with a fixed
 
 from __future__ import annotations
 
-import itertools
-import re
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from vivace.machinery.step_caching.block_residual import unknown_blocks
-from vivace.machinery.step_caching.cache_state import (
-    CacheState,
-    IsHit,
-    Look,
-    on_a_line,
-    relative_change,
-    with_slopes,
-)
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.engine import CachedDenoiser, CacheState, IsHit, Look, relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.what import Taylor
+from vivace.machinery.step_caching.when import COMPUTED, DECIDED, HIT, of_step, steps_of, written
 from vivace.machinery.technique import Effect, Target, Trait, knob
 
-COMPUTED, DECIDED, HIT = "c", "d", "h"
 _FIRST = 8
 _LARGEST_SHARE = 4
 """`first` is by default at most one block in this number."""
-_RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
-_MOST_STEPS = 1000
 
 
 class DualBlockCache(StepCache):
@@ -138,8 +127,7 @@ class DualBlockCache(StepCache):
             denoiser,
             split_forwards(denoiser, first, self.last),
             is_hit,
-            keep=with_slopes if self.order else None,
-            extrapolate=on_a_line if self.order else None,
+            predictor=Taylor(1) if self.order else None,
         )
         blocks = f"{first} first, {num - first - self.last} reused, {self.last} last"
         return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
@@ -177,35 +165,3 @@ class DualBlockCache(StepCache):
 
     def _num_first(self, num: int) -> int:
         return self.first if self.first is not None else max(1, min(_FIRST, num // _LARGEST_SHARE))
-
-
-def steps_of(mask: str) -> str:
-    """Parse a mask into one letter a step: "4c2h" is "cccchh".
-
-    Raises:
-        ValueError: it is not a mask, or its first step is not computed.
-    """
-    letters = mask.strip().lower()
-    runs = [(int(number or 1), letter) for number, letter in _RUN.findall(letters)]
-    if not runs or _RUN.sub("", letters) or any(number < 1 for number, _ in runs):
-        raise ValueError(
-            f"{mask!r} is not a mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
-        )
-    if sum(number for number, _ in runs) > _MOST_STEPS:
-        raise ValueError(f"the mask has more than {_MOST_STEPS} steps")
-    if runs[0][1] != COMPUTED:
-        raise ValueError(f"the first step has nothing to reuse; begin the mask with c, such as 1c{letters}")
-    return "".join(number * letter for number, letter in runs)
-
-
-def written(steps: str) -> str:
-    """Return the shortest way to write a mask of one letter a step."""
-    return "".join(f"{len(list(run))}{letter}" for letter, run in itertools.groupby(steps))
-
-
-def of_step(steps: str, step: int) -> str:
-    """Return a step's letter. Behind the mask's end, what follows its first run is repeated."""
-    repeated = steps.lstrip(COMPUTED)
-    if step < len(steps) or not repeated:
-        return steps[min(step, len(steps) - 1)]
-    return repeated[(step - len(steps)) % len(repeated)]

@@ -26,18 +26,23 @@ graphs without a break, one of the whole batch and one of half of it, and `cuda_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.machinery.guidance.cut import is_cut
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.machinery.step_caching.cached_denoiser import (
+from vivace.machinery.guidance import is_cut
+from vivace.machinery.step_caching.engine import (
     CachedDenoiser,
+    CacheState,
+    IsHit,
     StepCounter,
     StepForwards,
+    Tensors,
     latents_of,
+    timestep_of,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.when import since_computed
 from vivace.machinery.technique import Target, Trait, knob
 from vivace.machinery.technique.pipeline_code import doubles_latents
 
@@ -97,38 +102,20 @@ class FasterCache(StepCache):
             # The pipeline asks the same in each step. Outside of its call there is no scale.
             return bool(getattr(pipe, "do_classifier_free_guidance", False)) and not is_cut(denoiser)
 
-        def keep(_: CacheState, computed: tuple[Any, ...]) -> tuple[Any, ...]:
-            guided = is_guided()
-            counter.whole_batch_calls += guided
-            counter.unguided_calls += not guided
-            return _bands(_difference(computed[0])) if guided else ()
-
-        def weighted(state: CacheState) -> tuple[Any, ...]:
-            low, high = state.kept
-            if timestep_of(pipe, state) >= self.details:
-                return ((1 + self.boost) * low + high,)
-            return (low + (1 + self.boost) * high,)
-
         CachedDenoiser(
             denoiser,
             StepForwards(compute, reuse),
             is_hit,
-            keep=keep,
-            extrapolate=weighted,
+            predictor=_Bands(pipe, self.details, self.boost, is_guided, counter),
             can_reuse=lambda _: is_guided(),
             counter=counter,
         )
         return Attached(counter, {"denoiser.faster_cache_boost": self.boost})
 
     def decision(self, target: Target) -> StepDecision:
-        def is_hit(state: CacheState, _: Look) -> bool:
-            # Counted from the last whole step, which need not be on the schedule.
-            in_range = bool(state.kept) and timestep_of(target.pipe, state) < self.start
-            since: int = (state.notes["since"] + 1) % self.interval if in_range else 0
-            state.notes["since"] = since
-            return since != 0
-
-        return StepDecision(is_hit)
+        return StepDecision(
+            since_computed(self.interval, lambda state: timestep_of(target.pipe, state) < self.start)
+        )
 
 
 @dataclass
@@ -149,6 +136,29 @@ class _BatchCounter(StepCounter):
         if self.unguided_calls and not self.whole_batch_calls:
             return "guidance was off (scale 1 or less), so there was no unconditional half to leave out"
         return super().refuted(evidence)
+
+
+@dataclass(frozen=True)
+class _Bands:
+    """Keeps the two bands of guidance's difference, and weights them for a hit."""
+
+    pipe: Any
+    details: int
+    boost: float
+    is_guided: Callable[[], bool]
+    counter: _BatchCounter
+
+    def keep(self, _: CacheState, computed: Tensors) -> Tensors:
+        guided = self.is_guided()
+        self.counter.whole_batch_calls += guided
+        self.counter.unguided_calls += not guided
+        return _bands(_difference(computed[0])) if guided else ()
+
+    def predict(self, state: CacheState) -> Tensors:
+        low, high = state.kept
+        if timestep_of(self.pipe, state) >= self.details:
+            return ((1 + self.boost) * low + high,)
+        return (low + (1 + self.boost) * high,)
 
 
 def _conditional(value: Any, num: int) -> Any:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.architectures import family_of
 from vivace.errors import NoEffect
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit
-from vivace.machinery.step_caching.cached_denoiser import StepCounter
+from vivace.machinery.step_caching.engine import CacheState, IsHit, StepCounter
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import CallContext, Component, Target, Trait, knob
 from vivace.machinery.technique.pipeline_code import names_its_calls

@@ -18,7 +18,16 @@ from typing import Any, ClassVar
 from vivace.architectures import family_of
 from vivace.errors import NoEffect
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.machinery.technique import Arithmetic, Component, Effect, Facts, Stage, Target, Technique, Trait
+from vivace.machinery.technique import (
+    Arithmetic,
+    Effect,
+    Facts,
+    Stage,
+    Target,
+    Technique,
+    TechniqueFacts,
+    Trait,
+)
 from vivace.machinery.technique.pipeline_code import replaces_processors
 from vivace.machinery.technique.script import Script
 
@@ -34,25 +43,18 @@ _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0"}
 class FuseQkv(Technique):
     name: ClassVar[str] = "fuse_qkv"
     summary: ClassVar[str] = "one matmul for query, key and value"
-    stage: ClassVar[Stage] = Stage.FUSE
-    owns: ClassVar[str] = "attention projections"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.FUSE,
+        owns="attention projections",
+        same_picture=True,
+        targetable=("denoiser", "vae"),
+        default_targets=("denoiser", "vae"),
+        arithmetic=Arithmetic(
             weights="as before, three fused into one", products="as before, one instead of three"
-        )
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.PROJECTIONS_FUSED})
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+        ),
+        provides=frozenset({Trait.PROJECTIONS_FUSED}),
+        is_stored=True,
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

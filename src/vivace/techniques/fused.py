@@ -41,8 +41,17 @@ from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
 from vivace.machinery.fused.forms import form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
-from vivace.machinery.technique import Arithmetic, Effect, Rule, Stage, Target, Technique, Trait, knob
-from vivace.machinery.technique.anatomy import Component
+from vivace.machinery.technique import (
+    Arithmetic,
+    Effect,
+    Rule,
+    Stage,
+    Target,
+    Technique,
+    TechniqueFacts,
+    Trait,
+    knob,
+)
 
 if TYPE_CHECKING:
     from vivace.machinery.fused.operations import Places
@@ -64,11 +73,29 @@ def _families(last: str) -> str:
 class Fused(Technique):
     name: ClassVar[str] = "fused"
     summary: ClassVar[str] = f"a transformer of {_families(' or ')}, or a UNet, as few, fused kernels"
-    stage: ClassVar[Stage] = Stage.FUSE
-    owns: ClassVar[str] = "attention projections"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", "vae")
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.FUSE,
+        owns="attention projections",
+        same_picture=True,
+        targetable=("denoiser", "vae"),
+        default_targets=("denoiser",),
+        provides=frozenset({Trait.FUSED}),
+        excludes=(
+            Rule(
+                Trait.COMPILED, "the fused kernels leave the compiler nothing to fuse; add cuda_graph instead"
+            ),
+            Rule(Trait.QUANTIZED, "its weights are stored anew; fused(fp8) quantises them"),
+            Rule(Trait.KERNEL_CHOSEN, "fused has its own attention; choose by fused(attention=...)"),
+            Rule(Trait.HOOKED, "the layers that hooks are attached to are replaced"),
+            Rule(
+                Trait.KEEPS_BLOCK_TENSORS,
+                "this cache works within diffusers' blocks, which are replaced; one that keeps the residual of all "
+                "blocks goes with it, such as teacache",
+            ),
+            Rule(Trait.CACHED, "the blocks are replaced, and the cache with them", earlier_only=True),
+            Rule(Trait.OFFLOADED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
+        ),
+    )
 
     precision: Literal["bf16", "fp8"] = knob(
         "bf16", tune=["bf16", "fp8"], about="of the matmuls; everything between them is computed in fp32"
@@ -93,39 +120,18 @@ class Fused(Technique):
         return self
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            arithmetic=self._arithmetic,
+            attention_precision=self.attention,
+            made_for=_HOPPER if self.convolutions == "fp8" else None,  # matmuls are cuBLASLt's
+        )
+
+    @property
+    def _arithmetic(self) -> Arithmetic:
         weights = {"bf16": "in bf16", "fp8": "in fp8 (e4m3), one scale a tensor"}[self.precision]
         return Arithmetic(weights, f"in {self.precision}")
-
-    @property
-    def attention_precision(self) -> str | None:
-        return self.attention
-
-    @property
-    def made_for(self) -> tuple[int, int] | None:
-        return _HOPPER if self.convolutions == "fp8" else None  # matmuls are cuBLASLt's
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.FUSED})
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                Trait.COMPILED, "the fused kernels leave the compiler nothing to fuse; add cuda_graph instead"
-            ),
-            Rule(Trait.QUANTIZED, "its weights are stored anew; fused(fp8) quantises them"),
-            Rule(Trait.KERNEL_CHOSEN, "fused has its own attention; choose by fused(attention=...)"),
-            Rule(Trait.HOOKED, "the layers that hooks are attached to are replaced"),
-            Rule(
-                Trait.KEEPS_BLOCK_TENSORS,
-                "this cache works within diffusers' blocks, which are replaced; one that keeps the residual of all "
-                "blocks goes with it, such as teacache",
-            ),
-            Rule(Trait.CACHED, "the blocks are replaced, and the cache with them", earlier_only=True),
-            Rule(Trait.OFFLOADED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
-        )
 
     def unsupported(self, target: Target) -> str | None:
         machine, runs_here = target.machine, target.model.has_weights
@@ -295,7 +301,7 @@ def _is_sent(target: Target) -> bool:
 
     Keys and values are 33 times (SD 1.5) to 81 times (SDXL) as large as the text, and GPUs may have no NVLink.
     """
-    return any(Trait.SHARDED in technique.provides for technique in target.request.later)
+    return any(Trait.SHARDED in technique.facts.provides for technique in target.request.later)
 
 
 def _enlarges(target: Target) -> bool:

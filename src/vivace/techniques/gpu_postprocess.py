@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vivace.machinery.technique import Effect, Stage, Target, Technique
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.script import Script
 
 _SCRIPT = (
@@ -34,13 +34,12 @@ _SCRIPT = (
 class GpuPostprocess(Technique):
     name: ClassVar[str] = "gpu_postprocess"
     summary: ClassVar[str] = "images become bytes on the GPU instead of on the CPU"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "image conversion"
-    same_picture: ClassVar[bool] = True
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="image conversion",
+        same_picture=True,
+        belongs_to_pipeline=True,
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_gpu:

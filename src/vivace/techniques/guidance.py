@@ -20,6 +20,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     call_parameters,
     ignores_guidance_scale,
     knob,
@@ -30,9 +31,11 @@ from vivace.machinery.technique.script import Script
 class Guidance(Technique):
     name: ClassVar[str] = "guidance"
     summary: ClassVar[str] = "guidance scale"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "guidance scale"
-    same_picture: ClassVar[bool] = False
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="guidance scale",
+        same_picture=False,
+    )
 
     scale: float = knob(ge=0, le=100, tune=[1.0, 3.0, 5.0], about="guidance scale; 1 switches it off")
     true_cfg: float | None = knob(

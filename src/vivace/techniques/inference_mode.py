@@ -14,20 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from vivace.machinery.technique import Effect, Stage, Target, Technique, Trait
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts, Trait
 from vivace.machinery.technique.script import Script
 
 
 class InferenceMode(Technique):
     name: ClassVar[str] = "inference_mode"
     summary: ClassVar[str] = "the call under torch.inference_mode"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "autograd mode"
-    same_picture: ClassVar[bool] = True
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.PROCESS_WIDE})
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="autograd mode",
+        same_picture=True,
+        provides=frozenset({Trait.PROCESS_WIDE}),
+    )
 
     def unsupported(self, target: Target) -> str | None:
         return None

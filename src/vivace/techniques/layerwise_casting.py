@@ -19,11 +19,11 @@ from vivace.machinery.quantization.layers import is_quantised, layers_of
 from vivace.machinery.technique import (
     TEXT_ENCODERS,
     Arithmetic,
-    Component,
     Effect,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
 )
 from vivace.machinery.technique.script import Script, literal, written_call
@@ -35,19 +35,15 @@ if TYPE_CHECKING:
 class LayerwiseCasting(Technique):
     name: ClassVar[str] = "layerwise_casting"
     summary: ClassVar[str] = "weights stored in fp8, cast when they are used"
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    owns: ClassVar[str] = "weights"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="in fp8 (e4m3), without scales")
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.HOOKED})
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.QUANTIZE,
+        owns="weights",
+        same_picture=True,
+        targetable=("denoiser", *TEXT_ENCODERS),
+        default_targets=("denoiser",),
+        arithmetic=Arithmetic(weights="in fp8 (e4m3), without scales"),
+        provides=frozenset({Trait.HOOKED}),
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.machine.backend == "mps":

@@ -24,6 +24,7 @@ larger rank, and layers that this file leaves alone. After `distilled`, the weig
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -39,12 +40,12 @@ from vivace.machinery.lora.lora_files import digest, locate_lora, on_hub, short_
 from vivace.machinery.lora.read_lora import LoraFile, read_lora
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import (
-    Component,
     Effect,
     Rule,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     attribute_of,
     knob,
@@ -58,11 +59,13 @@ _READ = "_vivace_loras_read"
 class Lora(Technique):
     name: ClassVar[str] = "lora"
     summary: ClassVar[str] = "a LoRA of yours, merged or exchangeable"
-    stage: ClassVar[Stage] = Stage.MERGE
-    owns: ClassVar[str] = "LoRA"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser", *TEXT_ENCODERS)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.MERGE,
+        owns="LoRA",
+        same_picture=False,
+        targetable=("denoiser", *TEXT_ENCODERS),
+        default_targets=("denoiser", *TEXT_ENCODERS),
+    )
 
     path: str = knob(
         about="a .safetensors file, a folder, or a file on the hub, e.g. 'org/repo/FILE.safetensors'"
@@ -89,20 +92,22 @@ class Lora(Technique):
         return self
 
     @property
-    def slot(self) -> str:
-        return f"{self.owns} {self.path}"
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            owns=f"{self.declared.owns} {self.path}",
+            stage=Stage.ADAPT if self.hot else Stage.MERGE,
+            excludes=self._excludes,
+            is_stored=not self.hot,
+        )
 
     @property
     def label(self) -> str:
-        aimed = "" if self.targets == self.default_targets else f"@{','.join(self.targets)}"
+        aimed = "" if self.targets == self.declared.default_targets else f"@{','.join(self.targets)}"
         return f"{self.name}({short_name(self.path)}){aimed}"
 
     @property
-    def place(self) -> Stage:
-        return Stage.ADAPT if self.hot else Stage.MERGE
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
+    def _excludes(self) -> tuple[Rule, ...]:
         if not self.hot:
             fused = "its layers to_q, to_k and to_v are one layer there; apply both by one recipe, to a fresh pipeline"
             return (Rule(Trait.PROJECTIONS_FUSED, fused, earlier_only=True),)
@@ -119,17 +124,18 @@ class Lora(Technique):
             Rule(Trait.OFFLOADED, "apply both by the same recipe, to a fresh pipeline", earlier_only=True),
         )  # fmt: skip
 
-    def pinned(self) -> Technique:
+    def pinned(self) -> Lora:
+        """Return the technique with the identity of its file, so that a changed file is another recipe.
+
+        Raises:
+            UnusableModel, Unsupported: the file cannot be read or found.
+        """
         return self if self.sha256 else self.model_copy(update={"sha256": digest(locate_lora(self.path))})
 
     @property
     def local_file(self) -> Path | None:
         """The file, if it is one of this machine and not of the hub."""
         return locate_lora(self.path) if user_path(self.path).exists() else None
-
-    @property
-    def is_stored(self) -> bool:
-        return not self.hot
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -27,11 +27,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, steps_before
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
+from vivace.machinery.step_caching.engine import IsHit, steps_before
 from vivace.machinery.step_caching.model_fits import Ratios, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.when import KnownGrowth
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
@@ -71,35 +71,22 @@ class Magcache(StepCache):
         return super().unsupported_weights(target) or _no_ratios(target)
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        denoiser = target.module("denoiser")
-        return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
+        return Attached(cache_residual(target.module("denoiser"), is_hit))
 
     def decision(self, target: Target) -> StepDecision:
         ratios = find_fit(Ratios, target.module("denoiser"), target.model.name)
         if ratios is None:
             raise Unsupported(f"{self.name}: {_no_ratios(target)}")
-        return StepDecision(
-            lambda state, _: self._is_near(
-                state, ratios, int(target.pipe.num_timesteps), steps_before(target.pipe)
-            ),
-            {"denoiser.magcache_ratios": ratios.about()},
+        pipe = target.pipe
+        is_hit = KnownGrowth(
+            ratios.at,
+            self.threshold,
+            self.max_skip,
+            self.retention,
+            num_steps=lambda: int(pipe.num_timesteps),
+            num_before=lambda: steps_before(pipe),
         )
-
-    def _is_near(self, state: CacheState, ratios: Ratios, num_steps: int, num_before: int) -> bool:
-        """Return whether the last residual, if this step reuses it too, stays close enough to the true one.
-
-        Args:
-            num_steps: that are run.
-            num_before: of the schedule's beginning that are not: the table is that of a whole schedule.
-        """
-        if state.step < int(self.retention * num_steps + 0.5):
-            return False
-        ratio, error, skipped = state.notes.get("skipped", (1.0, 0.0, 0))
-        ratio *= ratios.at(num_before + state.step, num_before + num_steps)
-        error, skipped = error + abs(1 - ratio), skipped + 1
-        is_hit = bool(state.kept) and error <= self.threshold and skipped <= self.max_skip
-        state.notes["skipped"] = (ratio, error, skipped) if is_hit else (1.0, 0.0, 0)
-        return is_hit
+        return StepDecision(is_hit, {"denoiser.magcache_ratios": ratios.about()})
 
 
 def _no_ratios(target: Target) -> str:

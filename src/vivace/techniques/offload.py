@@ -27,15 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from vivace.errors import NoEffect, Unpredictable
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.layer_offloader import LayerOffloader
+from vivace.machinery.offloading.layer_offloader import PREFETCH_BYTES, LayerOffloader
 from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks
-from vivace.machinery.offloading.prefetch import PREFETCH_BYTES
 from vivace.machinery.offloading.simulated import simulate_offloading
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
 from vivace.machinery.technique import (
@@ -44,11 +44,11 @@ from vivace.machinery.technique import (
     Arithmetic,
     Component,
     Effect,
-    MemoryAdvice,
     Rule,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     component_of,
     is_cast_in_call,
@@ -74,10 +74,15 @@ loses what the bytes mean (GGUF's quantisation type, torchao's scales)."""
 class Offload(Technique):
     name: ClassVar[str] = "offload"
     summary: ClassVar[str] = "weights are kept in host memory"
-    stage: ClassVar[Stage] = Stage.OFFLOAD
-    owns: ClassVar[str] = "placement of the weights"
-    same_picture: ClassVar[bool] = True
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("offload(model)", "offload(group)"))
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.OFFLOAD,
+        owns="placement of the weights",
+        same_picture=True,
+        saves_memory=("offload(model)", "offload(group)"),
+        arithmetic=Arithmetic(weights="as before, in host memory"),
+        loads_from_host=True,
+        belongs_to_pipeline=True,
+    )
 
     mode: Literal["model", "sequential", "group"] = knob(
         tune=["model", "group"], about="model: component by component; sequential and group: layer by layer"
@@ -102,22 +107,27 @@ class Offload(Technique):
         return self
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="as before, in host memory")
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            provides=self._provides,
+            excludes=self._excludes,
+        )
 
     def using_memory(self, num_bytes: float) -> Offload | None:
+        """Return a faster variant that uses this much free GPU memory; None if it cannot use it."""
         more = math.floor((num_bytes - (PREFETCH_BYTES if self.stream else 0)) / _STEP)
         if self.mode != "group" or self.keep or more < 1:
             return None
         return self.model_copy(update={"keep": more * _STEP / GB})
 
     @property
-    def provides(self) -> frozenset[Trait]:
+    def _provides(self) -> frozenset[Trait]:
         by_layer = set() if self.mode == "model" else {Trait.OFFLOADED_BY_LAYER}
         return frozenset({Trait.OFFLOADED, *by_layer})
 
     @property
-    def excludes(self) -> tuple[Rule, ...]:
+    def _excludes(self) -> tuple[Rule, ...]:
         rules = [
             Rule(Trait.CAPTURED, "CUDA graphs read weights at fixed addresses, and offloading moves them"),
             Rule(Trait.MOVED, "the text encoders would be moved twice; offloading frees them as well"),
@@ -138,14 +148,6 @@ class Offload(Technique):
             rules.append(Rule(Trait.COMPILED, reason))
             rules.append(Rule(Trait.REPACKED, "sequential moves plain weights only; take offload(group)"))
         return tuple(rules)
-
-    @property
-    def loads_from_host(self) -> bool:
-        return True
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
 
     def unsupported(self, target: Target) -> str | None:
         if not target.machine.is_gpu:

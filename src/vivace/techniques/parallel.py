@@ -31,6 +31,7 @@ tests alone. `guidance` is the old name of `cfg`, and still accepted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
@@ -45,7 +46,16 @@ from vivace.machinery.multi_gpu.split_tokens import (
     needs_diffusers,
     num_heads,
 )
-from vivace.machinery.technique import Component, Effect, Rule, Stage, Target, Technique, Trait, knob
+from vivace.machinery.technique import (
+    Effect,
+    Rule,
+    Stage,
+    Target,
+    Technique,
+    TechniqueFacts,
+    Trait,
+    knob,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +64,15 @@ if TYPE_CHECKING:
 class Parallel(Technique):
     name: ClassVar[str] = "parallel"
     summary: ClassVar[str] = "one image over several GPUs"
-    stage: ClassVar[Stage] = Stage.SHARD
-    owns: ClassVar[str] = "GPUs"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SHARD,
+        owns="GPUs",
+        same_picture=True,
+        targetable=("denoiser",),
+        default_targets=("denoiser",),
+        provides=frozenset({Trait.SHARDED}),
+        belongs_to_pipeline=True,
+    )
 
     mode: Literal["cfg", "ulysses", "all_gather", "ring"] = knob(
         tune=["cfg", "ulysses", "all_gather", "ring"],
@@ -72,15 +86,15 @@ class Parallel(Technique):
         return "cfg" if value == "guidance" else value
 
     @property
-    def num_gpus(self) -> int:
-        return self.gpus
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            num_gpus=self.gpus,
+            excludes=self._excludes,
+        )
 
     @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.SHARDED})
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
+    def _excludes(self) -> tuple[Rule, ...]:
         rules = [
             Rule(
                 Trait.OFFLOADED, "offloading moves one GPU's copy of the weights, and every GPU has its own"
@@ -116,10 +130,6 @@ class Parallel(Technique):
             )
             rules.append(Rule(Trait.KERNEL_CHOSEN, reason))
         return tuple(rules)
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
 
     def unsupported(self, target: Target) -> str | None:
         import torch
@@ -164,7 +174,7 @@ class Parallel(Technique):
                 f"diffusers has no context-parallel plan (_cp_plan) for {kind}, so its tokens cannot be sharded; take "
                 "parallel(cfg)"
             )
-        if any(Trait.FUSED in technique.provides for technique in target.request.earlier):
+        if any(Trait.FUSED in technique.facts.provides for technique in target.request.earlier):
             if self.mode == "all_gather":
                 return None
             return (
@@ -277,7 +287,8 @@ def _own_tokens() -> str:
 def _later_provides(target: Target, trait: Trait) -> bool:
     """Return whether a later technique gives the denoiser that trait."""
     return any(
-        trait in technique.provides and "denoiser" in technique.targets for technique in target.request.later
+        trait in technique.facts.provides and "denoiser" in technique.targets
+        for technique in target.request.later
     )
 
 
@@ -286,6 +297,6 @@ def _recipe_of_peers(target: Target) -> str:
     texts = [
         technique.model_copy(update={"targets": technique.targets and ("denoiser",)}).text
         for technique in target.request.later
-        if "denoiser" in technique.targets or Trait.PROCESS_WIDE in technique.provides
+        if "denoiser" in technique.targets or Trait.PROCESS_WIDE in technique.facts.provides
     ]
     return "+".join(texts) or BASELINE

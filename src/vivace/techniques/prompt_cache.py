@@ -22,6 +22,7 @@ import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import NoEffect
@@ -32,6 +33,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     component_of,
     knob,
@@ -49,9 +51,14 @@ _OF_ADAPTERS = ("scaling", "active_adapters", "merged_adapters", "disable_adapte
 class PromptCache(Technique):
     name: ClassVar[str] = "prompt_cache"
     summary: ClassVar[str] = "a repeated prompt is not encoded again"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "text encoding"
-    same_picture: ClassVar[bool] = True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="text encoding",
+        same_picture=True,
+        needs_repeated_prompts=True,
+        not_searched="it gains only where a prompt is drawn again; if yours are, --keep prompt_cache",
+        belongs_to_pipeline=True,
+    )
 
     keep: int = knob(
         32,
@@ -66,18 +73,12 @@ class PromptCache(Technique):
         about="keep text encoders in host memory while no new prompt is encoded",
     )
 
-    needs_repeated_prompts: ClassVar[bool] = True
-
     @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.MOVED}) if self.free_encoders else frozenset()
-
-    def not_searched(self, judges: bool) -> str | None:
-        return "it gains only where a prompt is drawn again; if yours are, --keep prompt_cache"
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            provides=frozenset({Trait.MOVED}) if self.free_encoders else frozenset(),
+        )
 
     def unsupported(self, target: Target) -> str | None:
         if self.free_encoders and target.machine.backend in ("cpu", "mps"):

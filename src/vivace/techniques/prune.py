@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 
 from vivace.errors import NoEffect, UnusableModel
 from vivace.machinery.technique import (
-    Component,
     Effect,
     Facts,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     call_parameters,
     knob,
@@ -41,28 +41,21 @@ _LISTS = ("transformer_blocks", "single_transformer_blocks", "layers")
 class Prune(Technique):
     name: ClassVar[str] = "prune"
     summary: ClassVar[str] = "the denoiser's least influential blocks are removed"
-    stage: ClassVar[Stage] = Stage.PRUNE
-    owns: ClassVar[str] = "blocks"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.PRUNE,
+        owns="blocks",
+        same_picture=False,
+        targetable=("denoiser",),
+        default_targets=("denoiser",),
+        provides=frozenset({Trait.PRUNED}),
+        needs_prompts=True,
+        is_stored=True,
+    )
 
     share: float = knob(
         0.1, gt=0, le=0.9, tune=[0.1, 0.2], about="share of the removable blocks, at least one block"
     )
     pictures: int = knob(2, ge=1, le=64, tune=[2], about="number of prompts to choose the blocks with")
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.PRUNED})
-
-    @property
-    def needs_prompts(self) -> bool:
-        return True
-
-    @property
-    def is_stored(self) -> bool:
-        return True
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

@@ -27,8 +27,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import model_validator
 
 from vivace.architectures import family_of
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, timestep_of
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser, StepForwards, last_tokens
+from vivace.machinery.step_caching.engine import (
+    CachedDenoiser,
+    CacheState,
+    IsHit,
+    Look,
+    StepForwards,
+    last_tokens,
+    timestep_of,
+)
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.technique import Target, knob
 from vivace.machinery.technique.pipeline_code import names_its_calls

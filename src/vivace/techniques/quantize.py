@@ -57,6 +57,7 @@ from vivace.machinery.quantization import (
 from vivace.machinery.quantization.calibration import Scales, calibrate_choices
 from vivace.machinery.quantization.layers import (
     LayerChoice,
+    QuantizedLayers,
     casts_its_vae,
     choose,
     kinds_of,
@@ -68,7 +69,6 @@ from vivace.machinery.quantization.layers import (
     replace_layer,
     summarise,
 )
-from vivace.machinery.quantization.quantized_layers import QuantizedLayers
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.script_lines import script_of
 from vivace.machinery.quantization.sensitivity import KeptLayers
@@ -77,10 +77,10 @@ from vivace.machinery.technique import (
     Arithmetic,
     Component,
     Effect,
-    MemoryAdvice,
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     knob,
 )
@@ -98,17 +98,17 @@ _SKIP_SHARE = 0.05
 class Quantize(Technique):
     name: ClassVar[str] = "quantize"
     summary: ClassVar[str] = "weights (and matmuls) in fewer bits"
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    owns: ClassVar[str] = "weights"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = COMPONENTS
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(
-        saving=(
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.QUANTIZE,
+        owns="weights",
+        same_picture=True,
+        targetable=COMPONENTS,
+        default_targets=("denoiser",),
+        saves_memory=(
             "quantize(int8)",
             "quantize(int8)@denoiser,text_encoder_2",
             "quantize(nf4)@denoiser,text_encoder_2",
-        )
+        ),
     )
 
     scheme: Literal[
@@ -213,7 +213,22 @@ class Quantize(Technique):
         return [pattern for pattern in patterns_of(self.skip) if pattern != _AUTO]
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            arithmetic=self._arithmetic,
+            provides=self._provides,
+            loads_from_host=not self._needs_prompts,  # which run the model as it is
+            needs_prompts=self._needs_prompts,
+            is_stored=self.backend == "torchao" and self.scheme != "int4_gemm",
+        )
+
+    @property
+    def _needs_prompts(self) -> bool:
+        return self._scheme().is_calibrated or self._is_auto
+
+    @property
+    def _arithmetic(self) -> Arithmetic:
         scheme = self._scheme()
         scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
         branch = f", beside a branch of rank {self.rank} in 16 bits" if self.rank else ""
@@ -222,22 +237,10 @@ class Quantize(Technique):
         )
 
     @property
-    def provides(self) -> frozenset[Trait]:
+    def _provides(self) -> frozenset[Trait]:
         repacked = {Trait.REPACKED} if self.backend != "bitsandbytes" else set()
         copies = {Trait.COPIES_FROM_HOST} if self.backend == "gguf" and self.scheme != "q8_0" else set()
         return frozenset({Trait.QUANTIZED} | repacked | copies)
-
-    @property
-    def loads_from_host(self) -> bool:
-        return not self.needs_prompts  # which run the model as it is
-
-    @property
-    def needs_prompts(self) -> bool:
-        return self._scheme().is_calibrated or self._is_auto
-
-    @property
-    def is_stored(self) -> bool:
-        return self.backend == "torchao" and self.scheme != "int4_gemm"
 
     def unsupported(self, target: Target) -> str | None:
         scheme, settings = self._scheme(), self._settings(target)
@@ -268,7 +271,7 @@ class Quantize(Technique):
     def apply(self, target: Target) -> Effect:
         scheme, settings = self._scheme(), self._settings(target)
         modules, choices = target.modules(self.targets), self._choices(target)
-        if self.needs_prompts and not target.request.prompts:
+        if self._needs_prompts and not target.request.prompts:
             why = "calibrate its scales" if scheme.is_calibrated else "measure which layers are sensitive"
             raise Unsupported(
                 f"quantize: {self.scheme} generates images first, to {why}, and there are no prompts; "
@@ -356,7 +359,7 @@ class Quantize(Technique):
                 changed[f"{component}.weights_are"] = ", ".join(dict.fromkeys(weight for _, weight in kinds))
         if not changed:
             refuse(choices)
-        changed["how"] = f"weights {self.arithmetic.weights}; matmuls {self.arithmetic.products}"
+        changed["how"] = f"weights {self._arithmetic.weights}; matmuls {self._arithmetic.products}"
         return changed
 
     def _keep_sensitive(self, target: Target, choice: LayerChoice, scales: Scales | None) -> KeptLayers:

@@ -25,12 +25,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from vivace.errors import NoEffect
-from vivace.machinery.samplers.generators import give_generators
-from vivace.machinery.samplers.step_limits import refused_by_model, takes_zero_snr
-from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.samplers import give_generators, refused_by_model, takes_zero_snr
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts, knob
 from vivace.machinery.technique.pipeline_code import (
     asks_the_scheduler_for_flow_sigmas,
     passed_to_set_timesteps,
@@ -80,9 +80,11 @@ _OF_THE_PIPELINE = ("dpmpp_sde", "dpmpp_2m_sde", "flow_lcm")
 class Scheduler(Technique):
     name: ClassVar[str] = "scheduler"
     summary: ClassVar[str] = "another sampler"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "scheduler"
-    same_picture: ClassVar[bool] = False
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="scheduler",
+        same_picture=False,
+    )
 
     # fmt: off
     sampler: Literal[
@@ -97,8 +99,11 @@ class Scheduler(Technique):
     )
 
     @property
-    def belongs_to_pipeline(self) -> bool:
-        return self.sampler in _OF_THE_PIPELINE
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            belongs_to_pipeline=self.sampler in _OF_THE_PIPELINE,
+        )
 
     def unsupported(self, target: Target) -> str | None:
         class_name = _CLASSES[self.sampler][0]

@@ -34,18 +34,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import UsageError
-from vivace.machinery.step_caching.block_residual import blocks_of, residual_forwards, unknown_blocks
-from vivace.machinery.step_caching.cache_state import (
-    CacheState,
-    IsHit,
-    Look,
-    on_a_line,
-    relative_change,
-    timestep_of,
-    with_slopes,
-)
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.block_residual import blocks_of, cache_residual, unknown_blocks
+from vivace.machinery.step_caching.engine import CacheState, IsHit, Look, timestep_of
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.what import Taylor
+from vivace.machinery.step_caching.when import AccumulatedChange
 from vivace.machinery.technique import Target, Trait, component_of, knob
 
 if TYPE_CHECKING:
@@ -83,41 +76,24 @@ class Seacache(StepCache):
         return unknown_blocks(target.module("denoiser"))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        denoiser = target.module("denoiser")
-        cached = CachedDenoiser(
-            denoiser,
-            residual_forwards(denoiser),
-            is_hit,
-            keep=with_slopes if self.order else None,
-            extrapolate=on_a_line if self.order else None,
-        )
-        return Attached(cached.counter, {"denoiser.seacache_order": self.order})
+        counter = cache_residual(target.module("denoiser"), is_hit, Taylor(1) if self.order else None)
+        return Attached(counter, {"denoiser.seacache_order": self.order})
 
     def decision(self, target: Target) -> StepDecision:
-        return StepDecision(lambda state, look: self._is_close(state, look, target.pipe))
+        pipe = target.pipe
 
-    def _is_close(self, state: CacheState, look: Look, pipe: Any) -> bool:
-        """Return whether the changes since the last computed step add up to less than the threshold.
+        def filtered(state: CacheState, look: Look) -> Any:
+            notes = state.notes
+            if notes.get("shape") != state.shape:  # it may change within a call
+                notes["shape"], notes["grid"] = state.shape, _grid_of(state, component_of(pipe, "denoiser"))
+            sigma = timestep_of(pipe, state) / pipe.scheduler.config.num_train_timesteps
+            return sea_filtered(look(), notes["grid"], sigma, self.power)
 
-        Every step is compared with the one before, computed or not.
-        """
-        notes = state.notes
-        if state.step + 1 == pipe.num_timesteps:
-            notes.clear()  # or it would take memory while the VAE decodes
-            return False
-        if notes.get("shape") != state.shape:  # it may change within a call
-            notes["shape"], notes["grid"] = state.shape, _grid_of(state, component_of(pipe, "denoiser"))
-        sigma = timestep_of(pipe, state) / pipe.scheduler.config.num_train_timesteps
-        filtered, previous = sea_filtered(look(), notes["grid"], sigma, self.power), notes.get("filtered")
-        notes["filtered"] = filtered
-        is_hit = False
-        if state.kept and previous is not None and notes["skipped"] < self.max_skip:
-            notes["distance"] += relative_change(filtered, previous)
-            is_hit = notes["distance"] < self.threshold
-        notes["skipped"] = notes["skipped"] + 1 if is_hit else 0
-        if not is_hit:
-            notes["distance"] = 0.0
-        return is_hit
+        return StepDecision(
+            AccumulatedChange(
+                self.threshold, lambda: int(pipe.num_timesteps), seen=filtered, max_skip=self.max_skip
+            )
+        )
 
 
 def _grid_of(state: CacheState, denoiser: Any) -> tuple[int, int]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Effect, Stage, Target, Technique, knob
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts, knob
 from vivace.machinery.technique.script import Script
 
 
 class Steps(Technique):
     name: ClassVar[str] = "steps"
     summary: ClassVar[str] = "number of denoising steps"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "number of steps"
-    same_picture: ClassVar[bool] = False
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE,
+        owns="number of steps",
+        same_picture=False,
+    )
 
     steps: int = knob(ge=1, le=1000, tune=[8, 12, 20], about="denoising steps")
 

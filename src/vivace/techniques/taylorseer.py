@@ -22,24 +22,25 @@ hands on.
 from __future__ import annotations
 
 import inspect
-import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.architectures import family_of
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
-from vivace.machinery.step_caching.cached_denoiser import (
+from vivace.machinery.step_caching.engine import (
     CachedDenoiser,
+    CacheState,
+    IsHit,
+    Look,
     StepForwards,
-    last_tokens,
     latents_of,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.what import Taylor
 from vivace.machinery.technique import Target, Trait, knob
 from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal, written_call
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Taylorseer(StepCache):
@@ -74,7 +75,7 @@ class Taylorseer(StepCache):
             return list(kept[0].unbind()) if isinstance(latents_of(args, kwargs), list) else kept[0]
 
         cached = CachedDenoiser(
-            denoiser, StepForwards(compute, reuse), is_hit, keep=self._factors, extrapolate=_extrapolated
+            denoiser, StepForwards(compute, reuse), is_hit, predictor=Taylor(self.order, in_fp32=True)
         )
         return Attached(cached.counter, {"denoiser.taylorseer_order": self.order})
 
@@ -83,16 +84,6 @@ class Taylorseer(StepCache):
             return state.step >= self.warmup and (state.step - self.warmup - 1) % self.interval != 0
 
         return StepDecision(is_hit)
-
-    def _factors(self, state: CacheState, computed: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Return the output and its finite differences up to the order, in fp32, each divided by the steps between."""
-        state.notes["dtype"] = computed[0].dtype
-        factors = [computed[0].float()]
-        steps = state.step - state.notes.get("computed_at", state.step)
-        for previous in state.previous[: self.order] if steps else ():
-            factors.append((factors[-1] - last_tokens(previous, factors[-1])) / steps)
-        state.notes["computed_at"] = state.step
-        return tuple(factors)
 
     def script(self, target: Target) -> Script | None:
         denoiser, family = target.module("denoiser"), family_of(target.module("denoiser"))
@@ -114,9 +105,3 @@ class Taylorseer(StepCache):
         return Script(
             imports=("torch", "diffusers:TaylorSeerCacheConfig"), lines=(*config.splitlines(), enable)
         )
-
-
-def _extrapolated(state: CacheState) -> tuple[torch.Tensor, ...]:
-    offset = state.step - state.notes["computed_at"]
-    output = sum(factor * (offset**order / math.factorial(order)) for order, factor in enumerate(state.kept))
-    return (output.to(state.notes["dtype"]),)

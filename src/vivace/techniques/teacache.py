@@ -28,15 +28,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching.block_residual import residual_forwards, unknown_blocks
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look, relative_change
-from vivace.machinery.step_caching.cached_denoiser import CachedDenoiser
+from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
+from vivace.machinery.step_caching.engine import IsHit
 from vivace.machinery.step_caching.model_fits import Fit, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
+from vivace.machinery.step_caching.when import AccumulatedChange
 from vivace.machinery.technique import Target, Trait, knob
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 class Teacache(StepCache):
@@ -68,34 +68,17 @@ class Teacache(StepCache):
         )
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        denoiser = target.module("denoiser")
-        return Attached(CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit).counter)
+        return Attached(cache_residual(target.module("denoiser"), is_hit))
 
     def decision(self, target: Target) -> StepDecision:
         fit = find_fit(Fit, target.module("denoiser"), target.model.name)
         if fit is None:
             raise Unsupported(f"{self.name}: {_no_fit(target)}")
 
-        def is_hit(state: CacheState, look: Look) -> bool:
-            num_steps = getattr(target.pipe, "num_timesteps", None)
-            return self._is_close(state, look(), fit, is_last=state.step + 1 == num_steps)
-
+        is_hit = AccumulatedChange(
+            self.threshold, lambda: getattr(target.pipe, "num_timesteps", None), rescaled=fit.rescaled
+        )
         return StepDecision(is_hit, {"denoiser.teacache_polynomial": fit.about()})
-
-    def _is_close(self, state: CacheState, modulated: torch.Tensor, fit: Fit, is_last: bool) -> bool:
-        """Return whether the changes since the last computed step add up to less than the threshold.
-
-        Every step is compared with the one before, computed or not.
-        """
-        previous = state.notes.get("modulated")
-        state.notes["modulated"] = modulated
-        if not state.kept or previous is None or is_last:
-            state.notes["distance"] = 0.0
-            return False
-        distance = state.notes["distance"] + fit.rescaled(relative_change(modulated, previous))
-        is_hit = bool(distance < self.threshold)
-        state.notes["distance"] = distance if is_hit else 0.0
-        return is_hit
 
 
 def _no_fit(target: Target) -> str:

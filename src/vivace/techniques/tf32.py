@@ -26,6 +26,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     component_of,
     is_cast_in_call,
@@ -36,17 +37,13 @@ from vivace.machinery.technique.script import Script
 class Tf32(Technique):
     name: ClassVar[str] = "tf32"
     summary: ClassVar[str] = "fp32 matmuls and convolutions on tensor cores"
-    stage: ClassVar[Stage] = Stage.KERNEL
-    owns: ClassVar[str] = "fp32 arithmetic"
-    same_picture: ClassVar[bool] = True
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic(weights="in fp32, as before", products="in TF32 where they were in fp32")
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.PROCESS_WIDE})
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.KERNEL,
+        owns="fp32 arithmetic",
+        same_picture=True,
+        arithmetic=Arithmetic(weights="in fp32, as before", products="in TF32 where they were in fp32"),
+        provides=frozenset({Trait.PROCESS_WIDE}),
+    )
 
     def unsupported(self, target: Target) -> str | None:
         machine = target.machine

@@ -12,28 +12,23 @@ from __future__ import annotations
 from typing import ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.script import Script, written_call
 
 
 class TinyVae(Technique):
     name: ClassVar[str] = "tiny_vae"
     summary: ClassVar[str] = "a small distilled VAE decoder"
-    stage: ClassVar[Stage] = Stage.SWAP
-    owns: ClassVar[str] = "module"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("vae",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("tiny_vae",))
-
-    @property
-    def saved_share(self) -> float:
-        """Return less than its share of the operations, 94 % at SD 1.5: small layers run at a lower rate."""
-        return 0.8
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SWAP,
+        owns="module",
+        same_picture=False,
+        targetable=("vae",),
+        default_targets=("vae",),
+        saves_memory=("tiny_vae",),
+        saved_share=0.8,
+        is_stored=True,
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is not None and target.model.load_tiny_vae is None:

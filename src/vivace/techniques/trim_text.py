@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from vivace.architectures import FAMILIES, Pipeline, pipeline_named
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
-from vivace.machinery.technique import Component, Effect, Facts, Stage, Target, Technique
+from vivace.machinery.technique import Effect, Facts, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.anatomy import component_of
 from vivace.machinery.technique.traits import is_compiled
 
@@ -34,15 +34,14 @@ from vivace.machinery.technique.traits import is_compiled
 class TrimText(Technique):
     name: ClassVar[str] = "trim_text"
     summary: ClassVar[str] = "layers and padding of the text encoder that nothing reads are left out"
-    stage: ClassVar[Stage] = Stage.PRUNE
-    owns: ClassVar[str] = "layers"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("text_encoder",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("text_encoder",)
-
-    @property
-    def is_stored(self) -> bool:
-        return True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.PRUNE,
+        owns="layers",
+        same_picture=True,
+        targetable=("text_encoder",),
+        default_targets=("text_encoder",),
+        is_stored=True,
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None or _last_state(target.pipe) is not None or _reads_no_padding(target.pipe):

@@ -13,19 +13,21 @@ import functools
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.script import Script
 
 
 class VaeSlicing(Technique):
     name: ClassVar[str] = "vae_slicing"
     summary: ClassVar[str] = "a batch is decoded image by image"
-    stage: ClassVar[Stage] = Stage.SPLIT
-    owns: ClassVar[str] = "slicing"
-    same_picture: ClassVar[bool] = True
-    targetable: ClassVar[tuple[Component, ...]] = ("vae",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_slicing",))
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SPLIT,
+        owns="slicing",
+        same_picture=True,
+        targetable=("vae",),
+        default_targets=("vae",),
+        saves_memory=("vae_slicing",),
+    )
 
     def unsupported(self, target: Target) -> str | None:
         if target.request.batch == 1:

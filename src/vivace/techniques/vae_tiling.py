@@ -15,19 +15,21 @@ import functools
 from typing import Any, ClassVar
 
 from vivace.errors import NoEffect
-from vivace.machinery.technique import Component, Effect, MemoryAdvice, Stage, Target, Technique, knob
+from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts, knob
 from vivace.machinery.technique.script import Script, literal
 
 
 class VaeTiling(Technique):
     name: ClassVar[str] = "vae_tiling"
     summary: ClassVar[str] = "the image is decoded in overlapping tiles"
-    stage: ClassVar[Stage] = Stage.SPLIT
-    owns: ClassVar[str] = "tiling"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("vae",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("vae",)
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice(saving=("vae_tiling", "vae_tiling(512)"))
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SPLIT,
+        owns="tiling",
+        same_picture=False,
+        targetable=("vae",),
+        default_targets=("vae",),
+        saves_memory=("vae_tiling", "vae_tiling(512)"),
+    )
 
     tile: int | None = knob(
         None, ge=16, le=8192, tune=[512, 256], about="tile size in pixels; None: the model's own"

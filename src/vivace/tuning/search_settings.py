@@ -186,6 +186,6 @@ class SearchSettings(Settings):
         request = self.request
         if request.batch == 1:
             request = request.model_copy(update={"batch": _BATCHES[self.goal]})
-        if any(TECHNIQUES[name].needs_repeated_prompts for name in objective.kept_names):
+        if any(TECHNIQUES[name].declared.needs_repeated_prompts for name in objective.kept_names):
             request = request.model_copy(update={"text": "repeated"})
         return request

@@ -76,10 +76,14 @@ def space_of(
     )
 
     def why_not(technique: Technique) -> str | None:
-        is_known = technique.same_picture or trusted is None
+        is_known = technique.facts.same_picture or trusted is None
         if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
             return "no record of the trusted model keeps its quality with it"
-        if technique.num_gpus > 1 and bench.environment.device == "cpu" and not objective.keeps(technique):
+        if (
+            technique.facts.num_gpus > 1
+            and bench.environment.device == "cpu"
+            and not objective.keeps(technique)
+        ):
             return (
                 f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
             )
@@ -144,7 +148,7 @@ def check_memory(objective: Objective, bench: Bench) -> None:
     if limit is None or bench.environment.device != "cuda":
         return
     space = Space.of(objective)
-    saving = [text for option in space.options for text in option.memory_advice.saving]
+    saving = [text for option in space.options for text in option.facts.saves_memory]
     recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
     bench.peaks.ask(recipes)
     if bench.request.batch == 1:

@@ -11,7 +11,7 @@ import vivace
 from tests.faulty_worker import COMMAND, Fault
 from tests.typed import typed
 from vivace.benchmark import Timing
-from vivace.foundation.processes import start
+from vivace.foundation.processes import launcher
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome
 from vivace.models.find import WEIGHTS
@@ -65,9 +65,9 @@ def test_reading_without_fork_has_limits(
 def test_a_library_that_aborts_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin = start.start_attached
+    begin = launcher.start_attached
     aborts = [sys.executable, "-c", "import os; os.abort()"]
-    monkeypatch.setattr(start, "start_attached", lambda command, output: begin(aborts, output))
+    monkeypatch.setattr(launcher, "start_attached", lambda command, output: begin(aborts, output))
     assert typed(monkeypatch, *GENERATE, "--model", "model") == 3
     assert "ended the process that used it (SIGABRT)" in capfd.readouterr().err
 
@@ -75,13 +75,13 @@ def test_a_library_that_aborts_is_named(
 def test_ctrl_c_is_no_fault_of_the_model(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin = start.start_attached
+    begin = launcher.start_attached
     interrupted = [
         sys.executable,
         "-c",
         "import signal; signal.signal(2, signal.SIG_DFL); signal.raise_signal(2)",
     ]
-    monkeypatch.setattr(start, "start_attached", lambda command, output: begin(interrupted, output))
+    monkeypatch.setattr(launcher, "start_attached", lambda command, output: begin(interrupted, output))
     assert typed(monkeypatch, *GENERATE, "--model", "model") == 130
     assert capfd.readouterr().err == "\nvivace: interrupted\n"
 
@@ -90,13 +90,13 @@ def test_an_error_before_the_model_is_read_is_printed_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also where only the fresh process meets it."""
-    begin = start.start_attached
+    begin = launcher.start_attached
 
     def without_model(command: list[str], output: int) -> object:
         shutil.rmtree("model")
         return begin(command, output)
 
-    monkeypatch.setattr(start, "start_attached", without_model)
+    monkeypatch.setattr(launcher, "start_attached", without_model)
     assert typed(monkeypatch, *GENERATE, "--model", "model") == 2
     assert capfd.readouterr().err.count("vivace: ") == 1
 

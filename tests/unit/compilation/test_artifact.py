@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from vivace.cli import app
 from vivace.errors import Unsupported, UnusableModel
-from vivace.machinery.compilation.artifact import MANIFEST, CompiledFor, Manifest, pack, unpack
+from vivace.runtime.warming import MANIFEST, CompiledFor, Manifest, pack, unpack
 
 HERE = CompiledFor(platform="Linux x86_64, Python 3.12", device="NVIDIA H200", libraries={"torch": "2.11.0"})
 

@@ -133,7 +133,7 @@ def test_nothing_runs_in_a_precision_that_a_card_lacks(name: str) -> None:
     for claim in claims(machine, name, [*committed_tables(), *community_tables()]):
         assert claim.standing is not ClaimBasis.HERE
         (technique,) = resolve(claim.recipe)
-        precision = technique.arithmetic.precision or ""
+        precision = technique.facts.arithmetic.precision or ""
         least = FIRST_WITH.get(precision)
         lacks = (
             precision.endswith(("fp8", "fp4"))

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from tests.make import make_trial
 from tests.narrow import make_all_small
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
-from vivace.machinery.technique import MemoryAdvice
 from vivace.measure.memory import weights_bytes
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
@@ -185,7 +185,7 @@ def test_what_the_other_gpus_of_a_shared_picture_hold() -> None:
 
 def test_what_techniques_propose_is_a_recipe_of_theirs_alone() -> None:
     proposed = {
-        name: (*technique.memory_advice.saving, *technique.memory_advice.fallback)
+        name: (*technique.declared.saves_memory, *technique.declared.fallback)
         for name, technique in TECHNIQUES.items()
     }
     assert any(proposed.values())
@@ -232,7 +232,8 @@ def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
 def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
     monkeypatch.setattr(fit, "_WORTH_IT", 1)
-    monkeypatch.setattr(Quantize, "memory_advice", MemoryAdvice())  # four bits would fit without it
+    declared = replace(Quantize.declared, saves_memory=())
+    monkeypatch.setattr(Quantize, "declared", declared)  # four bits would fit without it
     model = find_weightless("tiny-flux")
     recipe = resolve("bf16+int8@denoiser,text_encoder_2+channels_last@vae+offload(model)")
     whole = predict(model, recipe, height=64, width=64)

@@ -2,7 +2,7 @@
 
 import torch
 
-from vivace.machinery.multi_gpu.forward_arguments import (
+from vivace.machinery.multi_gpu.transfer import (
     deserialize,
     num_bytes,
     pack,

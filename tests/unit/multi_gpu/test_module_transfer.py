@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vivace.machinery.multi_gpu.module_transfer import pack_module, unpack_module
+from vivace.machinery.multi_gpu.transfer import pack_module, unpack_module
 
 
 def sent(module: nn.Module) -> tuple[Any, int]:

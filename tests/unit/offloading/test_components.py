@@ -13,7 +13,7 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session, upcasting
 from tests.targets import target_of
 from vivace.errors import Unsupported
-from vivace.machinery.offloading import pinned_memory
+from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
 from vivace.machinery.technique import Machine
@@ -286,7 +286,7 @@ def test_pinned_bytes_of_components_are_recorded(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("CUDA error: out of memory")
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
+    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
     monkeypatch.setattr(offload, "_enable", lambda pipe, *_: ComponentOffloader(pipe, "cpu", pin=True))
     reference = drawn("sd")
     offloaded = session("sd", "offload(model)")
@@ -295,7 +295,9 @@ def test_pinned_bytes_of_components_are_recorded(monkeypatch: pytest.MonkeyPatch
     assert effect["rest_not_page_locked"] == "CUDA error: out of memory"
     assert np.array_equal(draw(offloaded), reference)
 
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
     (effect,) = session("sd", "offload(model)").effects.values()
     assert "rest_not_page_locked" not in effect
     assert int(effect["page_locked_bytes"]) >= int(effect["offloaded_bytes"]), "and the buffers"

@@ -14,15 +14,16 @@ from torch.utils._pytree import tree_leaves
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
 from vivace.errors import RecipeError
-from vivace.machinery.offloading import pinned_memory, prefetch
+from vivace.machinery.offloading import layer_offloader, offloaded_module
 from vivace.machinery.offloading.layer_offloader import (
     LayerOffloader,
+    Prefetcher,
+    _Batch,
     is_moved_by_layer,
     layers_of,
     layers_to_keep,
 )
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.prefetch import Prefetcher, _Batch
 from vivace.machinery.technique import Machine
 from vivace.techniques import offload
 
@@ -505,7 +506,7 @@ def test_no_layer_reads_a_copy_before_it_is_complete(
     denoiser = max(
         modules(offloaded.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters())
     )
-    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", sum(p.nbytes for p in denoiser.parameters()) // 4)
+    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", sum(p.nbytes for p in denoiser.parameters()) // 4)
 
     def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
         empty = empty_like(like, **how)
@@ -552,7 +553,7 @@ def work(prefetcher: Prefetcher, order: list[OffloadedModule]) -> list[list[bool
 def test_the_layer_that_followed_is_prefetched(
     six: list[OffloadedModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "PREFETCH_BYTES", 1500)
+    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", 1500)
     prefetcher = Prefetcher(CPU)
     alone = work(prefetcher, six)
     assert [sum(row) for row in alone] == [1] * 6, "nothing is known yet"
@@ -622,7 +623,9 @@ def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[OffloadedM
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_pinned_bytes_of_layers_are_recorded(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
     monkeypatch.setattr(
         offload,
         "_enable",

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from vivace.machinery.offloading import pinned_memory
-from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.offloading import offloaded_module
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory
 from vivace.machinery.quantization.block_tensors import nvfp4_weight
 from vivace.machinery.quantization.packed_int4 import pack
 
@@ -54,7 +53,9 @@ def test_replaced_buffers_are_restored() -> None:
 
 
 def test_views_of_one_storage_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
     first, second = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
     second.weight = torch.nn.Parameter(first.weight.data)  # other objects, the same data
     part = OffloadedModule(torch.nn.Sequential(first, second), torch.device("cpu"))
@@ -152,7 +153,9 @@ def test_originals_are_freed_one_after_the_other(monkeypatch: pytest.MonkeyPatch
     originals = [weakref.ref(layer.weight.untyped_storage()) for layer in layers]
     alive: list[int] = []
     memory = PinnedMemory(2**20)
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
     take = memory.pin
 
     def watched(tensor: Any) -> Any:

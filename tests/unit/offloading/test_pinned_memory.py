@@ -8,14 +8,16 @@ import psutil
 import pytest
 import torch
 
-from vivace.machinery.offloading import pinned_memory
-from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.offloading import offloaded_module
+from vivace.machinery.offloading.offloaded_module import PinnedMemory
 from vivace.runtime.memory.weightless import find_weightless
 
 
 @pytest.fixture
 def _plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    monkeypatch.setattr(
+        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
+    )
 
 
 @pytest.mark.usefixtures("_plain_memory")
@@ -54,7 +56,7 @@ def test_whole_models_lose_little_between_the_tensors(name: str, monkeypatch: py
         sizes.append(size)
         return torch.empty(size, dtype=torch.uint8, device="meta")
 
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
+    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
     pipe = find_weightless(name).build()
     parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
     weights = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
@@ -77,7 +79,7 @@ def test_a_host_that_has_no_more_is_asked_once(monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(pinned_memory, "_allocate_pinned", allocate)
+    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
     memory = PinnedMemory(2**20)
     assert memory.pin(torch.empty(2**20 - 4096, dtype=torch.uint8)) is not None
     assert memory.pin(torch.empty(2**20)) is None
@@ -91,6 +93,6 @@ def test_the_last_of_the_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatc
     had = namedtuple("had", "total available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: had(32 * 10**9, 2 * 10**9 + 2**20))
     monkeypatch.setattr(torch, "empty", lambda size, **how: (size, how["pin_memory"]))
-    assert pinned_memory._allocate_pinned(2**20) == (2**20, True)
+    assert offloaded_module._allocate_pinned(2**20) == (2**20, True)
     with pytest.raises(RuntimeError, match=r"2\.0 GB of the host's memory are free"):
-        pinned_memory._allocate_pinned(2**20 + 1)
+        offloaded_module._allocate_pinned(2**20 + 1)

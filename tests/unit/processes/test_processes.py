@@ -9,10 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from vivace.foundation.processes.launcher import ProcessLimits, ended_by, kill_group, wait_or_kill
+from vivace.foundation.processes.launcher import ProcessLimits, ended_by, kill_group, start, wait_or_kill
 from vivace.foundation.processes.protocol import EventReader, parse_event, send_event
 from vivace.foundation.processes.resident import fork_child, status_of_child
-from vivace.foundation.processes.start import start
 
 
 def test_events_survive_the_incomplete_line_of_a_killed_writer() -> None:

@@ -11,11 +11,9 @@ import pytest
 
 from tests.resident_worker import COMMAND
 from vivace.benchmark.rounds.worker_requests import EnvironmentRequest
-from vivace.foundation.processes.launcher import Launcher, kill_group, wait_for_an_end
-from vivace.foundation.processes.peak_memory import peak_resident_bytes
+from vivace.foundation.processes.launcher import Launcher, kill_group, start, wait_for_an_end
 from vivace.foundation.processes.protocol import EventReader
-from vivace.foundation.processes.start import start
-from vivace.foundation.processes.system import NO_FORK, can_fork, is_posix, limitations
+from vivace.foundation.processes.system import NO_FORK, can_fork, is_posix, limitations, peak_resident_bytes
 
 
 @pytest.fixture(autouse=True)

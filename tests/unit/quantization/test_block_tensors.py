@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.targets import CPU
-from vivace.machinery.multi_gpu.module_transfer import pack_module, unpack_module
+from vivace.machinery.multi_gpu.transfer import pack_module, unpack_module
 from vivace.machinery.quantization import SCHEMES
 from vivace.machinery.quantization.block_tensors import branch, from_mxfp8, from_nvfp4, to_mxfp8, to_nvfp4
 from vivace.machinery.quantization.scheme import SchemeSettings

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vivace.machinery.quantization.meta_weights import meta_layer
+from vivace.machinery.quantization.scheme import meta_layer
 
 
 @pytest.mark.parametrize("dequantises", [True, False])

@@ -76,9 +76,9 @@ def test_every_rule_can_be_broken() -> None:
     excluded: set[Trait] = set()
     for kind in TECHNIQUES.values():
         for technique in variants(kind):
-            provided |= technique.provides
-            excluded |= {rule.trait for rule in technique.excludes}
-            assert all(len(rule.because) > 20 for rule in technique.excludes)
+            provided |= technique.facts.provides
+            excluded |= {rule.trait for rule in technique.facts.excludes}
+            assert all(len(rule.because) > 20 for rule in technique.facts.excludes)
     assert excluded <= provided
 
 

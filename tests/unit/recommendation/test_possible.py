@@ -15,7 +15,7 @@ from vivace.evidence.recommendation.fits_card import fitting, ranked
 from vivace.evidence.recommendation.predicted_tables import Card, typical_gpu
 from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import CHIPS, named_gpu, near
-from vivace.foundation.hardware.nearness import Near
+from vivace.foundation.hardware.names import Near
 from vivace.foundation.stats import Gate
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
 from vivace.runtime.memory.footprints import footprints
@@ -60,7 +60,7 @@ def assert_possible(model: str, gpu: str) -> Recommendation:
     entry, count = CATALOGUE[model], flops_of(model)
     leaves_out = re.search(r"cache|cutoff|steps|prune|merging|distilled", chosen.recipe)
     if chosen.latency is not None and count is not None and not leaves_out:
-        eight = any(technique.arithmetic.precision in ("fp8", "int8") for technique in recipe)
+        eight = any(technique.facts.arithmetic.precision in ("fp8", "int8") for technique in recipe)
         rate = named.chip.eight if eight else named.chip.half
         least = entry.num_inference_steps * count.step_flop / 1e12 / rate
         assert chosen.latency.point >= 0.999 * least, f"{chosen.latency.point} s, and {least} s at least"

@@ -29,7 +29,7 @@ def test_changes_that_cost_little_time_are_tried_first() -> None:
     order = _saving_recipes(speeds.of, "text_encoder_2")
     assert order[0] == "quantize(int8)+compile"
     assert order.index("channels_last@vae") < order.index("offload(model)") < order.index("offload(group)")
-    kept = [all(technique.same_picture for technique in resolve(recipe)) for recipe in order]
+    kept = [all(technique.facts.same_picture for technique in resolve(recipe)) for recipe in order]
     assert kept == sorted(kept, reverse=True), "what keeps the image comes first"
     slow = _saving_recipes(Speeds({"quantize(int8)": 0.5, "offload(model)": 0.95}).of, "text_encoder_2")
     assert slow.index("offload(model)") < slow.index("quantize(int8)")

@@ -3,10 +3,9 @@
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass, packed
 from vivace.foundation.spec.limits import ONE_VIEW, Limits
 from vivace.foundation.spec.record import HIDDEN, ImageRecord, Outcome, Record
-from vivace.foundation.spec.vectors import packed
 from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of

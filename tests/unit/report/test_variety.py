@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.foundation.spec.figures import ImageFigures, QualityPass
+from vivace.foundation.spec.figures import ImageFigures, QualityPass, packed, unpacked
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import ImageRecord, Outcome, Record
-from vivace.foundation.spec.vectors import packed, unpacked
 from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import rows_of

@@ -15,8 +15,7 @@ from tests.typed import run_vivace
 from vivace.benchmark import Timing
 from vivace.entry_points import apply
 from vivace.errors import NotFinite
-from vivace.runtime.finite_images import FiniteCheck
-from vivace.runtime.safety import EmptyImageWarning
+from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck
 from vivace.serve.worker.partials import Projection
 
 SMALL: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}

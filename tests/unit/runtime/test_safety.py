@@ -15,7 +15,7 @@ from tests.typed import run_vivace
 from vivace.benchmark import Timing
 from vivace.entry_points import apply
 from vivace.models.find import find_model
-from vivace.runtime.safety import HiddenImageWarning, hidden_images
+from vivace.runtime.finite_images import HiddenImageWarning, hidden_images
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2}
 

@@ -22,8 +22,8 @@ import vivace
 from tests.conditioned import as_pipeline
 from tests.families import build, draw
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.machinery.guidance.cut import step_of_each_call
-from vivace.machinery.samplers.step_limits import refused_steps
+from vivace.machinery.guidance import step_of_each_call
+from vivace.machinery.samplers import refused_steps
 from vivace.models.sources import FOLDER
 from vivace.techniques.scheduler import Scheduler
 

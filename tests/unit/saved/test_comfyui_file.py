@@ -17,9 +17,8 @@ from vivace.models.find import find_model
 from vivace.models.headers import read_header, read_metadata
 from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
-from vivace.runtime.denoiser_file import WrittenDenoiser, write_denoiser
+from vivace.runtime.denoiser_file import DenoiserFile, WrittenDenoiser, write_denoiser
 from vivace.runtime.opening import open_session
-from vivace.runtime.saved.comfyui_file import DenoiserFile
 from vivace.runtime.session import Session
 
 LORA = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"

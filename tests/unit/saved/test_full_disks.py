@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from tests.typed import run_vivace
 from vivace.benchmark.store.images import save_image
 from vivace.errors import OutputError
-from vivace.machinery.compilation import artifact
 from vivace.machinery.quantization import calibration
 from vivace.machinery.step_caching import model_fits
 from vivace.models.export_embedded import export
+from vivace.runtime import warming
 
 FULL = "No space left on device"
 
@@ -59,8 +59,8 @@ def test_small_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(model_fits, "_architecture", lambda *_: "")
     for write in (
         lambda: save_image(tmp_path / "pictures", b"png"),
-        lambda: model_fits.keep(model_fits.Fit((1.0,), "m"), None),
-        lambda: artifact._write_new(tmp_path / "code.so", b"code"),
+        lambda: model_fits.keep(model_fits.Ratios((1.0,), "m"), None),
+        lambda: warming._write_new(tmp_path / "code.so", b"code"),
     ):
         with pytest.raises(OutputError, match=FULL) as caught:
             write()

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from vivace.models import saved_folder
 from vivace.models.headers import read_header
-from vivace.runtime.saved import component_files
+from vivace.runtime import saved
 
 DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": "bfloat16"}
 
@@ -17,7 +17,7 @@ DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": 
 def test_tensors_read_in_pieces_are_those_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component_files, "_PIECE", 1000)
+    monkeypatch.setattr(saved, "_PIECE", 1000)
     tensors = {
         "large": torch.randn(70, 33),
         "e4m3": torch.randn(1001).to(torch.float8_e4m3fn),
@@ -28,7 +28,7 @@ def test_tensors_read_in_pieces_are_those_of_the_file(
     path = tmp_path / "file.safetensors"
     save_file(tensors, path)
     places = {name: (path, entry) for name, entry in read_header(path).items()}
-    read = component_files.read_tensors(places, DTYPES, "cpu", 3)
+    read = saved.read_tensors(places, DTYPES, "cpu", 3)
     assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
@@ -42,7 +42,7 @@ def test_a_file_that_ends_early_is_an_error(tmp_path: Path) -> None:
     places = {name: (path, entry) for name, entry in read_header(path).items()}
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(OSError, match=r"file\.safetensors ends before"):
-        component_files.read_tensors(places, DTYPES, "cpu")
+        saved.read_tensors(places, DTYPES, "cpu")
 
 
 def test_a_digest_is_that_of_the_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

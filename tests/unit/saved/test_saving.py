@@ -21,7 +21,7 @@ from vivace.models.find import find_model
 from vivace.models.saved_folder import piecewise_digests, sha256
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
-from vivace.runtime.saved.pipeline_folder import saved_files
+from vivace.runtime.saved import saved_files
 from vivace.runtime.saving import Saved, save
 from vivace.runtime.session import Session
 

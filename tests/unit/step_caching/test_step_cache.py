@@ -9,9 +9,9 @@ import vivace
 from tests.families import build, draw, drawn
 from tests.targets import target_of
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching.cache_state import CacheState
-from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, never
+from vivace.machinery.step_caching.engine import CacheState, StepCounter
 from vivace.machinery.step_caching.step_cache import StepCache
+from vivace.machinery.step_caching.when import evenly_spaced, never
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 

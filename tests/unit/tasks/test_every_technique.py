@@ -46,5 +46,5 @@ def test_each(model: str, task: Task, recipe: str) -> None:
     if "cache_calls" in evidence:
         assert evidence["cache_calls"] == session.pipe.num_timesteps
     (technique,) = resolve(recipe)
-    if technique.same_picture:
+    if technique.facts.same_picture:
         assert psnr(drawn, expected) > LEAST_DB.get(recipe, 24)

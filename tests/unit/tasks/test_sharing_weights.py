@@ -12,7 +12,6 @@ from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
 from vivace.runtime.session import Session
-from vivace.runtime.sharing import sharing_weights
 
 CALL = {"height": 128, "width": 128, "num_inference_steps": STEPS, "strength": STRENGTH}
 QUICK = [
@@ -62,15 +61,15 @@ def test_it_draws_what_a_session_of_the_task_draws(model: str, recipe: str) -> N
         before = from_text(text)
         for task in ("image", "inpaint"):
             try:
-                shared = sharing_weights(text, task, model)
+                shared = text.sharing_weights(task, model)
             except Unsupported:
-                if not any(technique.belongs_to_pipeline for technique in text.recipe):
+                if not any(technique.facts.belongs_to_pipeline for technique in text.recipe):
                     with pytest.raises(Unsupported):
                         open_session(model, task, recipe)
                 return
             drawn = draw(shared)
             with open_session(model, task, recipe) as alone:
-                if not any(technique.needs_prompts for technique in text.recipe):
+                if not any(technique.facts.needs_prompts for technique in text.recipe):
                     assert np.array_equal(drawn, draw(alone)), task
             assert np.array_equal(from_text(text), before)
 
@@ -80,6 +79,6 @@ def test_a_technique_of_one_pipeline_is_named() -> None:
     with pytest.raises(
         Unsupported, match=r"cfg_cutoff\(0.5\) belongs to the text-to-image pipeline, and the task"
     ):
-        sharing_weights(text, "image", "tiny-sd")
+        text.sharing_weights("image", "tiny-sd")
     with pytest.raises(Unsupported, match="its weights are not trained to edit images"):
-        sharing_weights(text_session("tiny-sd", "tiny_vae"), "edit", "tiny-sd")
+        text_session("tiny-sd", "tiny_vae").sharing_weights("edit", "tiny-sd")

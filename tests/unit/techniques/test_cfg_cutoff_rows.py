@@ -12,7 +12,7 @@ from tests import conditioned
 from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
 from vivace.errors import Unsupported
-from vivace.machinery.guidance.cut import GuidanceRows, rows_of
+from vivace.machinery.guidance import GuidanceRows, rows_of
 from vivace.machinery.technique import Effect
 from vivace.runtime.session import with_step_ends
 

@@ -11,7 +11,7 @@ from tests.families import session
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.foundation.spec.recipe_syntax import RecipeSpec
-from vivace.machinery.compilation import graph_limits as limits
+from vivace.machinery.compilation import compiled_code as limits
 from vivace.machinery.technique import Effect
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve

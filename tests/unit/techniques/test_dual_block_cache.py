@@ -15,7 +15,7 @@ from tests.unit.families.test_families import one_call, tensor
 from vivace.errors import RecipeError, Unsupported
 from vivace.foundation.spec.recipe_syntax import RecipeSpec
 from vivace.machinery.step_caching.block_residual import blocks_of
-from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.technique import Machine
 from vivace.recipes.recipe import Recipe

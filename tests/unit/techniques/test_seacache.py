@@ -13,7 +13,7 @@ from tests.targets import target_of
 from vivace.architectures.family import grid_of_ids
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.block_residual import watching_residuals
-from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict

@@ -7,10 +7,10 @@ from diffusers import TaylorSeerCacheConfig
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.step_caching.cache_state import CacheState
+from vivace.machinery.step_caching.engine import CacheState
+from vivace.machinery.step_caching.what import Taylor
 from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
-from vivace.techniques.taylorseer import Taylorseer, _extrapolated
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -26,14 +26,14 @@ def _fresh_compiler() -> None:
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 def test_a_polynomial_path_is_continued_exactly(order: int) -> None:
     """Newton's differences of a straight line are its slope; of order 0, the last value is repeated."""
-    made, state = Taylorseer(order=order), CacheState()
+    series, state = Taylor(order, in_fp32=True), CacheState()
     for step in (0, 1, 3):
         state.step = step
         state.previous, state.kept = state.kept, ()
-        state.kept = made._factors(state, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
+        state.kept = series.keep(state, (torch.tensor([2.0 * step + 1], dtype=torch.float64),))
     assert len(state.kept) == min(order, 2) + 1
     state.step = 5
-    (extrapolated,) = _extrapolated(state)
+    (extrapolated,) = series.predict(state)
     assert extrapolated.dtype == torch.float64
     assert float(extrapolated) == pytest.approx(7 if order == 0 else 11)
 

@@ -16,7 +16,7 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from tests.typed import typed
 from vivace.errors import RecipeError, Unsupported, UsageError
-from vivace.machinery.step_caching.cache_state import relative_change
+from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep, watching_changes
 from vivace.machinery.technique import Machine
 from vivace.models import find_model

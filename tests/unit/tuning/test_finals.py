@@ -13,7 +13,7 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
-from vivace.foundation.stats.repeated_looks import sure_of_each
+from vivace.foundation.stats.sequential import sure_of_each
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve

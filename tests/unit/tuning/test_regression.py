@@ -102,7 +102,7 @@ def test_what_a_technique_touches_bounds_its_effect() -> None:
 def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:
     stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
     (distilled,), (fewer,) = resolve("distilled(lcm)"), resolve("steps(4)")
-    assert distilled.trained_steps == 4
+    assert distilled.facts.trained_steps == 4
     priors = effects([distilled, fewer], stages, Objective(), num_steps=40)
     trained = priors["distilled(lcm)"]
     assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
@@ -185,5 +185,5 @@ def test_a_cpu_learns_from_gpus_only_what_leaves_work_out() -> None:
     cpu = [d for s in known_sources("flux-dev", "AMD EPYC", Objective(), is_cpu=True) for d in s.data]
     assert cpu
     assert len(cpu) < len(gpu)
-    assert not any(technique.same_picture for datum in cpu for technique in datum.recipe)
-    assert any(technique.same_picture for datum in gpu for technique in datum.recipe)
+    assert not any(technique.facts.same_picture for datum in cpu for technique in datum.recipe)
+    assert any(technique.facts.same_picture for datum in gpu for technique in datum.recipe)

@@ -9,7 +9,16 @@ from benchmarks.recorded_grids import FixedSpace
 from vivace.benchmark.rounds.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
-from vivace.machinery.technique import Effect, Machine, Placement, Stage, Target, Technique, knob
+from vivace.machinery.technique import (
+    Effect,
+    Machine,
+    Placement,
+    Stage,
+    Target,
+    Technique,
+    TechniqueFacts,
+    knob,
+)
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
@@ -20,9 +29,9 @@ from vivace.tuning.search.space import Space, fit_targets, is_usual, options
 class Halving(Technique):
     name: ClassVar[str] = "halving"
     summary: ClassVar[str] = "a technique of tomorrow"
-    stage: ClassVar[Stage] = Stage.SCHEDULE
-    owns: ClassVar[str] = "halving"
-    same_picture: ClassVar[bool] = True
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.SCHEDULE, owns="halving", same_picture=True
+    )
 
     share: float = knob(0.5, gt=0, le=1, tune=[0.25, 0.75])
 
@@ -91,7 +100,7 @@ def test_what_cannot_work_is_cut_with_its_reason() -> None:
 
 def test_same_picture_only() -> None:
     space = Space.of(Objective(same_picture_only=True))
-    assert all(option.same_picture for option in space.options)
+    assert all(option.facts.same_picture for option in space.options)
     assert "quality" in space.cut["steps"]
 
 

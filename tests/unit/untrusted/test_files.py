@@ -16,10 +16,10 @@ from vivace.foundation.untrusted.files import (
     parse_json,
     read_bytes,
     read_text,
+    reading,
     user_path,
 )
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.foundation.untrusted.reading import reading
 from vivace.models.gguf_file import read_gguf_header
 
 

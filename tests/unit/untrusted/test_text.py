@@ -11,8 +11,13 @@ from rich.text import Text
 from tests.make import make_record, make_round
 from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.untrusted.streams import PlainStream
-from vivace.foundation.untrusted.terminal_text import csv_cell, markdown_cell, markdown_code_cell, plain
+from vivace.foundation.untrusted.streams import (
+    PlainStream,
+    csv_cell,
+    markdown_cell,
+    markdown_code_cell,
+    plain,
+)
 from vivace.report.rows import rows_of
 from vivace.report.table import render
 

@@ -15,7 +15,7 @@ from typing import Any
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples
 from vivace.errors import StoreError
 from vivace.foundation.untrusted.files import parse_json, read_bytes, read_text
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.streams import lines_of
 
 _RECORDS, _SUMMARY = "profile_export.jsonl", "profile_export_aiperf.json"
 _MAX_FILE = 500_000_000

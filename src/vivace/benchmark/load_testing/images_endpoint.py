@@ -23,7 +23,7 @@ import httpx2
 
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.untrusted.files import parse_json
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 MAX_ANSWER_BYTES = 200_000_000
 FIRST_WAIT_S = 0.5

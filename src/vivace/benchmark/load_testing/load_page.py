@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vivace import __version__
 from vivace.benchmark.load_testing.load_report import HEADINGS, cells, compared, groups_of, notes, title
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.page import environment, policy_for, sorting_script, style_sheet
 from vivace.report.scatter import Axis
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.text_table import TextTable, csv_text
 
 HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")

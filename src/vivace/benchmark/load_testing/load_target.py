@@ -28,10 +28,9 @@ from vivace.benchmark.load_testing.images_endpoint import (
 )
 from vivace.benchmark.load_testing.load_rows import DONE
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import parse_json
+from vivace.foundation.untrusted.files import parse_json, reading
 from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 
 _MAX_SEED = 2**31 - 1
 _OWN_FIELDS = ("prompt", "seed", "n", "size", "model", "response_format", "stream", "loras")

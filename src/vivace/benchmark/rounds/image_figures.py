@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vivace.benchmark.rounds.worker_requests import Scorer
 from vivace.benchmark.store.images import image_path
-from vivace.foundation.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures
-from vivace.foundation.spec.vectors import packed
+from vivace.foundation.spec.figures import SAME_PIXELS, FiguresKey, ImageFigures, packed
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.reading_limits import ReadingLimits

@@ -19,7 +19,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
-from vivace.foundation.untrusted.reading import is_out_of_memory
+from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
@@ -31,9 +31,9 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.finite_images import hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
-from vivace.runtime.safety import hidden_images
 from vivace.runtime.session import Session
 
 if TYPE_CHECKING:

@@ -135,9 +135,9 @@ def count_work(trial: Trial, environment: Environment, hits: float | None, denoi
 
 def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
     recipe = Recipe.from_spec(trial.recipe)
-    if any(technique.num_gpus > 1 for technique in recipe):
+    if any(technique.facts.num_gpus > 1 for technique in recipe):
         raise Unsupported("one image on several GPUs has no limit of one GPU")
-    twin = recipe.without(*[t for t in recipe if t.place not in _CHANGES_WORK])
+    twin = recipe.without(*[t for t in recipe if t.facts.stage not in _CHANGES_WORK])
     workload = trial.workload
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
@@ -156,7 +156,7 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
             **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
         )  # timed calls are not the first either
         before = _hits(session)
-        keeps_state = any(technique.stage is Stage.CACHE for technique in twin)
+        keeps_state = any(technique.facts.stage is Stage.CACHE for technique in twin)
         counted = count_calls(
             lambda: session(**arguments, output_type="pt"),
             parts,
@@ -246,9 +246,9 @@ def _component(
 
 def _stored_bytes(trial: Trial, recipe: Recipe, environment: Environment) -> dict[str, int]:
     """Return the bytes of each component's weights as the recipe stores them; empty if it stores them as they were."""
-    if not any(technique.stage in _CHANGES_WEIGHTS for technique in recipe):
+    if not any(technique.declared.stage in _CHANGES_WEIGHTS for technique in recipe):
         return {}
-    storing = recipe.without(*[t.name for t in recipe if t.stage > max(_CHANGES_WEIGHTS)])
+    storing = recipe.without(*[t.name for t in recipe if t.declared.stage > max(_CHANGES_WEIGHTS)])
     stored = trial.model_copy(update={"recipe": storing.spec})
     components = predict_trial(stored, machine_of(environment)).components
     return {"denoiser" if each.name in DENOISERS else each.name: each.num_bytes for each in components}

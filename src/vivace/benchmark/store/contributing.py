@@ -108,8 +108,8 @@ def _weights(record: Record) -> dict[str, str]:
         return {}
     weights: dict[str, str] = {}
     for technique in recipe:
-        if technique.arithmetic.weights != "as before":
-            weights |= dict.fromkeys(technique.targets or COMPONENTS, technique.arithmetic.weights)
+        if technique.facts.arithmetic.weights != "as before":
+            weights |= dict.fromkeys(technique.targets or COMPONENTS, technique.facts.arithmetic.weights)
     return weights
 
 

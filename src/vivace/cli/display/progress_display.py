@@ -18,7 +18,7 @@ from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.report.summary import clock, seconds
 from vivace.report.value_text import whole_words
 

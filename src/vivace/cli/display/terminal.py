@@ -10,8 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from vivace.foundation.untrusted.streams import unchecked
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain, unchecked
 from vivace.report.value_text import whole_words
 
 

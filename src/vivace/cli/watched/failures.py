@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from vivace.errors import UsageError, VivaceError
-from vivace.foundation.untrusted.reading import is_out_of_memory, reason
+from vivace.foundation.untrusted.files import is_out_of_memory, reason
 from vivace.foundation.untrusted.streams import discard, standard_output
 
 INTERRUPTED = 130

@@ -91,7 +91,7 @@ def run_part(
 def _started(number: int, arguments: list[str], watch: Callable[[subprocess.Popen[bytes], Path], int]) -> int:
     import tempfile
 
-    from vivace.foundation.processes.start import start_attached
+    from vivace.foundation.processes.launcher import start_attached
     from vivace.foundation.untrusted.streams import standard_output
 
     with tempfile.TemporaryDirectory(prefix="vivace-") as folder:

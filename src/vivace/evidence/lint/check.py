@@ -27,7 +27,7 @@ from vivace.evidence.lint.model_limits import model_in, names_model
 from vivace.evidence.lint.read_tables import Table, is_section, read_tables
 from vivace.evidence.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
 from vivace.foundation.hardware import gpu_in
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.streams import lines_of
 
 RULES: dict[str, Rule] = {
     "mean-in-range": timing_rules.mean_in_range,

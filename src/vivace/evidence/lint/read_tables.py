@@ -22,9 +22,8 @@ from vivace.evidence.lint.values import is_missing, plain_cell
 from vivace.foundation.spec.contribution import FORMAT, ContributedRow, Contribution
 from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.untrusted.files import parse_json, read_text
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.files import parse_json, read_text, reading
+from vivace.foundation.untrusted.streams import lines_of
 
 _MAX_BYTES = 64_000_000
 _MAX_ROWS = 200_000

@@ -343,7 +343,9 @@ def _compared(row: EvidenceRow, base: Interval) -> EvidenceRow:
 
 def _sets_steps(recipe: str) -> bool:
     try:
-        return any(isinstance(technique, Steps) or technique.trained_steps for technique in resolve(recipe))
+        return any(
+            isinstance(technique, Steps) or technique.facts.trained_steps for technique in resolve(recipe)
+        )
     except RecipeError:
         return False
 
@@ -368,7 +370,7 @@ def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
             return out(
                 "no figure", f"{seconds(chosen.latency.point)} is below the {seconds(least)} of {limit.gpu}"
             )
-    if basis.kind != "own" and any(technique.num_gpus > 1 for technique in recipe):
+    if basis.kind != "own" and any(technique.facts.num_gpus > 1 for technique in recipe):
         return out("hardware", "it needs several GPUs")
     allowed = judge.most_bytes
     if (

@@ -10,8 +10,7 @@ from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_pipeline
 from vivace.architectures.entry import Embedded
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.evidence.tables import EvidenceTable
-from vivace.foundation.untrusted.files import read_object
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX
 from vivace.models.repository import INDEX

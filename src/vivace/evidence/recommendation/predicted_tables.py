@@ -210,7 +210,7 @@ def _saving_rows(
         yield EvidenceRow(
             recipe=recipe.text,
             num_techniques=len(recipe.techniques),
-            same_picture=all(technique.same_picture for technique in recipe),
+            same_picture=all(technique.facts.same_picture for technique in recipe),
             latency=latency,
             gain=None if saving.recipe == BASELINE else Interval(seconds.point / latency.point, None, None),
             peak_bytes=need.needed_bytes,

@@ -186,7 +186,7 @@ class RowFilter:
             recipe = resolve(row.recipe)
         except RecipeError as error:
             return f"this version of vivace cannot read it: {error.problem}"
-        if table.kind != "own" and (number := max((t.num_gpus for t in recipe), default=1)) > 1:
+        if table.kind != "own" and (number := max((t.facts.num_gpus for t in recipe), default=1)) > 1:
             return f"it needs {number} GPUs"
         gpu = table.gpu if table.kind == "predicted" else self.gpu
         is_measured_here = near is Near.SAME and table.kind != "predicted"
@@ -218,7 +218,7 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int], is_bf16: bool
 
 def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
     """Return why a time of another GPU does not apply to a recipe on this one; "" if it does."""
-    names = [t.text for t in recipe if t.made_for not in (None, capability)]
+    names = [t.text for t in recipe if t.facts.made_for not in (None, capability)]
     if not names:
         return ""
     return f"kernels of {', '.join(names)} are made for another generation, and were never measured on {gpu}"
@@ -267,7 +267,7 @@ def compares_values(text: str) -> bool:
 def changing_part(text: str) -> str | None:
     """Return the techniques of a recipe that change the image, as a recipe; None if it cannot be read."""
     try:
-        return Recipe(tuple(t for t in resolve(text) if not t.same_picture)).text
+        return Recipe(tuple(t for t in resolve(text) if not t.facts.same_picture)).text
     except RecipeError:
         return None
 

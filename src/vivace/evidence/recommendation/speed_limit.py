@@ -100,7 +100,8 @@ def fewest_bits(recipe: str) -> int:
     """Return the bits of the numbers that a recipe multiplies: 16, 8 or 4; 8 if this version cannot read it."""
     try:
         return min(
-            (_BITS.get(technique.arithmetic.precision or "", 16) for technique in resolve(recipe)), default=16
+            (_BITS.get(technique.facts.arithmetic.precision or "", 16) for technique in resolve(recipe)),
+            default=16,
         )
     except RecipeError:
         return 8

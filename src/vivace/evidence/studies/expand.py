@@ -224,7 +224,8 @@ def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, .
             if type(old) is type(technique) and old.values == technique.values:
                 techniques += [
                     type(technique_)(
-                        **technique_.values, targets=technique.targets if technique_.targetable else ()
+                        **technique_.values,
+                        targets=technique.targets if technique_.declared.targetable else (),
                     )
                     for technique_ in new
                 ]

@@ -28,8 +28,7 @@ from vivace.foundation.spec.recipe_syntax import RecipeSpec, unpinned
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
-from vivace.foundation.untrusted.files import read_json
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_json, reading
 from vivace.models.find import LocatedModel, find_model
 from vivace.runtime.workloads import workload_of
 

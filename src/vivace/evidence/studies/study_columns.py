@@ -17,8 +17,7 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import in_words
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval
-from vivace.foundation.untrusted.files import read_text
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_text, reading
 from vivace.report.rows import Row
 
 MAX_BYTES = 10_000_000

@@ -23,8 +23,7 @@ from vivace.foundation.spec.input_errors import expectation_of, shorten
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.study import QualityRequest, WorkloadRequest
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.untrusted.files import is_path, not_there, read_text, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import is_path, not_there, read_text, reading, user_path
 from vivace.recipes.resolve import resolve
 
 MAX_BYTES = 1_000_000

@@ -25,7 +25,7 @@ from vivace.evidence.studies.view import (
     value_text,
     views,
 )
-from vivace.foundation.untrusted.terminal_text import markdown_cell
+from vivace.foundation.untrusted.streams import markdown_cell
 from vivace.report.summary import ratio
 from vivace.report.text_table import TextTable, csv_text
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from enum import IntEnum
 from functools import cache
 
 from vivace.errors import UsageError
 from vivace.foundation.hardware.chip import Chip, Gpu
-from vivace.foundation.hardware.datacenter import DATACENTER
-from vivace.foundation.hardware.geforce import GEFORCE
-from vivace.foundation.hardware.workstation import WORKSTATION
+from vivace.foundation.hardware.data_sheets import DATACENTER, GEFORCE, WORKSTATION
 
 CHIPS: tuple[Chip, ...] = (*DATACENTER, *WORKSTATION, *GEFORCE)
 """All chips that vivace knows."""
@@ -253,3 +252,37 @@ def _why_unknown(name: str) -> str:
 def _printable(text: str) -> str:
     printable = "".join(character if character.isprintable() else "�" for character in text[:60])
     return repr(printable)
+
+
+class Near(IntEnum):
+    """How near a device is to the requested one; lower is nearer."""
+
+    SAME = 0
+    GENERATION = 1
+    OTHER = 2
+
+
+def near(name: str, other: str) -> Near:
+    """Return how near two GPUs are. Sizes of memory make no difference: times hardly depend on them."""
+    here, there = known_gpu(name), known_gpu(other)
+    if here is None or there is None:
+        return Near.SAME if _plain(name) == _plain(other) else Near.OTHER
+    if here.chip is there.chip:
+        return Near.SAME
+    return Near.GENERATION if here.chip.architecture == there.chip.architecture else Near.OTHER
+
+
+def architecture_of(name: str) -> str | None:
+    """Return the architecture of a GPU by its name, such as "Hopper"; None if it is not known."""
+    gpu = known_gpu(name)
+    return None if gpu is None else gpu.chip.architecture
+
+
+def capability_of(name: str) -> tuple[int, int] | None:
+    """Return the compute capability of a GPU by its name; None if it is not known."""
+    gpu = known_gpu(name)
+    return None if gpu is None else gpu.chip.capability
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", " ", name.removeprefix("NVIDIA ")).strip().lower()

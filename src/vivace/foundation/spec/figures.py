@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from vivace.foundation.spec.base import Spec
@@ -76,7 +79,7 @@ class ImageFigures(FiguresKey):
         against: metrics against the reference. With a scorer also `clip_similarity`. Empty for identical images, whose
             PSNR is infinite.
         reason: why `against` is empty, unless the image is its own reference.
-        thumbnail: the image at 16 x 16 pixels, RGB of 0 to 255, packed by `vivace.foundation.spec.vectors`. What
+        thumbnail: the image at 16 x 16 pixels, RGB of 0 to 255, packed by `vivace.foundation.spec.figures`. What
             `vivace.report.variety` compares; None in stores of older versions.
         embedding: the scorer's, a unit vector, packed likewise; None without one.
     """
@@ -124,3 +127,13 @@ class QualityPass:
     figures: Mapping[FiguresKey, ImageFigures] = field(default_factory=dict)
     scorer: str | None = None
     floor: NoiseFloor | None = None
+
+
+def packed(values: Iterable[float] | NDArray[np.float64]) -> str:
+    """Return numbers as base64 of little-endian float16, an array row by row."""
+    return base64.b64encode(np.asarray(values, dtype="<f2").tobytes()).decode("ascii")
+
+
+def unpacked(text: str) -> NDArray[np.float64]:
+    """Reverse `packed`, into a flat array."""
+    return np.frombuffer(base64.b64decode(text), dtype="<f2").astype(np.float64)

@@ -27,9 +27,8 @@ from vivace.errors import UsageError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import InputErrors, expectation_of, name_of, shorten
 from vivace.foundation.spec.task_names import Device, Task
-from vivace.foundation.untrusted.files import read_text, user_path
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import lines_of
+from vivace.foundation.untrusted.files import read_text, reading, user_path
+from vivace.foundation.untrusted.streams import lines_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,7 @@ from vivace.foundation.stats.equivalence import (
     mean_interval,
 )
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, Interval, LogMean, Spread, median_interval
-from vivace.foundation.stats.movement import Levels, level_at
-from vivace.foundation.stats.sequential import learn_spread, log_speedup, speedup
+from vivace.foundation.stats.sequential import Levels, learn_spread, level_at, log_speedup, speedup
 from vivace.foundation.stats.until import enough_samples, is_steady
 from vivace.foundation.stats.verdicts import (
     ONE_ROUND_MARGIN,

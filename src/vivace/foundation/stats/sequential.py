@@ -8,10 +8,14 @@ at most FALSE_DIFFERENCE of comparisons. `benchmarks/coverage.py` simulates how 
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivace.foundation.stats.intervals import (
     DEFAULT_SPREAD,
@@ -209,3 +213,70 @@ def _moved(prior: Spread, moves: Sequence[float]) -> Spread:
     variance = float(np.mean(np.square(moves))) / 2
     together = (prior.dof * prior.sd**2 + learnt * variance) / (prior.dof + learnt)
     return Spread(together**0.5, prior.dof + learnt)
+
+
+_REACH = 8.0  # of the statistic's distribution, in standard deviations
+_POINTS = 401
+_HALVINGS = 16
+
+
+def sure_of_each(sure: float, sizes: Sequence[int]) -> float:
+    """Return the one-sided confidence of each of several looks at the same growing data, so that all together have the
+    confidence `sure`.
+
+    Who looks again until something is decided is wrong more often than the level of each look says. With a constant
+    boundary at every look (Pocock 1977, Biometrika 64), the error of all looks together is what was asked for. The
+    looks have to be fixed beforehand: they are numbers of observations, and do not depend on what was observed.
+
+    Args:
+        sizes: observations at each look, growing.
+    """
+    return _sure_of_each(sure, tuple(sizes))
+
+
+@lru_cache(maxsize=64)
+def _sure_of_each(sure: float, sizes: tuple[int, ...]) -> float:
+    if len(sizes) < 2:
+        return sure
+    # The density of the sum of the observations is carried from look to look on a grid.
+    grid = np.linspace(-_REACH, _REACH, _POINTS) * math.sqrt(sizes[-1])
+    width = float(grid[1] - grid[0])
+    apart = grid[:, None] - grid[None, :]
+    first = _normal(grid, math.sqrt(sizes[0]))
+    steps = [
+        width * _normal(apart, math.sqrt(size - before))
+        for size, before in zip(sizes[1:], sizes, strict=False)
+    ]
+
+    def stays_below(boundary: float) -> float:
+        """Return the probability that the standardised mean is below the boundary at every look."""
+        density = first
+        for step, before in zip(steps, sizes, strict=False):
+            density = step @ np.where(grid < boundary * math.sqrt(before), density, 0.0)
+        return float(density[grid < boundary * math.sqrt(sizes[-1])].sum() * width)
+
+    low, high = NormalDist().inv_cdf(sure), NormalDist().inv_cdf(1 - (1 - sure) / len(sizes))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stays_below(middle) < sure else (low, middle)
+    return NormalDist().cdf(high)
+
+
+def _normal(x: NDArray[np.float64], sd: float) -> NDArray[np.float64]:
+    density: NDArray[np.float64] = np.exp(-0.5 * (x / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
+    return density
+
+
+Levels = list[tuple[float, float]]
+"""Levels of one round, in order of time: when its first recipe was measured, and the logarithm of its median seconds
+over that of the first time."""
+
+
+def level_at(points: Levels, time: float) -> float:
+    """Return the level at a time: interpolated between two measurements, else that of the nearest."""
+    k = bisect([at for at, _ in points], time)
+    if k == 0 or k == len(points):
+        return points[max(0, k - 1)][1]
+    (start, before), (end, after) = points[k - 1], points[k]
+    share = 0.5 if end == start else (time - start) / (end - start)
+    return before + share * (after - before)

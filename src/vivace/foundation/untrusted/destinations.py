@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vivace.errors import OutputError
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason
 from vivace.foundation.untrusted.streams import standard_output
 
 Fill = Callable[[BinaryIO], object]

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import open_plain
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, reading
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 MAX_PIXELS = 4096 * 4096

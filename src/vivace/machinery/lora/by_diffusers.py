@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import reading
 from vivace.machinery.lora.changes import LoraLayers, Matrices
 from vivace.machinery.lora.lora_files import settings_of_header
 from vivace.machinery.technique import COMPONENTS, Component, attribute_of, component_of

@@ -15,8 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vivace.errors import Unsupported, UnusableModel
-from vivace.foundation.untrusted.files import open_plain, read_object, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, read_object, reading, user_path
 from vivace.models import hub
 from vivace.models.headers import read_header
 

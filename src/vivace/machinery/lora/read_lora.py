@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import FAMILIES, Family, family_of
 from vivace.errors import UnusableModel
-from vivace.foundation.untrusted.files import open_plain
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import open_plain, reading
 from vivace.machinery.lora.by_diffusers import converted
 from vivace.machinery.lora.changes import (
     UNUSABLE,

@@ -17,19 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.captured import captured_forward
-from vivace.machinery.multi_gpu.forward_arguments import (
-    TensorSpec,
-    deserialize,
-    num_bytes,
-    pack,
-    select_rows,
-    serialize,
-    specs_in,
-    specs_of,
-    split_rows,
-    unpack,
-)
-from vivace.machinery.multi_gpu.module_transfer import StorageList, as_view, pack_module, unpack_module
 from vivace.machinery.multi_gpu.processes import Peers
 from vivace.machinery.multi_gpu.second_calls import SecondCalls
 from vivace.machinery.multi_gpu.sharding import Sharding
@@ -39,7 +26,23 @@ from vivace.machinery.multi_gpu.split_tokens import (
     needs_diffusers,
     split_tokens,
 )
-from vivace.machinery.step_caching.cached_denoiser import MODE, latents_of
+from vivace.machinery.multi_gpu.transfer import (
+    StorageList,
+    TensorSpec,
+    as_view,
+    deserialize,
+    num_bytes,
+    pack,
+    pack_module,
+    select_rows,
+    serialize,
+    specs_in,
+    specs_of,
+    split_rows,
+    unpack,
+    unpack_module,
+)
+from vivace.machinery.step_caching.engine import MODE, latents_of
 
 if TYPE_CHECKING:
     import torch
@@ -369,7 +372,7 @@ def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
 def _peak_bytes(device: str) -> int:
     import torch
 
-    from vivace.foundation.processes.peak_memory import peak_resident_bytes
+    from vivace.foundation.processes.system import peak_resident_bytes
 
     if device == "cuda":
         torch.cuda.synchronize()

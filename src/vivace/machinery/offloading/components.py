@@ -14,8 +14,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.offloading.offloaded_module import OffloadedModule
-from vivace.machinery.offloading.pinned_memory import PinnedMemory
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory
 from vivace.machinery.offloading.tensor_swap import tensor_slots
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vivace.machinery.quantization.meta_weights import meta_layer
-from vivace.machinery.quantization.scheme import Scheme, SchemeSettings
+from vivace.machinery.quantization.scheme import Scheme, SchemeSettings, meta_layer
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vivace.errors import OutputError
 from vivace.foundation.untrusted.destinations import replace
+from vivace.foundation.untrusted.files import cache_folder
 from vivace.machinery.quantization.layers import LayerChoice
 from vivace.machinery.technique import COMPONENTS, Component, Target, call_parameters, without_clashes
-from vivace.machinery.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vivace.machinery.quantization.meta_weights import TensorSpec, meta_layer
-from vivace.machinery.quantization.scheme import Scheme, SchemeSettings, no_fp8_on_apple
+from vivace.machinery.quantization.scheme import (
+    Scheme,
+    SchemeSettings,
+    TensorSpec,
+    meta_layer,
+    no_fp8_on_apple,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 from vivace.errors import OutputError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.untrusted.destinations import replace
+from vivace.foundation.untrusted.files import cache_folder
 from vivace.machinery.quantization.calibration import generate, source_of
 from vivace.machinery.quantization.layers import replace_layer
 from vivace.machinery.technique import Target
-from vivace.machinery.technique.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import FAMILIES, Blocks, family_of
-from vivace.machinery.step_caching.cached_denoiser import StepForwards, last_tokens
+from vivace.machinery.step_caching.engine import (
+    CachedDenoiser,
+    IsHit,
+    Predictor,
+    StepCounter,
+    StepForwards,
+    last_tokens,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -113,6 +120,11 @@ def residual_forwards(transformer: Any) -> StepForwards:
         return modulated
 
     return StepForwards(compute, reuse, look)
+
+
+def cache_residual(denoiser: Any, is_hit: IsHit, predictor: Predictor | None = None) -> StepCounter:
+    """Let a transformer reuse the residual of all its blocks; return the counter of its steps."""
+    return CachedDenoiser(denoiser, residual_forwards(denoiser), is_hit, predictor=predictor).counter
 
 
 def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:

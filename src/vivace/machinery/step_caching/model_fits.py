@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from vivace.architectures import family_of
 from vivace.foundation.untrusted.destinations import replace
+from vivace.foundation.untrusted.files import cache_folder
 from vivace.machinery.step_caching.block_residual import telling_calls_apart, watching_modulated
-from vivace.machinery.step_caching.cache_state import relative_change
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.machinery.step_caching.engine import relative_change
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.architectures import Blocks
 from vivace.machinery.step_caching.block_residual import blocks_of, own_arguments, stand_in_for
-from vivace.machinery.step_caching.cached_denoiser import StepForwards
+from vivace.machinery.step_caching.engine import StepForwards
 
 if TYPE_CHECKING:
     import torch

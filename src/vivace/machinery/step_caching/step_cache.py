@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
 from vivace.architectures import family_of_pipeline
 from vivace.errors import UsageError
-from vivace.machinery.step_caching.cache_state import IsHit
-from vivace.machinery.step_caching.cached_denoiser import StepCounter, evenly_spaced, latents_of, never
+from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of
+from vivace.machinery.step_caching.when import evenly_spaced, never
 from vivace.machinery.technique import (
     CallContext,
     Component,
@@ -22,6 +22,7 @@ from vivace.machinery.technique import (
     Stage,
     Target,
     Technique,
+    TechniqueFacts,
     Trait,
     knob,
 )
@@ -71,11 +72,15 @@ class StepCache(Technique):
         compared: what the cache compares between steps, e.g. "the modulated input"; "" where it looks at no values.
     """
 
-    stage: ClassVar[Stage] = Stage.CACHE
-    owns: ClassVar[str] = "step cache"
-    same_picture: ClassVar[bool] = False
-    targetable: ClassVar[tuple[Component, ...]] = ("denoiser",)
-    default_targets: ClassVar[tuple[Component, ...]] = ("denoiser",)
+    declared: ClassVar[TechniqueFacts] = TechniqueFacts(
+        stage=Stage.CACHE,
+        owns="step cache",
+        same_picture=False,
+        targetable=("denoiser",),
+        default_targets=("denoiser",),
+        excludes=(Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),),
+        belongs_to_pipeline=True,
+    )
     replaced: ClassVar[tuple[str, ...]]
     replaced_in_words: ClassVar[str]
     compared: ClassVar[str] = ""
@@ -118,16 +123,11 @@ class StepCache(Technique):
         """Return the decision about hits where `hits` is not set."""
 
     @property
-    def provides(self) -> frozenset[Trait]:
-        return self.traits | {Trait.CACHED}
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
-        return (Rule(Trait.CACHED, "only one step cache at a time can work", earlier_only=True),)
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        return True
+    def facts(self) -> TechniqueFacts:
+        return replace(
+            self.declared,
+            provides=self.traits | {Trait.CACHED},
+        )
 
     def unsupported(self, target: Target) -> str | None:
         if target.pipe is None:

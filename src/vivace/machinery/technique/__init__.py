@@ -15,18 +15,20 @@ from vivace.machinery.technique.anatomy import (
     without_clashes,
     working_part,
 )
-from vivace.machinery.technique.effect import CallContext, Effect, Facts
 from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.target import (
     Backend,
+    CallContext,
     Distillation,
+    Effect,
+    Facts,
     Machine,
     ModelFacts,
     Placement,
     Request,
     Target,
 )
-from vivace.machinery.technique.technique import Arithmetic, MemoryAdvice, Technique, knob
+from vivace.machinery.technique.technique import Arithmetic, Technique, TechniqueFacts, knob
 from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 __all__ = [
@@ -41,7 +43,6 @@ __all__ = [
     "Effect",
     "Facts",
     "Machine",
-    "MemoryAdvice",
     "ModelFacts",
     "Placement",
     "Request",
@@ -50,6 +51,7 @@ __all__ = [
     "Stage",
     "Target",
     "Technique",
+    "TechniqueFacts",
     "Trait",
     "attribute_of",
     "call_of",

@@ -1,9 +1,7 @@
 """The contract of a technique: one optimisation in one final class in one file.
 
-A technique declares its stage (its place in the order), the slot that it owns (two techniques that own the same slot of
-the same component conflict), whether the image stays the same, the traits that it gives to components and those that
-it cannot work with, and its knobs as fields. `unsupported` returns why it cannot work here, `apply` what really
-changed.
+A technique declares its facts (`TechniqueFacts`), and its knobs as fields. `unsupported` returns why it cannot work
+here, `apply` what really changed.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ from pydantic.fields import FieldInfo
 from vivace.foundation.spec.recipe_syntax import KnobValue, TechniqueCall, print_call
 from vivace.foundation.spec.sizes import Size
 from vivace.machinery.technique.anatomy import Component
-from vivace.machinery.technique.effect import Effect, Facts
 from vivace.machinery.technique.script import Script
-from vivace.machinery.technique.target import Target
+from vivace.machinery.technique.target import Effect, Facts, Target
 from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 
@@ -46,18 +43,65 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class MemoryAdvice:
-    """How a technique helps `vivace plan` to fit a model into a card's memory.
+class TechniqueFacts:
+    """What is true of a technique, as data: how it meets other techniques, and what searches and plans expect of it.
 
     Attributes:
-        saving: recipes of this technique alone that are worth trying when memory is short, the most harmless first.
-            Where one names text_encoder_2, the model's largest text encoder is meant.
+        stage: its place in the order.
+        owns: the slot that it owns: two techniques that own the same one of a component conflict.
+        same_picture: whether the image stays the same, up to rounding.
+        targetable: components that it can be aimed at; empty: it concerns the call as a whole.
+        provides: the traits of its targets once it is applied.
+        excludes: the traits that it cannot work with.
+        is_stored: whether its effect on a model is in weights and configurations, so that a saved model need not repeat
+            it. `rebuild` and `resume` restore the rest on a model that is read.
+        loads_from_host: whether it reads weights from host memory and copies the result to the GPU, one layer or
+            component at a time, so that a model that is too large for the GPU can be loaded.
+        belongs_to_pipeline: whether it changes or reads the pipeline object itself, so that a pipeline of another task
+            with the same components lacks its change.
+        needs_prompts: whether it runs some of the prompts when it is applied, to adapt to them.
+        needs_repeated_prompts: whether it is faster only for prompts of earlier calls.
+        num_gpus: GPUs that each hold the denoiser, including this process's own.
+        announced_sizes: sizes of images that it prepares for one by one, the smallest first.
+        arithmetic: its effect on weights and matmuls; of most techniques none.
+        attention_precision: of attention's matmuls, if it changes that; None: as before.
+        made_for: the compute capability for which its own kernels were tuned, so that times there do not transfer to
+            other GPUs; None without such kernels.
+        saves_memory: recipes of this technique alone that are worth trying when memory is short, the most harmless
+            first. Where one names text_encoder_2, the model's largest text encoder is meant.
         fallback: recipes of this technique alone that are compatible with more techniques; tried in its place when a
             technique that saves memory does not go with it.
+        trained_steps: denoising steps for which the weights that it brings were trained; None if it brings none. A
+            search expects the gain before it measures it, since the image should survive so few steps.
+        saved_share: approximate share of its targets' time that replacement weights save; None if it brings none. As
+            with `trained_steps`, a search expects the gain before it measures it.
+        not_searched: why a search leaves it out unless asked to keep it; None: it is searched.
+        not_searched_unjudged: the same for a search that does not compare images with the baseline's.
     """
 
-    saving: tuple[str, ...] = ()
+    stage: Stage
+    owns: str
+    same_picture: bool
+    targetable: tuple[Component, ...] = ()
+    default_targets: tuple[Component, ...] = ()
+    provides: frozenset[Trait] = frozenset()
+    excludes: tuple[Rule, ...] = ()
+    is_stored: bool = False
+    loads_from_host: bool = False
+    belongs_to_pipeline: bool = False
+    needs_prompts: bool = False
+    needs_repeated_prompts: bool = False
+    num_gpus: int = 1
+    announced_sizes: tuple[Size, ...] = ()
+    arithmetic: Arithmetic = Arithmetic()
+    attention_precision: str | None = None
+    made_for: tuple[int, int] | None = None
+    saves_memory: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
+    trained_steps: int | None = None
+    saved_share: float | None = None
+    not_searched: str | None = None
+    not_searched_unjudged: str | None = None
 
 
 class Technique(BaseModel, ABC):
@@ -71,15 +115,8 @@ class Technique(BaseModel, ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    stage: ClassVar[Stage]
-    owns: ClassVar[str]
-    same_picture: ClassVar[bool]
-    targetable: ClassVar[tuple[Component, ...]] = ()
-    """Components that the technique can be aimed at; empty: it concerns the call as a whole."""
-    default_targets: ClassVar[tuple[Component, ...]] = ()
-    memory_advice: ClassVar[MemoryAdvice] = MemoryAdvice()
-    needs_repeated_prompts: ClassVar[bool] = False
-    """Whether it is faster only for prompts of earlier calls."""
+    declared: ClassVar[TechniqueFacts]
+    """Its facts, whatever its knobs; see `facts`."""
 
     targets: tuple[Component, ...] = ()
 
@@ -88,13 +125,13 @@ class Technique(BaseModel, ABC):
     def _aimed(cls, data: Any) -> Any:
         stored = cls._stored_default()
         if isinstance(data, dict) and tuple(data.get("targets", stored)) == stored:
-            return data | {"targets": cls.default_targets}
+            return data | {"targets": cls.declared.default_targets}
         return data
 
     @classmethod
     def _stored_default(cls) -> tuple[Component, ...]:
         """The default targets as Records store them: without `text_encoder_3`, which came after the first records."""
-        return tuple(target for target in cls.default_targets if target != "text_encoder_3")
+        return tuple(target for target in cls.declared.default_targets if target != "text_encoder_3")
 
     @classmethod
     def knobs(cls) -> dict[str, FieldInfo]:
@@ -114,13 +151,13 @@ class Technique(BaseModel, ABC):
             value = getattr(self, name)
             if field.is_required() or value != field.default:
                 arguments.append((None if position == 0 else name, value))
-        targets = self.targets if self.targets != self.default_targets else ()
+        targets = self.targets if self.targets != self.declared.default_targets else ()
         return print_call(self.name, arguments, targets)
 
     @property
     def call(self) -> TechniqueCall:
         """The technique as a Record stores it."""
-        is_default = self.targets == self.default_targets
+        is_default = self.targets == self.declared.default_targets
         targets = self._stored_default() if is_default else self.targets
         knobs = {
             name: v
@@ -130,113 +167,19 @@ class Technique(BaseModel, ABC):
         return TechniqueCall(name=self.name, knobs=knobs, targets=targets)
 
     @property
-    def slot(self) -> str:
-        """The slot that it owns. A technique that may repeat adds the part that must not: `lora`, the file."""
-        return self.owns
+    def facts(self) -> TechniqueFacts:
+        """Its facts: as declared, except for those that depend on its knobs."""
+        return self.declared
 
     @property
     def slots(self) -> frozenset[tuple[str, str]]:
         """Its slots, one for each of its targets."""
-        return frozenset((self.slot, target) for target in self.targets or ("the call",))
+        return frozenset((self.facts.owns, target) for target in self.targets or ("the call",))
 
     @property
     def label(self) -> str:
         """Its label in Records: name and targets, different for each technique of a recipe."""
         return self.name + (f"@{','.join(self.targets)}" if self.targets else "")
-
-    @property
-    def place(self) -> Stage:
-        """Its place in the order: its stage, unless a knob chooses another."""
-        return self.stage
-
-    def pinned(self) -> Technique:
-        """Return the technique with the identity of the files that it reads, so that a changed file is another recipe.
-
-        Raises:
-            UnusableModel, Unsupported: a file cannot be read or found.
-        """
-        return self
-
-    @property
-    def provides(self) -> frozenset[Trait]:
-        """Return the traits of its targets once it is applied."""
-        return frozenset()
-
-    @property
-    def excludes(self) -> tuple[Rule, ...]:
-        """Return the traits that it cannot work with."""
-        return ()
-
-    @property
-    def loads_from_host(self) -> bool:
-        """Whether it reads weights from host memory and copies the result to the GPU, one layer or component at a time,
-        so that a model that is too large for the GPU can be loaded."""
-        return False
-
-    @property
-    def belongs_to_pipeline(self) -> bool:
-        """Whether it changes or reads the pipeline object itself, so that a pipeline of another task with the same
-        components lacks its change."""
-        return False
-
-    @property
-    def needs_prompts(self) -> bool:
-        """Whether it runs some of the prompts when it is applied, to adapt to them."""
-        return False
-
-    @property
-    def announced_sizes(self) -> tuple[Size, ...]:
-        """Sizes of images that it prepares for one by one, the smallest first."""
-        return ()
-
-    @property
-    def trained_steps(self) -> int | None:
-        """Denoising steps for which the weights that it brings were trained; None if it brings none.
-
-        A search expects the gain before it measures it, since the image should survive so few steps.
-        """
-        return None
-
-    @property
-    def saved_share(self) -> float | None:
-        """Approximate share of its targets' time that replacement weights save; None if it brings none.
-
-        As with `trained_steps`, a search expects the gain before it measures it.
-        """
-        return None
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs that each hold the denoiser, including this process's own."""
-        return 1
-
-    def not_searched(self, judges: bool) -> str | None:
-        """Return the reason why a search leaves it out unless asked to keep it; None: it is searched.
-
-        Args:
-            judges: whether the search compares images with the baseline's.
-        """
-        return None
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """Return its effect on weights and matmuls; for most techniques none."""
-        return Arithmetic()
-
-    @property
-    def attention_precision(self) -> str | None:
-        """The precision of attention's matmuls, if it changes that; None: as before."""
-        return None
-
-    @property
-    def made_for(self) -> tuple[int, int] | None:
-        """The compute capability for which its own kernels were tuned, so that times there do not transfer to other
-        GPUs; None without such kernels."""
-        return None
-
-    def using_memory(self, num_bytes: float) -> Technique | None:
-        """Return a faster variant of itself that uses this much free GPU memory; None if it cannot use it."""
-        return None
 
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:
@@ -258,14 +201,6 @@ class Technique(BaseModel, ABC):
             Unpredictable: its memory cannot be predicted.
         """
         return self.apply(target)
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether its effect on a model is in weights and configurations, so that a saved model need not repeat it.
-
-        `rebuild` and `resume` restore the rest on a model that is read.
-        """
-        return False
 
     def rebuild(self, target: Target, changed: Facts) -> None:
         """Give components without values, on the meta device, the modules that `apply` left.

@@ -192,7 +192,10 @@ def exclusion(technique: Technique, target: Target) -> str | None:
         traits = traits_of(module)
         if not target.model.has_weights:
             traits -= {Trait.ABSENT}
-        for rule in (*technique.excludes, *(rule for stages, rule in _RULES if technique.place in stages)):
+        for rule in (
+            *technique.facts.excludes,
+            *(rule for stages, rule in _RULES if technique.facts.stage in stages),
+        ):
             applies = not rule.components or component in rule.components
             if applies and rule.trait in traits and rule.unless not in traits:
                 return f"the {component} is {rule.trait}: {rule.because}{other}"

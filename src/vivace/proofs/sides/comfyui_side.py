@@ -12,9 +12,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import parse_json, read_object, user_path
-from vivace.foundation.untrusted.reading import reading
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.files import parse_json, read_object, reading, user_path
+from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import CATALOGUE
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
-from vivace.foundation.untrusted.terminal_text import natural_order
+from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.folders import SUFFIXES
 from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Side, suffix_of
 from vivace.report.value_text import count

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,

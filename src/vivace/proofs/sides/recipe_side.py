@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.foundation.untrusted.files import user_path
-from vivace.foundation.untrusted.reading import reason
+from vivace.foundation.untrusted.files import reason, user_path
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.proofs.sides.side import (
     SETTINGS,
@@ -132,7 +131,7 @@ class RecipeSide(Side):
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
         from vivace.runtime.calls import generators_of, prompts_of
-        from vivace.runtime.safety import EmptyImageWarning, why_empty
+        from vivace.runtime.finite_images import EmptyImageWarning, why_empty
 
         changed = {name: value for name, value in job.settings.call.items() if usual.call.get(name) != value}
         began = time.monotonic()

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from vivace import __version__
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.measure.image_metrics import Pixels, luminance
 from vivace.proofs.checks.pair_figures import Nearness, PairFigures, ReadImage
 from vivace.proofs.checks.request_checks import Status

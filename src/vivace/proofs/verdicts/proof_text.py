@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.benchmark.load_testing.load_report import as_dict, errors_text, figure_text, figures_of
 from vivace.benchmark.load_testing.load_rows import LoadRow
 from vivace.foundation.stats import EquivalenceTest
-from vivace.foundation.untrusted.terminal_text import plain
+from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.checks.side_loads import SideLoad
 from vivace.proofs.verdicts.fast import SpeedAnswer, ratio_in_words, seconds_in_words
 from vivace.proofs.verdicts.legible import ImageText, Legibility, WordsPair, difference_in_words

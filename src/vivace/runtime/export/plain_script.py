@@ -74,7 +74,7 @@ class Step:
     @property
     def is_swap(self) -> bool:
         """Whether the technique replaces a component."""
-        return self.technique.stage is Stage.SWAP
+        return self.technique.facts.stage is Stage.SWAP
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def write_script(
         [prompt],
         lambda step, script, left_out: steps.append(Step(step, script, left_out)),
     )
-    stages = {step.technique.stage for step in steps if step.left_out is None}
+    stages = {step.technique.facts.stage for step in steps if step.left_out is None}
     steps = [_without_invalid_script(step, stages) for step in steps]
     inside = _applied_by_vivace(steps)
     own = [step.text for step in inside if step.script is None]
@@ -263,7 +263,7 @@ def _apply_own(inside: list[Step], prompt: str) -> list[str]:
         ]
     recipe = literal("+".join(step.text for step in inside))
     arguments = {}
-    if any(step.technique.needs_prompts for step in inside):
+    if any(step.technique.facts.needs_prompts for step in inside):
         lines.append("# Images of the prompts are generated first, for calibration: give prompts like yours.")
         arguments["prompts"] = literal([prompt])
     return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **arguments).splitlines()]

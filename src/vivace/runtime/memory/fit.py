@@ -15,6 +15,7 @@ from vivace.runtime.memory.predict import ComponentBytes, Prediction
 from vivace.runtime.memory.remembered import predicted
 from vivace.runtime.memory.weightless import Weightless
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.offload import Offload
 
 CARDS_GB = (8, 12, 16, 24, 40, 48, 80, 141)
 RESERVE_BYTES = 1_200_000_000
@@ -150,7 +151,7 @@ def use_free_memory(
     free = card_bytes - RESERVE_BYTES - now.stages.get("denoiser", now.peak_bytes)
     free = min(free, denoiser.num_parameters * (4 if "fp32" in denoiser.dtype else 2))
     for technique in recipe:
-        variant = technique.using_memory(free)
+        variant = technique.using_memory(free) if isinstance(technique, Offload) else None
         if variant is None:
             continue
         on_attempt(variant.text)
@@ -240,9 +241,12 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
         encoder: the text encoder that recipes for the largest one are aimed at.
     """
     recipes = []
-    ordered = sorted(TECHNIQUES.values(), key=lambda technique: (not technique.same_picture, technique.stage))
+    ordered = sorted(
+        TECHNIQUES.values(),
+        key=lambda technique: (not technique.declared.same_picture, technique.declared.stage),
+    )
     for technique in ordered:
-        for declared in technique.memory_advice.saving:
+        for declared in technique.declared.saves_memory:
             recipe = _aimed(declared, encoder)
             speed = speed_of(recipe)
             together = f"{recipe}+compile"
@@ -251,7 +255,7 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
                 recipe, speed = together, compiled
             elif speed is None:
                 speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
-            recipes.append((not technique.same_picture, -speed, recipe))
+            recipes.append((not technique.declared.same_picture, -speed, recipe))
     return [recipe for *_, recipe in sorted(recipes, key=lambda entry: entry[:2])]
 
 
@@ -264,7 +268,7 @@ def _aimed(recipe: str, encoder: str | None) -> str:
 
 def _costs_no_time(recipe: str) -> bool:
     """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
-    return _touches_vae_only(recipe) or all(t.stage is Stage.PRECISION for t in resolve(recipe))
+    return _touches_vae_only(recipe) or all(t.facts.stage is Stage.PRECISION for t in resolve(recipe))
 
 
 def _touches_vae_only(recipe: str) -> bool:
@@ -288,7 +292,7 @@ def _replacing(recipe: Recipe, added: str) -> Recipe | None:
 def _fallback(recipe: Recipe) -> Recipe | None:
     """Return the recipe with one technique replaced by its fallback; None if no technique has one."""
     for technique in recipe:
-        for instead in technique.memory_advice.fallback:
+        for instead in technique.facts.fallback:
             changed = recipe.replacing(*resolve(instead))
             if changed != recipe:
                 return changed

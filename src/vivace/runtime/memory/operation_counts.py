@@ -181,21 +181,21 @@ def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) ->
     gemm, attention = dtype, dtype
     part = "vae" if name == VAE_ENCODER else name
     for technique in recipe:
-        if technique.stage is Stage.PRECISION or (technique.targets and part not in technique.targets):
+        if technique.facts.stage is Stage.PRECISION or (technique.targets and part not in technique.targets):
             continue
-        precision = technique.arithmetic.precision
+        precision = technique.facts.arithmetic.precision
         if precision == "tf32":
             gemm, conv, attention = (precision if p == "fp32" else p for p in (gemm, conv, attention))
         elif precision is not None:
             gemm = precision
             conv = precision if technique.values.get("convolutions") else conv
-        attention = technique.attention_precision or attention
+        attention = technique.facts.attention_precision or attention
     return gemm, conv, attention
 
 
 def skips_work(recipe: Sequence[Technique]) -> bool:
     """Whether hits of a step cache make a recipe compute less than is counted."""
-    return any(technique.stage is Stage.CACHE for technique in recipe)
+    return any(technique.facts.stage is Stage.CACHE for technique in recipe)
 
 
 def _parts(pipe: DiffusionPipeline) -> dict[str, Any]:

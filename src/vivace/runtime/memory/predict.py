@@ -20,7 +20,7 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import STRENGTHS, Task
-from vivace.foundation.untrusted.reading import reading, reason
+from vivace.foundation.untrusted.files import reading, reason
 from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     DENOISERS,
@@ -242,7 +242,7 @@ def _predict(
     watch(pipe, footprint.operations)
     _run_call(session, footprint, ["a red circle"] * batch, text, defaults)
     peak, stage = footprint.peak
-    other_gpus = max((technique.num_gpus for technique in recipe), default=1) - 1
+    other_gpus = max((technique.facts.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
     forward = footprint.peaks.get("denoiser", model_bytes) - model_bytes if other_gpus else 0
     return Prediction(

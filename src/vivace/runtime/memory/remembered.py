@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vivace.errors import NoEffect, OutputError, Unpredictable, Unsupported, WorkloadError
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import open_plain
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder, open_plain
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.memory import shipped_answers
+from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import Weightless
 
@@ -42,11 +44,11 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
         VivaceError: see `predict`.
     """
     if any(
-        technique.needs_prompts for technique in recipe
+        technique.facts.needs_prompts for technique in recipe
     ):  # what it found on the real model may have changed
         return predict(model, recipe, **request)
     if model.located is None:
-        shipped = shipped_answers.shipped_answer(model.name, model.defaults, recipe.text, request)
+        shipped = shipped_answer(model.name, model.defaults, recipe.text, request)
         if shipped is not None:
             return _answer_of(shipped)
     path = cache_folder() / "plans" / f"{_key(model, recipe, request)}.json"
@@ -141,3 +143,57 @@ def _keep(path: Path, content: Any) -> None:
             old.unlink(missing_ok=True)
     except (OSError, OutputError):
         return
+
+
+FILE = Path(__file__).with_name("shipped_answers.jsonl")
+LIBRARIES = ("diffusers", "transformers", "torchao")
+_OWN = {"batch": 1, "text": "prompts"}
+
+
+def shipped_answer(
+    model: str, defaults: Mapping[str, Any], recipe: str, request: Mapping[str, Any]
+) -> Any | None:
+    """Return the answer to a question as `remembered` keeps it, as JSON holds it; None if none is shipped.
+
+    Args:
+        defaults: of the model's call.
+        request: height, width, batch, text, task; what it lacks, or has as None, is the model's own.
+    """
+    published = footprints().get(model)
+    if published is None or _versions() != versions():
+        return None
+    own = _OWN | {"height": defaults["height"], "width": defaults["width"], "task": published.task}
+    if any(value is not None and value != own[name] for name, value in request.items()):
+        return None
+    if recipe == BASELINE:
+        return published.model_dump(mode="json")
+    return _answers().get((model, recipe))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed libraries, without the last number; "" of those that are not there."""
+    return {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return ".".join(importlib.metadata.version(name).split(".")[:2])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def _lines() -> tuple[Any, ...]:
+    return tuple(json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines())
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions with which the shipped answers were made."""
+    made_with: dict[str, str] = _lines()[0]
+    return made_with
+
+
+@cache
+def _answers() -> dict[tuple[str, str], Any]:
+    """Return the shipped answers, by model and recipe."""
+    return {(model, recipe): answer for model, recipe, answer in _lines()[1:]}

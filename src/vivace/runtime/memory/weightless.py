@@ -18,8 +18,7 @@ from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
 from vivace.architectures.components import Architecture, Component, Library
 from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
-from vivace.foundation.untrusted.files import read_object, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_object, reading, user_path
 from vivace.machinery.technique import TEXT_ENCODERS, component_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.gguf_file import SUFFIX, read_gguf_sizes

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import read_text, user_path
-from vivace.foundation.untrusted.reading import reading
+from vivace.foundation.untrusted.files import read_text, reading, user_path
 
 LOG = logging.getLogger("vivace.serve")
 _LEAST = 8

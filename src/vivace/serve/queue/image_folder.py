@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from vivace.foundation.processes.open_files import lock_folder
-from vivace.foundation.processes.system import is_posix
+from vivace.foundation.processes.system import is_posix, lock_folder
 
 LOG = logging.getLogger("vivace.serve")
 _MEMORY = Path("/dev/shm")

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from vivace.foundation.processes.launcher import ended_by, kill_group
+from vivace.foundation.processes.launcher import ended_by, kill_group, start_async
 from vivace.foundation.processes.protocol import parse_event
-from vivace.foundation.processes.start import start_async
 from vivace.foundation.processes.system import is_linux
 from vivace.serve.queue.messages import Message, written
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from vivace.errors import VivaceError
 from vivace.foundation.hardware.this_machine import this_gpu
 from vivace.foundation.untrusted.destinations import replace
-from vivace.machinery.technique.cache_folder import cache_folder
+from vivace.foundation.untrusted.files import cache_folder
 from vivace.serve.settings import ServeSettings
 
 LOG = logging.getLogger("vivace.serve")

@@ -17,7 +17,6 @@ from vivace.models.sources import example_images
 from vivace.models.tasks import own_task, rounds_up
 from vivace.runtime.calls import accepted_by
 from vivace.runtime.session import Session
-from vivace.runtime.sharing import sharing_weights
 
 _SHARED: tuple[Task, ...] = ("image", "inpaint")
 _WARM_STEPS = 2
@@ -51,7 +50,7 @@ class Editing:
             editing.sessions[opened] = session
         elif task is None:
             for other in _SHARED:
-                editing._try(other, lambda other=other: sharing_weights(session, other, located.model.name))  # type: ignore[misc]
+                editing._try(other, lambda other=other: session.sharing_weights(other, located.model.name))  # type: ignore[misc]
         return editing
 
     def warm(self, sizes: Iterable[tuple[int, int]], report: Callable[[str], None]) -> None:

@@ -100,7 +100,7 @@ class LoraFolder:
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
     """Return the files that fit a pipeline that no technique has changed, and why others do not."""
     folder = LoraFolder()
-    components = Lora.default_targets
+    components = Lora.declared.default_targets
     for path in paths:
         try:
             _identity(path)

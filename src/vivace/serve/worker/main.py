@@ -32,7 +32,7 @@ from vivace.errors import Cancelled, NotFinite, VivaceError
 from vivace.foundation.hardware.cuda_context import open_context
 from vivace.foundation.processes.protocol import send_event
 from vivace.foundation.processes.resident import die_with_parent, end_with_pipe, open_events
-from vivace.foundation.untrusted.reading import is_out_of_memory
+from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.models.quiet import quiet
 from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.queue.process import TEMPLATE, WITH_GPU

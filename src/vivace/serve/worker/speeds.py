@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.errors import VivaceError, WorkloadError
-from vivace.foundation.untrusted.reading import is_out_of_memory
+from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.models.sources import example_images
 from vivace.serve.worker.call_times import CallTimes
 

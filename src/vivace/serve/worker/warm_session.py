@@ -15,9 +15,9 @@ from vivace.measure.nvml import NvmlGpu, opened_gpu
 from vivace.models.find import find_model
 from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
+from vivace.runtime.finite_images import has_one_colour, hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
-from vivace.runtime.safety import has_one_colour, hidden_images
 from vivace.serve.queue.messages import Draw, Load, image_file
 from vivace.serve.worker.call_times import CallTimes, phases_of
 from vivace.serve.worker.completion_thread import Finish

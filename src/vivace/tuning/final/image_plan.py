@@ -22,7 +22,7 @@ from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import MIN_GROUPS, Gate, Interval
 from vivace.foundation.stats.intervals import student_t
-from vivace.foundation.stats.repeated_looks import sure_of_each
+from vivace.foundation.stats.sequential import sure_of_each
 from vivace.models.find import LocatedModel
 from vivace.models.further_prompts import FURTHER_PROMPTS
 from vivace.report.fidelity import SURE_FAIL, SURE_PASS, Fidelity

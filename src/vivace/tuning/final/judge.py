@@ -67,7 +67,7 @@ class QualityJudge:
         """
         if not self.reason:
             return list(self.limits_from)
-        number = sum(not kind.same_picture for kind in TECHNIQUES.values())
+        number = sum(not kind.declared.same_picture for kind in TECHNIQUES.values())
         return [
             f"{self.reason}, so only techniques that keep the image are searched; their images are compared with the "
             "baseline's",

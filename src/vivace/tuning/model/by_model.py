@@ -92,7 +92,7 @@ class ModelSampler:
             kind_of=path_of,
         )
         self.memory = Regression(
-            {t.text: _SAVES if t.memory_advice.saving else _SAVES_NOTHING for t in self.space.options},
+            {t.text: _SAVES if t.facts.saves_memory else _SAVES_NOTHING for t in self.space.options},
             usual=_SAVES_NOTHING,
             pair_sd=0.05,
         )
@@ -198,7 +198,9 @@ class ModelSampler:
         pool = [r for r in pool if self._differs_by_one(r)]
         if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
             recorded = {datum.recipe for datum in known}
-            promising = [r for r in pool if r in recorded or any(t.trained_steps is not None for t in r)]
+            promising = [
+                r for r in pool if r in recorded or any(t.facts.trained_steps is not None for t in r)
+            ]
             if promising and (beginning := self._most_promising(promising)) is not None:
                 return [beginning]
         judged_paths = {path_of(result.recipe) for result in history if result.slack is not None}
@@ -305,7 +307,7 @@ class ModelSampler:
         weights that declare how much they save."""
         self.learn(history)
         self._blame = failure_probabilities(history)
-        known = {option.text for option in self.space.options if option.saved_share is not None}
+        known = {option.text for option in self.space.options if option.facts.saved_share is not None}
         known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE
         while True:
@@ -360,7 +362,7 @@ class ModelSampler:
         if len(new) > 1:
             return any(new <= ran for ran in self._ran)
         is_alone = len(texts_of(recipe) - texts_of(self.space.base())) == 1
-        changes = any(technique.text in new and not technique.same_picture for technique in recipe)
+        changes = any(technique.text in new and not technique.facts.same_picture for technique in recipe)
         if self._alone and changes and not is_alone:
             return False
         return all(
@@ -401,11 +403,11 @@ class ModelSampler:
 
 
 def _expected_slack(technique: Technique) -> Prior:
-    if technique.same_picture:
+    if technique.facts.same_picture:
         return _SLACK_OF_SAME
-    if technique.saved_share is not None:
+    if technique.facts.saved_share is not None:
         return _SLACK_OF_REPLACED
-    return _SLACK_OF_CHANGES if technique.trained_steps is None else _SLACK_OF_TRAINED
+    return _SLACK_OF_CHANGES if technique.facts.trained_steps is None else _SLACK_OF_TRAINED
 
 
 def improvement(mean: Array, sd: Array, best: float) -> Array:

@@ -29,7 +29,7 @@ _ERROR, _SHARE_OF_WAIT = 0.03, 0.1
 def captures(recipe: Iterable[Technique]) -> bool:
     """Whether a recipe's techniques replay the denoiser's launches instead of making them one by one."""
     return any(
-        Trait.CAPTURED in technique.provides and "denoiser" in technique.targets for technique in recipe
+        Trait.CAPTURED in technique.facts.provides and "denoiser" in technique.targets for technique in recipe
     )
 
 

@@ -60,7 +60,7 @@ class Leverage:
             targets: components that the effect is of.
         """
         others = frozenset(recipe.techniques) - {technique}
-        if technique.trained_steps is not None and any(isinstance(other, Steps) for other in others):
+        if technique.facts.trained_steps is not None and any(isinstance(other, Steps) for other in others):
             return _BESIDE_STEPS
         beside = next((stages for techniques, stages in self.stages if techniques <= others), None)
         if beside is None or not self.baseline:

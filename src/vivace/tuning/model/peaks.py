@@ -54,7 +54,7 @@ class Peaks:
             for recipe in recipes
             if self.predicted[recipe] is None
             for technique in recipe
-            if not technique.memory_advice.saving
+            if not technique.facts.saves_memory
         }
         self.ask(list(singles.values()))
         without = {

@@ -77,7 +77,7 @@ def effects(
         by_name[technique.text] = trained or _effect(
             technique, technique.targets, stages_s, objective, is_cpu
         )
-        for component in technique.targetable:
+        for component in technique.declared.targetable:
             name = f"{technique.name}@{component}"
             by_name[name] = trained or _effect(technique, (component,), stages_s, objective, is_cpu)
     return by_name
@@ -93,7 +93,7 @@ def _effect_of_training(
     """
     if objective.measures_memory:
         return None
-    steps, saved = technique.trained_steps, technique.saved_share
+    steps, saved = technique.facts.trained_steps, technique.facts.saved_share
     if saved is not None and stages_s:
         gain = -math.log(1 - touched_share(technique.targets, stages_s) * saved)
         return Prior(gain, _REPLACED_SHARE * gain)
@@ -111,16 +111,16 @@ def _effect(
     objective: Objective,
     is_cpu: bool,
 ) -> Prior:
-    saves_memory = bool(technique.memory_advice.saving)
+    saves_memory = bool(technique.facts.saves_memory)
     if objective.measures_memory:
         return Prior(0.2, 0.3) if saves_memory else Prior(0.0, 0.08)
     reach = -math.log(1 - min(touched_share(targets, stages_s), 0.9))
     # Techniques that change the image do so to skip work. Those that save memory mostly cost time.
-    mean = 0.25 if not technique.same_picture else -0.15 if saves_memory else 0.0
+    mean = 0.25 if not technique.facts.same_picture else -0.15 if saves_memory else 0.0
     sd = max(0.01, min(_LARGEST_SD, 0.5 * reach))
     if not is_recommended(technique):
         mean, sd = mean - 0.08, sd / 2
-    if is_cpu and technique.same_picture and Trait.COMPILED not in technique.provides:
+    if is_cpu and technique.facts.same_picture and Trait.COMPILED not in technique.facts.provides:
         sd = min(sd, (_SAVING_ON_A_CPU_SD if saves_memory else _ON_A_CPU_SD) * min(1.0, reach))
     return Prior(mean * min(1.0, reach), sd)
 
@@ -169,7 +169,7 @@ def known_sources(
 
 
 def _leaves_work_out(recipe: Recipe) -> bool:
-    return not any(technique.same_picture for technique in recipe)
+    return not any(technique.facts.same_picture for technique in recipe)
 
 
 def measured_elsewhere(sources: Iterable[PriorSource]) -> list[Technique]:

@@ -67,7 +67,7 @@ class Objective:
         """Whether a technique may be in a recipe at all."""
         if technique.name in self.without:
             return False
-        return technique.same_picture or not self.same_picture_only
+        return technique.facts.same_picture or not self.same_picture_only
 
     def keeps(self, technique: Technique) -> bool:
         """Whether a technique is one that the user keeps with `keep`."""

@@ -75,10 +75,10 @@ class Pace:
         """Estimate the extra seconds of a recipe's first call, for code that the compiler has not cached yet."""
         seconds_in_all = 0.0
         for technique in recipe:
-            if Trait.COMPILED not in technique.provides:
+            if Trait.COMPILED not in technique.facts.provides:
                 continue
             for component in technique.targets or ("denoiser",):
-                kind = "whole" if Trait.COMPILED_WHOLE in technique.provides else "blocks"
+                kind = "whole" if Trait.COMPILED_WHOLE in technique.facts.provides else "blocks"
                 seconds = _COMPILING_S[kind if component == "denoiser" else "other"]
                 if kind == "whole" and component == "denoiser":
                     seconds = max(seconds, self.reported_s)
@@ -197,4 +197,4 @@ def _is_compiled_whole(text: str) -> bool:
 
 def _compiled(recipe: Recipe) -> frozenset[Technique]:
     """Return the techniques that compile."""
-    return frozenset(technique for technique in recipe if Trait.COMPILED in technique.provides)
+    return frozenset(technique for technique in recipe if Trait.COMPILED in technique.facts.provides)

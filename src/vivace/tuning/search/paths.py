@@ -24,7 +24,7 @@ def path_of(recipe: Recipe) -> tuple[str, ...] | None:
     Techniques that only round leave the path as it is, and so does another decoder. The interaction of the techniques
     on the path is then the same with and without them.
     """
-    changing = sorted(t.text for t in recipe if not t.same_picture and t.targets != ("vae",))
+    changing = sorted(t.text for t in recipe if not t.facts.same_picture and t.targets != ("vae",))
     return tuple(changing) or None
 
 

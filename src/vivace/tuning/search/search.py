@@ -196,7 +196,8 @@ class Search:
         """Return whether a recipe is faster by a technique that changes the image and was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
         return gain_of(result) > _WORTH_A_FINAL and any(
-            not technique.same_picture and technique not in judged_techniques for technique in result.recipe
+            not technique.facts.same_picture and technique not in judged_techniques
+            for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:

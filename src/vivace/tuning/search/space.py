@@ -62,17 +62,17 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
 def fit_targets(technique: Technique, components: Components) -> Technique:
     """Return the technique with its targets limited to the model's, written in the shortest way."""
     kind = type(technique)
-    if components is None or technique.targets == kind.default_targets:
+    if components is None or technique.targets == kind.declared.default_targets:
         return technique
     targets = tuple(target for target in technique.targets if target in components)
-    if targets == tuple(target for target in kind.default_targets if target in components):
-        targets = kind.default_targets
+    if targets == tuple(target for target in kind.declared.default_targets if target in components):
+        targets = kind.declared.default_targets
     return technique if not targets else _made(kind, technique.values, targets) or technique
 
 
 def is_usual(technique: Technique) -> bool:
     """Whether it has its usual targets."""
-    return technique.targets == type(technique).default_targets
+    return technique.targets == technique.declared.default_targets
 
 
 def is_recommended(technique: Technique) -> bool:
@@ -94,7 +94,7 @@ def variants(technique: Technique, components: Components = None) -> Iterator[Te
             changed = _made(kind, technique.values | {name: value}, technique.targets)
             if changed is not None and changed != technique:
                 yield changed
-    for targets in (kind.default_targets, *_target_sets(kind, components)):
+    for targets in (kind.declared.default_targets, *_target_sets(kind, components)):
         changed = _made(kind, technique.values, targets)
         if changed is not None and changed != technique:
             yield changed
@@ -102,8 +102,8 @@ def variants(technique: Technique, components: Components = None) -> Iterator[Te
 
 def _target_sets(kind: type[Technique], components: Components) -> list[tuple[Any, ...]]:
     """Return other targets than the default ones: all of the model's, and each single one that is not a default."""
-    every = tuple(option for option in kind.targetable if components is None or option in components)
-    usual = tuple(option for option in kind.default_targets if option in every)
+    every = tuple(option for option in kind.declared.targetable if components is None or option in components)
+    usual = tuple(option for option in kind.declared.default_targets if option in every)
     target_sets = [every, *((option,) for option in every if option not in usual)]
     return [targets for targets in dict.fromkeys(target_sets) if targets and targets != usual]
 
@@ -165,7 +165,7 @@ class Space:
             if kind.name in objective.without:
                 space.cut[kind.name] = "--without"
                 continue
-            if objective.same_picture_only and not kind.same_picture:
+            if objective.same_picture_only and not kind.declared.same_picture:
                 space.cut[kind.name] = "it changes the image, and quality cannot be judged here"
                 continue
             named = [option for option in (*objective.kept, *reported) if isinstance(option, kind)]
@@ -178,7 +178,9 @@ class Space:
         """Whether a technique may be used; if not, `cut` says why."""
         if not self.objective.allows(technique) or technique.text in self.cut:
             return False
-        why = None if self.objective.keeps(technique) else technique.not_searched(self.judges)
+        facts, why = technique.facts, None
+        if not self.objective.keeps(technique):
+            why = facts.not_searched or (None if self.judges else facts.not_searched_unjudged)
         if (why := why or self._why_not(technique)) is not None:
             self.cut[technique.text] = why
             return False
@@ -229,7 +231,7 @@ class Space:
         """Whether a recipe has all kept techniques and no removed option."""
         if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
-        changing = {technique for technique in recipe if not technique.same_picture}
+        changing = {technique for technique in recipe if not technique.facts.same_picture}
         if self.trusted is None or not changing:
             return True
         return any(changing <= set(recipe_.techniques) for recipe_ in self.trusted)

@@ -1,9 +1,14 @@
-"""Send a module to another process: its structure pickled, its weights separately, so that they go from GPU to GPU."""
+"""How the arguments and results of a denoiser's forward travel between processes.
+
+A header of a few hundred bytes describes what is sent: the arguments, pickled, with an index in place of each tensor.
+The tensors are packed into one buffer, so that a step takes one transfer however many arguments there are.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
 import types
 from collections.abc import Sequence
@@ -12,6 +17,113 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+TensorSpec = tuple[tuple[int, ...], Any]
+"""A tensor's shape and dtype."""
+_ALIGNMENT = 256  # bytes; kernels expect inputs as aligned as separate allocations are
+_WITHOUT_ROWS = frozenset({"txt_ids", "img_ids", "image_rotary_emb"})
+"""Arguments whose first dimension is never the batch, however long it is."""
+
+
+def serialize(value: Any, device: str) -> tuple[bytes, list[torch.Tensor]]:
+    """Return a header, and the tensors in `value` that are on `device` ("cpu" or "cuda").
+
+    Tensors on other devices are pickled in the header.
+    """
+    import torch
+
+    tensors: list[Any] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.device.type == device:
+                tensors.append(obj.detach())
+                return len(tensors) - 1, tuple(obj.shape), obj.dtype
+            return None
+
+    header = io.BytesIO()
+    Pickler(header, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return header.getvalue(), tensors
+
+
+def deserialize(header: bytes, tensors: list[torch.Tensor]) -> Any:
+    """Return what was serialised, with `tensors` in place of the original ones."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return tensors[pid[0]]
+
+    return Unpickler(io.BytesIO(header)).load()
+
+
+def specs_in(header: bytes) -> list[TensorSpec]:
+    """Return the shape and dtype of each tensor that a header describes."""
+    specs: list[TensorSpec] = []
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            specs.append(pid[1:])
+
+    Unpickler(io.BytesIO(header)).load()
+    return specs
+
+
+def specs_of(tensors: list[torch.Tensor]) -> list[TensorSpec]:
+    """Return the shape and dtype of each tensor."""
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def num_bytes(specs: list[TensorSpec]) -> int:
+    """Return the size of a buffer that holds tensors of these shapes and dtypes."""
+    return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
+
+
+def pack(tensors: list[torch.Tensor], device: Any) -> torch.Tensor:
+    """Copy the tensors into one byte buffer."""
+    import torch
+
+    specs = specs_of(tensors)
+    buffer = torch.empty(num_bytes(specs), dtype=torch.uint8, device=device)
+    for view, tensor in zip(unpack(buffer, specs), tensors, strict=True):
+        view.copy_(tensor)
+    return buffer
+
+
+def unpack(buffer: torch.Tensor, specs: list[TensorSpec]) -> list[torch.Tensor]:
+    """Return the tensors in a buffer, as views of it."""
+    tensors, start = [], 0
+    for shape, dtype in specs:
+        size = math.prod(shape) * dtype.itemsize
+        tensors.append(buffer[start : start + size].view(dtype).view(shape))
+        start += _aligned(size)
+    return tensors
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def select_rows(value: Any, rows: slice, num: int) -> Any:
+    """Return these rows of every tensor that has `num` of them, also inside lists, tuples and dicts."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value[rows] if value.ndim and value.shape[0] == num else value
+    if isinstance(value, list | tuple):
+        return type(value)([select_rows(item, rows, num) for item in value])
+    if isinstance(value, dict):
+        return {
+            name: item if name in _WITHOUT_ROWS else select_rows(item, rows, num)
+            for name, item in value.items()
+        }
+    return value
+
+
+def split_rows(num: int, gpus: int) -> list[slice]:
+    """Return the rows of a batch of `num` for each GPU that gets any, the larger shards first."""
+    sizes = [num // gpus + (k < num % gpus) for k in range(gpus)]
+    starts = [sum(sizes[:k]) for k in range(gpus)]
+    return [slice(start, start + size) for start, size in zip(starts, sizes, strict=True) if size]
 
 
 def pack_module(module: torch.nn.Module, device: str) -> tuple[bytes, list[torch.Tensor]]:

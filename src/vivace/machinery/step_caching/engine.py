@@ -1,23 +1,73 @@
-"""A denoiser that computes a step or skips it.
+"""A denoiser that computes a step or skips it: the engine of every step cache.
 
-Its forward has two or three modes, each a function of tensors without state: one computes everything and returns what
-could be reused, one reuses it, one only looks; the first two may go on from what was computed by looking. Hooks in
-front of the forward choose the mode. So torch.compile makes one graph of each mode without a break, a CUDA graph can be
-captured of each, and offloading, which also wraps the forward, onloads weights for all of them.
+Its settings have two axes: when a step is skipped (`when`), and what takes the place of its result (`what`).
+
+The denoiser's forward has two or three modes, each a function of tensors without state: one computes everything and
+returns what could be reused, one reuses it, one only looks; the first two may go on from what was computed by looking.
+Hooks in front of the forward choose the mode. So torch.compile makes one graph of each mode without a break, a CUDA
+graph can be captured of each, and offloading, which also wraps the forward, onloads weights for all of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from vivace.machinery.step_caching.cache_state import CacheState, IsHit, Look
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass
+class CacheState:
+    """The state of one kind of the denoiser's calls, from the start of a pipeline's call to its end.
+
+    Guidance that takes two calls of the denoiser per step makes two kinds, each with a state.
+
+    Attributes:
+        step: the step that is being decided, from 0.
+        kept: tensors that a hit can reuse.
+        previous: what was kept before, while a step is computed, for a `keep` that builds on it.
+        shape: of the input that `kept` was computed for.
+        args, inputs: the denoiser's arguments, by position and by name, while the step is being decided.
+        notes: whatever the technique wants to remember.
+    """
+
+    step: int = -1
+    kept: tuple[torch.Tensor, ...] = ()
+    previous: tuple[torch.Tensor, ...] = ()
+    shape: Hashable = None
+    args: tuple[Any, ...] = ()
+    inputs: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+Tensors = tuple["torch.Tensor", ...]
+Look = Callable[[], Any]
+"""Computes the input of a hit's decision, e.g. the modulated input of the first block."""
+IsHit = Callable[[CacheState, Look], bool]
+"""Whether the step can be skipped. Called in every step; a step for which nothing is kept is computed all the same."""
+
+
+def timestep_of(pipe: Any, state: CacheState) -> float:
+    """Return the timestep of the step that is being decided; the scheduler is read once per call."""
+    if "timesteps" not in state.notes:
+        state.notes["timesteps"] = pipe.scheduler.timesteps.tolist()[-pipe.num_timesteps :]
+    timesteps = state.notes["timesteps"]
+    return float(timesteps[min(state.step, len(timesteps) - 1)])
+
+
+def steps_before(pipe: Any) -> int:
+    """Return how many steps of the schedule are not run: image-to-image begins in the middle of it."""
+    order = getattr(pipe.scheduler, "order", 1)
+    return max(0, (len(pipe.scheduler.timesteps) - int(pipe.num_timesteps)) // order)
+
+
+def relative_change(new: torch.Tensor, old: torch.Tensor) -> float:
+    """Return the L1 norm of the difference, divided by that of the older tensor."""
+    return float((new.float() - old.float()).abs().mean() / old.float().abs().mean())
+
 
 MODE, _KEPT, _LOOKED = "step_cache_mode", "step_cache_kept", "step_cache_looked"
 """Keyword arguments added to the forward's own: "compute", "reuse" or "look"; the tensors to reuse; the result of
@@ -73,14 +123,23 @@ class StepForwards:
     reuse_on: Callable[..., torch.Tensor] | None = None
 
 
+class Predictor(Protocol):
+    """What takes the place of a skipped step's result, made of the results of computed ones."""
+
+    def keep(self, state: CacheState, computed: Tensors) -> Tensors:
+        """Return what is kept of a computed step; `state.previous` is what was kept of the one before."""
+
+    def predict(self, state: CacheState) -> Tensors:
+        """Return the tensors for the current step, which is skipped, made of `state.kept`."""
+
+
 class CachedDenoiser:
     """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides.
 
     Args:
         forwards: see `StepForwards`.
         is_hit: see `IsHit`.
-        keep: turns what was computed into what is kept; None: it is kept as it is.
-        extrapolate: turns what is kept into what is reused; None: it is reused as it is.
+        predictor: makes what takes the place of a skipped step; None: what was kept is repeated.
         can_reuse: whether a call with these keyword arguments can be a hit.
         counter: counts the steps.
     """
@@ -91,16 +150,14 @@ class CachedDenoiser:
         forwards: StepForwards,
         is_hit: IsHit,
         *,
-        keep: Callable[[CacheState, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]] | None = None,
-        extrapolate: Callable[[CacheState], tuple[torch.Tensor, ...]] | None = None,
+        predictor: Predictor | None = None,
         can_reuse: Callable[[dict[str, Any]], bool] = lambda kwargs: True,
         counter: StepCounter | None = None,
     ) -> None:
         self.counter = counter if counter is not None else StepCounter()
         self._output_class = _output_class_of(denoiser)
         self._is_hit = is_hit
-        self._keep = keep
-        self._extrapolate = extrapolate
+        self._predictor = predictor
         self._can_reuse = can_reuse
         self._goes_on = forwards.compute_on is not None
         self._states: dict[str, CacheState] = {}
@@ -144,17 +201,19 @@ class CachedDenoiser:
         state.args, state.inputs = (), {}
         self.counter.count(is_hit)
         if is_hit:
-            reused = self._extrapolate(state) if self._extrapolate is not None else state.kept
+            reused = self._predictor.predict(state) if self._predictor is not None else state.kept
             return args, kwargs | announced | {MODE: "reuse", _KEPT: reused}
         # Freed while new tensors are computed, unless those build on the old ones.
-        state.previous, state.kept = (state.kept if self._keep is not None else ()), ()
+        state.previous, state.kept = (state.kept if self._predictor is not None else ()), ()
         return args, kwargs | announced | {MODE: "compute"}
 
     def _after(self, module: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         output, computed = result
         if kwargs[MODE] == "compute":
             state = self._states[self._context]
-            state.kept = self._keep(state, computed) if self._keep is not None else tuple(computed)
+            state.kept = (
+                self._predictor.keep(state, computed) if self._predictor is not None else tuple(computed)
+            )
             state.previous = ()
         return self._output_class(sample=output) if kwargs.get("return_dict", True) else (output,)
 
@@ -210,18 +269,3 @@ def _output_class_of(denoiser: Any) -> Any:
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
     return UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput
-
-
-def evenly_spaced(share: float) -> IsHit:
-    """Make this share of the steps hits, evenly spaced, but never the first step."""
-
-    def is_hit(state: CacheState, _: Look) -> bool:
-        step = state.step
-        return step > 0 and math.floor(step * share) > math.floor((step - 1) * share)
-
-    return is_hit
-
-
-def never(_: CacheState, __: Look) -> bool:
-    """Compute every step."""
-    return False

@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from vivace.architectures import family_of
 from vivace.errors import Unsupported
-from vivace.machinery.step_caching.cached_denoiser import latents_of
+from vivace.machinery.step_caching.engine import latents_of
 from vivace.machinery.technique import component_of
 from vivace.machinery.technique.pipeline_code import call_code, number_of_denoiser_calls, skips_layers
 
