@@ -47,7 +47,7 @@ def command(
         name = function.__name__
 
         def run(**values: Any) -> int:
-            made = _made(settings, values)
+            made = _settings_of(settings, values)
             _check_first(name, made)
             return function(made if name in _RESOLVE_BEST else _with_best(made))
 
@@ -69,12 +69,12 @@ def interrupted(kept: str) -> int:
     return INTERRUPTED
 
 
-def _made(kind: type[S], values: Mapping[str, Any]) -> S:
+def _settings_of(kind: type[S], values: Mapping[str, Any]) -> S:
     """Return the settings of a command's parameters."""
     fields: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if (nested := _nested(field)) is not None:
-            fields[name] = _made(nested, values)
+            fields[name] = _settings_of(nested, values)
         elif name in values:
             fields[name] = _value(field, values, name)
     with InputErrors():
