@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import field_validator, model_validator
 
+from vivace.architectures import family_of_pipeline
 from vivace.errors import NoEffect, UnusableModel
 from vivace.foundation.untrusted.files import user_path
 from vivace.machinery.lora.by_diffusers import adds_the_same
@@ -141,7 +142,7 @@ class Lora(Technique):
         if target.pipe is None:
             return None
         kind = type(target.pipe)
-        if not hasattr(kind, "lora_state_dict"):
+        if not hasattr(kind, "lora_state_dict") and family_of_pipeline(kind.__name__) is None:
             return f"diffusers reads no LoRAs for {kind.__name__}"
         read = self._read(target.pipe)
         if (reason := read.problem(self.targets)) is not None:

@@ -127,8 +127,13 @@ def _read(pipe: Any, path: Path) -> Mapping[Component, Mapping[str, Matrices]]:
 
 
 def _converted(pipe: Any, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return matrices and alphas by names that begin with the pipeline's attribute, as diffusers converts them."""
-    convert = type(pipe).lora_state_dict
+    """Return matrices and alphas by names that begin with the pipeline's attribute, as diffusers converts them.
+
+    A pipeline whose LoRAs diffusers does not read has them by such names.
+    """
+    convert = getattr(type(pipe), "lora_state_dict", None)
+    if convert is None:
+        return stored, {}
     arguments: dict[str, Any] = {}
     if getattr(pipe, "unet", None) is not None:
         arguments["unet_config"] = pipe.unet.config
