@@ -256,7 +256,7 @@ class ControlNets:
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistilledModel:
     """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
 
     Attributes:
@@ -331,7 +331,7 @@ class Family:
     original: OriginalNames | None = None
     lora_layers: tuple[str, ...] = ()
     by_text_width: Mapping[int, str] = field(default_factory=dict)
-    distilled: tuple[Distilled, ...] = ()
+    distilled: tuple[DistilledModel, ...] = ()
     cache_fits: Mapping[str, PublishedFit] = field(default_factory=dict)
     fused: str = ""
     divides_tokens: bool = False

@@ -33,7 +33,7 @@ from vivace.architectures.family import (
     Arguments,
     Blocks,
     ControlNets,
-    Distilled,
+    DistilledModel,
     Family,
     OwnDefaults,
     Pipeline,
@@ -406,7 +406,7 @@ FLUX = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
-    distilled=(Distilled("flux-dev", "schnell", {"num_inference_steps": 4}),),
+    distilled=(DistilledModel("flux-dev", "schnell", {"num_inference_steps": 4}),),
     models=_MODELS,
     random_weights={"FluxTransformer2DModel": RandomWeights(_gains)},
     narrow={

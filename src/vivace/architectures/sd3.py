@@ -24,7 +24,7 @@ from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
 from vivace.architectures.family import (
     Arguments,
     Blocks,
-    Distilled,
+    DistilledModel,
     Doubled,
     Family,
     Pipeline,
@@ -239,7 +239,7 @@ SD3 = Family(
     files=_FILES,
     original=OriginalNames(_NAMES, tensors=_TENSORS),
     lora_layers=("joint_blocks",),
-    distilled=(Distilled("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),),
+    distilled=(DistilledModel("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),),
     models=_MODELS,
     random_weights={
         "SD3Transformer2DModel": RandomWeights(_gains),

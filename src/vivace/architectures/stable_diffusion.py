@@ -38,7 +38,7 @@ from vivace.architectures.entry import (
 )
 from vivace.architectures.family import (
     ControlNets,
-    Distilled,
+    DistilledModel,
     Doubled,
     Family,
     OwnDefaults,
@@ -639,14 +639,14 @@ STABLE_DIFFUSION = Family(
     by_text_width={768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"},
     # SDXL Turbo itself draws in 1 to 4 steps at 512 x 512; most of those that are made of it at 1024.
     distilled=(
-        Distilled(
+        DistilledModel(
             "sdxl",
             "turbo",
             _TURBO | {"num_inference_steps": 1, "height": 512, "width": 512},
             named=r"sd[-_ ]?xl[-_ ]turbo",
         ),
-        Distilled("sdxl", "turbo", _TURBO),
-        Distilled(
+        DistilledModel("sdxl", "turbo", _TURBO),
+        DistilledModel(
             "sdxl",
             "dmd",
             {

@@ -16,7 +16,7 @@ from typing import Any
 
 from vivace.architectures import FAMILIES
 from vivace.architectures.entry import Entry, SamplerEntry
-from vivace.architectures.family import Distilled
+from vivace.architectures.family import DistilledModel
 from vivace.errors import UnusableModel
 
 MARKERS = ("v_pred", "ztsnr")
@@ -196,7 +196,7 @@ def with_few_steps(entry: Entry, name: str, metadata: Mapping[str, str]) -> tupl
     )
 
 
-def _made_of(model: str, kind: str, title: str) -> Distilled | None:
+def _made_of(model: str, kind: str, title: str) -> DistilledModel | None:
     every = (made for family in FAMILIES for made in family.distilled)
     return next(
         (
