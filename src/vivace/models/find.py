@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.entry import Embedded, Entry, Hub, StoredPart
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
@@ -118,7 +118,7 @@ class LocatedModel:
         return {} if self.folder is None else files_of(self.folder, self.components.values())
 
     @property
-    def tiny_vae(self) -> Path | StoredPart | Component | None:
+    def tiny_vae(self) -> Path | StoredPart | ComponentConfig | None:
         """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
         if self.entry is None or self.model.source == "folder":
             assert self.folder is not None
