@@ -74,7 +74,7 @@ Z_IMAGE_6B = of_diffusers(
 _SHIFTED = of_diffusers(FLOW, shift=3.0)
 
 
-# Distilled to 8 steps, without guidance. Its card asks for 9, and says that the transformer is called 8 times;
+# DistilledModel to 8 steps, without guidance. Its card asks for 9, and says that the transformer is called 8 times;
 # diffusers 0.42.1 calls it 9 times.
 _TURBO = Entry(
     name="z-image-turbo",

@@ -25,7 +25,16 @@ from vivace.models.single_file import contents_of
 from vivace.models.synthetic import build_component, on_meta
 
 State = dict[str, torch.Tensor]
-FAMILIES = ("flux2-klein-4b", "flux2-dev", "z-image-turbo", "qwen-image", "sd35-medium", "sdxl", "sd15")
+FAMILIES = (
+    "flux2-klein-4b",
+    "flux2-dev",
+    "z-image-turbo",
+    "qwen-image",
+    "sd35-medium",
+    "sdxl",
+    "sd15",
+    "chroma1-hd",
+)
 LAYER = "layers.0.attention.qkv"
 """Of Z-Image: three layers of diffusers in one tensor."""
 
@@ -66,7 +75,16 @@ def test_every_tensor_comes_back(model: str, prefix: str, tmp_path: Path) -> Non
     assert all(torch.equal(read[name], value) for name, value in state.items())
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+def test_the_layout_of_a_width_that_alone_diffusers_converts_is_its_own() -> None:
+    module = on_meta(ARCHITECTURES["chroma1-hd"].components["transformer"], with_buffers=False)
+    convert = SINGLE_FILE_LOADABLE_CLASSES[type(module).__name__]["checkpoint_mapping_fn"]
+    layout = original_layout(module)
+    original = {name: torch.empty(tensor.shape, device="meta") for name, tensor in layout.items()}
+    shapes = {name: value.shape for name, value in convert(checkpoint=original).items()}
+    assert shapes == {name: value.shape for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("model", FAMILIES[:-1])
 def test_the_layout_is_what_diffusers_converts(model: str) -> None:
     module = denoiser(model)
     convert = SINGLE_FILE_LOADABLE_CLASSES[type(module).__name__]["checkpoint_mapping_fn"]
