@@ -23,7 +23,7 @@ from vivace.tuning.model.peaks import recorded
 from vivace.tuning.search.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, recipe_of
-from vivace.tuning.search.space import Space, fitted
+from vivace.tuning.search.space import Space, fit_targets
 from vivace.tuning.search_settings import DEFAULT_MINUTES
 
 
@@ -64,11 +64,13 @@ def space_of(
     support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
     components = support.components
     reasons = {
-        fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
+        fit_targets(option, components).text: why
+        for option in every
+        if (why := support.reasons.get(option.text))
     }
     # Combinations that records show to work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
     combined = frozenset(
-        fitted(option, components)
+        fit_targets(option, components)
         for option in every
         if option in reported and option.text in support.by_model
     )

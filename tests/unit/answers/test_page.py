@@ -159,7 +159,7 @@ def test_differences_to_the_reference_are_amplified_and_switched_on_by_a_checkbo
     page = Page.of(Answer("x", "images", sections=(Section("", (columns,)),)))
     (difference,) = page.all("img", "difference")
     pixels = Image.open(io.BytesIO(base64.b64decode(difference.attributes["src"].partition(",")[2])))
-    assert abs(pixels.convert("RGB").getpixel((5, 5))[0] - 10 * AMPLIFIED) < 4  # type: ignore[index]
+    assert abs(pixels.convert("RGB").getpixel((5, 5))[0] - 10 * AMPLIFIED) < 4
     notes = [e.text for e in page.all("span", "difference")]
     assert any("at most 10 of 255" in note for note in notes)
     assert any("identical" in note for note in notes)

@@ -25,7 +25,7 @@ from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search_settings import SearchSettings
 from vivace.tuning.tune_answer import answer_of
-from vivace.tuning.tuner import without_unproved
+from vivace.tuning.tuner import drop_unproven_interval
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
 
@@ -55,7 +55,7 @@ def final(rounds: int = 2) -> tuple[Row, ...]:
         return make_record(recipe, *(make_round(i, times) for i in range(rounds)))
 
     rows = rows_of([measured("baseline", 1.0), measured(RIVAL, 0.5), measured(PICK, 0.4)])
-    return tuple(without_unproved(row) for row in rows)
+    return tuple(drop_unproven_interval(row) for row in rows)
 
 
 def tuned(store: Path, **fields: Any) -> Tuned:

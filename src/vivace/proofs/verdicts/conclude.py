@@ -26,7 +26,7 @@ from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.jobs import main_jobs, own_jobs, timing_jobs
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter, ProofStore
-from vivace.proofs.sides.side import DrawJob, Settings
+from vivace.proofs.sides.side import DrawJob, ImageSettings
 from vivace.proofs.verdicts.as_good import as_good, witness_results
 from vivace.proofs.verdicts.fast import speed
 from vivace.proofs.verdicts.legible import NOTHING_READ, Legibility, left_out, legibility
@@ -194,7 +194,7 @@ def _default_claims(plan: ProofPlan, words: Legibility) -> Iterator[Claim]:
 def _own_distances(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> OwnDistances:
     """Return the metrics of A's images against its repetitions, and against other seeds of the same prompt."""
     own = own_jobs(plan)
-    by_prompt: dict[tuple[str, Settings], list[DrawJob]] = {}
+    by_prompt: dict[tuple[str, ImageSettings], list[DrawJob]] = {}
     for job in (*main_jobs(plan), *(job for job in own if not job.repeat)):
         by_prompt.setdefault((job.prompt, job.settings), []).append(job)
     others = itertools.chain.from_iterable(itertools.pairwise(jobs) for jobs in by_prompt.values())
