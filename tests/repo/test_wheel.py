@@ -45,9 +45,9 @@ def test_the_wheel_has_every_file_of_the_package(names: set[str]) -> None:
     "name",
     [
         "vivace/py.typed",
-        "vivace/report/templates/page.html",
-        "vivace/report/templates/style.css",
-        "vivace/report/templates/sorting.js",
+        "vivace/answers/templates/page.html",
+        "vivace/answers/templates/style.css",
+        "vivace/answers/templates/sorting.js",
         "vivace/models/weights/tiny-sd/unet/diffusion_pytorch_model.safetensors",
         "vivace/models/weights/tiny-flux/transformer/diffusion_pytorch_model.safetensors",
         "vivace/models/weights/tiny-clip/model.safetensors",

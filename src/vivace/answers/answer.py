@@ -34,7 +34,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Attributes:
@@ -49,7 +49,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: its cells, the first of which names it, and notes on it."""
 
     cells: tuple[Cell, ...]
@@ -67,8 +67,8 @@ class Table:
         is_sorted: whether a page lets readers sort it, and numbers its rows.
     """
 
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[TableRow, ...]
     title: str = ""
     note: str = ""
     is_code: bool = False
@@ -89,8 +89,8 @@ class Table:
             names: of the columns; `texts` are those of them that are no figures, besides the first.
         """
         left = {names[0], *texts}
-        cells = [Row(tuple(c if isinstance(c, Cell) else Cell(c) for c in row)) for row in rows]
-        return cls(tuple(Column(name, name in left) for name in names), tuple(cells), **fields)
+        cells = [TableRow(tuple(c if isinstance(c, Cell) else Cell(c) for c in row)) for row in rows]
+        return cls(tuple(TableColumn(name, name in left) for name in names), tuple(cells), **fields)
 
     def kept(self, where: Where) -> list[int]:
         """Return the numbers of the columns that a page, or others, have."""

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from vivace.answers.answer import Answer, Cell, Column, Fact, Facts, File, Look, Row, Section, Table
+from vivace.answers.answer import Answer, Cell, Fact, Facts, File, Look, Section, Table, TableColumn, TableRow
 from vivace.answers.data import csv_text
 from vivace.answers.formatting import (
     between_s,
@@ -26,8 +26,7 @@ from vivace.foundation.untrusted.streams import lines_of
 from vivace.report.csv_rows import csv_row
 from vivace.report.fidelity import Fidelity
 from vivace.report.quality_gate import broken_images
-from vivace.report.rows import Row as MeasuredRow
-from vivace.report.rows import shared_warnings
+from vivace.report.rows import Row, shared_warnings
 from vivace.report.run_charts import charts_of
 from vivace.report.run_images import ReadImage, image_grid, no_images
 from vivace.report.summary import clip_kept, fastest, fidelity, headline, noise_floor, paid_back, particulars
@@ -38,31 +37,31 @@ _MOST_PROMPTS = 500  # that a page shows
 _VERDICTS = (Verdict.FASTER, Verdict.SAME, Verdict.UNCLEAR, Verdict.SLOWER)
 _GATES = (Gate.PASSED, Gate.UNCLEAR, Gate.FAILED)
 _COLUMNS = (
-    Column("recipe", is_text=True),
-    Column("s/image"),
-    Column("speed-up"),
-    Column("verdict", is_text=True),
-    Column("quality", is_text=True, rank=1),
-    Column("cost of 1,000", rank=1),
-    Column("SSIM", rank=5, where="text"),
-    Column("PSNR dB, worst", rank=4, where="text"),
-    Column("CLIP kept", rank=3, where="text"),
-    Column("outside mask", rank=2, where="text"),
-    Column("like source", rank=4, where="text"),
-    Column("s/step", rank=6, where="text"),
-    Column("steps", rank=7, where="text"),
-    Column("vae", rank=8, where="text"),
-    Column("GPU busy", rank=3, where="text"),
-    Column("model memory", rank=5, where="text"),
-    Column("peak memory", rank=2),
-    Column("first call", rank=4),
-    Column("n", rank=9),
+    TableColumn("recipe", is_text=True),
+    TableColumn("s/image"),
+    TableColumn("speed-up"),
+    TableColumn("verdict", is_text=True),
+    TableColumn("quality", is_text=True, rank=1),
+    TableColumn("cost of 1,000", rank=1),
+    TableColumn("SSIM", rank=5, where="text"),
+    TableColumn("PSNR dB, worst", rank=4, where="text"),
+    TableColumn("CLIP kept", rank=3, where="text"),
+    TableColumn("outside mask", rank=2, where="text"),
+    TableColumn("like source", rank=4, where="text"),
+    TableColumn("s/step", rank=6, where="text"),
+    TableColumn("steps", rank=7, where="text"),
+    TableColumn("vae", rank=8, where="text"),
+    TableColumn("GPU busy", rank=3, where="text"),
+    TableColumn("model memory", rank=5, where="text"),
+    TableColumn("peak memory", rank=2),
+    TableColumn("first call", rank=4),
+    TableColumn("n", rank=9),
 )
 _NONE = Cell("-")
 
 
 def answer_of(
-    rows: Sequence[MeasuredRow],
+    rows: Sequence[Row],
     *,
     command: str = "bench",
     read: ReadImage = no_images,
@@ -109,7 +108,7 @@ def answer_of(
     )
 
 
-def _verdict_of(rows: Sequence[MeasuredRow]) -> str:
+def _verdict_of(rows: Sequence[Row]) -> str:
     best = fastest(rows)
     return "" if best is None else best.recipe
 
@@ -122,29 +121,29 @@ def title_of(record: Record) -> str:
     return f"{record.trial.model.name}{batch} on {environment.device_name}{place}"
 
 
-def _stem(rows: Sequence[MeasuredRow], started_at: str) -> str:
+def _stem(rows: Sequence[Row], started_at: str) -> str:
     """Return the name of the files to save, e.g. "vivace-tiny-sd-batch-2-2026-01-31"."""
     batch = rows[0].record.trial.workload.batch
     parts = ["vivace", rows[0].model, *([f"batch {batch}"] if batch > 1 else []), started_at[:10]]
     return file_stem(" ".join(parts))
 
 
-def results_table(rows: Sequence[MeasuredRow]) -> Table:
+def results_table(rows: Sequence[Row]) -> Table:
     """Return the table of a comparison, the baseline first; terminals leave out what they have no room for."""
     shared, doubts = shared_warnings(rows), _shared_doubts(rows)
     return Table(
         _COLUMNS,
-        tuple(Row(_cells(row, rows[0]), _notes(row, shared, doubts), _look(row)) for row in rows),
+        tuple(TableRow(_cells(row, rows[0]), _notes(row, shared, doubts), _look(row)) for row in rows),
         is_code=True,
         is_sorted=True,
     )
 
 
-def _look(row: MeasuredRow) -> Look:
+def _look(row: Row) -> Look:
     return "open" if row.latency is None else "bad" if row.failed_quality else ""
 
 
-def _cells(row: MeasuredRow, baseline: MeasuredRow) -> tuple[Cell, ...]:
+def _cells(row: Row, baseline: Row) -> tuple[Cell, ...]:
     tag = "" if row.record.trial.recipe.same_picture else "changes the image"
     name = Cell(row.name, below=tag)
     if row.latency is None:
@@ -198,7 +197,7 @@ def _seconds(value: float | None) -> Cell:
     return _NONE if value is None else Cell(seconds(value))
 
 
-def _verdict(row: MeasuredRow) -> Cell:
+def _verdict(row: Row) -> Cell:
     """Return a verdict, which sorts from faster to slower, failed quality last."""
     if row.failed_quality:
         return Cell(row.outcome.value, main="failed quality", value=len(_VERDICTS) + 1, look="bad")
@@ -208,7 +207,7 @@ def _verdict(row: MeasuredRow) -> Cell:
     return Cell(row.verdict.value, value=_VERDICTS.index(row.verdict), look=looks.get(row.verdict, "open"))
 
 
-def _quality(row: MeasuredRow, baseline: MeasuredRow) -> Cell:
+def _quality(row: Row, baseline: Row) -> Cell:
     if row.judgement is None:
         return _NONE
     gate = row.judgement.gate
@@ -216,7 +215,7 @@ def _quality(row: MeasuredRow, baseline: MeasuredRow) -> Cell:
     return Cell(gate.value, "", _evidence(row, baseline), _GATES.index(gate), looks.get(gate, ""))
 
 
-def _notes(row: MeasuredRow, shared: Sequence[str], doubts: dict[str, list[int]]) -> tuple[str, ...]:
+def _notes(row: Row, shared: Sequence[str], doubts: dict[str, list[int]]) -> tuple[str, ...]:
     """Return the reason, the compile time and the warnings of a row; not what several rows share."""
     notes = [row.reason] if row.reason else []
     if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
@@ -225,7 +224,7 @@ def _notes(row: MeasuredRow, shared: Sequence[str], doubts: dict[str, list[int]]
     return (*notes, *(warning for warning in row.warnings if warning not in shared))
 
 
-def _cautions(rows: Sequence[MeasuredRow]) -> list[str]:
+def _cautions(rows: Sequence[Row]) -> list[str]:
     """Return what to know before quoting a figure, and what several rows share."""
     cautions = [f"all rows: {warning}" for warning in shared_warnings(rows)]
     for reason, numbers in _shared_doubts(rows).items():
@@ -238,7 +237,7 @@ def _cautions(rows: Sequence[MeasuredRow]) -> list[str]:
     return cautions
 
 
-def _remarks(rows: Sequence[MeasuredRow]) -> list[str]:
+def _remarks(rows: Sequence[Row]) -> list[str]:
     """Return the quality limits, and what the memory figures mean."""
     remarks = []
     if any(row.judgement is not None for row in rows[1:]):
@@ -255,7 +254,7 @@ def _remarks(rows: Sequence[MeasuredRow]) -> list[str]:
     return remarks
 
 
-def _details(rows: Sequence[MeasuredRow]) -> list[Section]:
+def _details(rows: Sequence[Row]) -> list[Section]:
     """Return what a page folds: all figures of the images, the use of the device, what was changed and seen."""
     labelled = [(row.recipe, row) for row in rows if row.latency is not None]
     return [
@@ -270,7 +269,7 @@ def _details(rows: Sequence[MeasuredRow]) -> list[Section]:
     ]
 
 
-def _effects(row: MeasuredRow) -> list[Fact]:
+def _effects(row: Row) -> list[Fact]:
     changed = [
         Fact(name, ", ".join(f"{key} {value}" for key, value in changes.items()))
         for name, changes in row.effects.items()
@@ -285,7 +284,7 @@ def _effects(row: MeasuredRow) -> list[Fact]:
     return changed + seen
 
 
-def _conditions(rows: Sequence[MeasuredRow], *, has_file: bool) -> list[Section]:
+def _conditions(rows: Sequence[Row], *, has_file: bool) -> list[Section]:
     """Return how to measure these rows again, their prompts, and the machine."""
     prompts = rows[0].record.trial.workload.prompts
     again = _command(rows, _PROMPTS_FILE) if has_file else ""
@@ -298,7 +297,7 @@ def _conditions(rows: Sequence[MeasuredRow], *, has_file: bool) -> list[Section]
     ]
 
 
-def _figures_table(rows: Sequence[MeasuredRow]) -> Table:
+def _figures_table(rows: Sequence[Row]) -> Table:
     """Return all figures of the quality pass, without columns that are empty for all recipes."""
     cells = [(row, _figure_cells(row.fidelity, row.is_baseline)) for row in rows if row.fidelity is not None]
     headings = [name for name in (cells[0][1] if cells else ()) if any(of[name] != "–" for _, of in cells)]
@@ -310,7 +309,7 @@ def _figures_table(rows: Sequence[MeasuredRow]) -> Table:
     return Table.of(("recipe", *headings), lines, is_code=True, note=note)
 
 
-def _shared_doubts(rows: Sequence[MeasuredRow]) -> dict[str, list[int]]:
+def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
     """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
     numbers: dict[str, list[int]] = {}
     for number, row in enumerate(rows, 1):
@@ -319,7 +318,7 @@ def _shared_doubts(rows: Sequence[MeasuredRow]) -> dict[str, list[int]]:
     return {reason: numbers for reason, numbers in numbers.items() if len(numbers) > 1}
 
 
-def _evidence(row: MeasuredRow, baseline: MeasuredRow) -> str:
+def _evidence(row: Row, baseline: Row) -> str:
     """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
     fidelity, limits = row.fidelity, row.limits
     if broken_images(row.record, baseline.record) is not None:
@@ -345,7 +344,7 @@ def _evidence(row: MeasuredRow, baseline: MeasuredRow) -> str:
     return ", ".join(parts)
 
 
-def _limits(baseline: MeasuredRow) -> str:
+def _limits(baseline: Row) -> str:
     limits = baseline.limits
     minimums = [
         f"a mean {text}"
@@ -409,7 +408,7 @@ def _percent(interval: Interval) -> str:
     return f"{text} [{100 * interval.low:.0f},\u00a0{100 * interval.high:.0f}]"
 
 
-def _workload(rows: Sequence[MeasuredRow]) -> str:
+def _workload(rows: Sequence[Row]) -> str:
     workload = rows[0].record.trial.workload
     counts = [r.latency.n for r in rows if r.latency is not None]
     parts = [
@@ -434,7 +433,7 @@ def _workload(rows: Sequence[MeasuredRow]) -> str:
     return " · ".join(parts)
 
 
-def _facts(row: MeasuredRow) -> list[Fact]:
+def _facts(row: Row) -> list[Fact]:
     """Return the conditions of the measurement as names and values."""
     trial, environment = row.record.trial, row.record.environment
     device = environment.device_name
@@ -467,7 +466,7 @@ def _is_line(prompt: str) -> bool:
     return bool(prompt) and prompt == prompt.strip() and len(lines_of(prompt)) == 1
 
 
-def _command(rows: Sequence[MeasuredRow], prompts_file: str) -> str:
+def _command(rows: Sequence[Row], prompts_file: str) -> str:
     """Return the command, an option a line; "" if its seeds do not follow one another."""
     trial, environment = rows[0].record.trial, rows[0].record.environment
     options = _workload_options(trial.workload, prompts_file)

@@ -17,21 +17,21 @@ from vivace.answers.answer import (
     BarPart,
     Bars,
     Cell,
-    Column,
     Fact,
     Facts,
     File,
     Plot,
     PlotPoint,
-    Row,
     Section,
     Table,
+    TableColumn,
+    TableRow,
 )
 from vivace.answers.formatting import clock, count, file_stem, money, ratio, seconds, size
 from vivace.benchmark.stored_answer import reader
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Gate, Interval, Verdict
-from vivace.report.rows import Row as MeasuredRow
+from vivace.report.rows import Row
 from vivace.report.run_answer import answer_of as answer_of_run
 from vivace.report.run_charts import memory_plot
 from vivace.report.summary import change
@@ -147,7 +147,7 @@ def _pick(tuned: Tuned) -> Iterator[Fact]:
             yield Fact("next", rival.recipe, f"{ratio(rival.speedup)}{state}")
 
 
-def _how_sure(row: MeasuredRow, baseline: MeasuredRow) -> str:
+def _how_sure(row: Row, baseline: Row) -> str:
     """Return a note in brackets on why a speed-up is not proved; "" if it is."""
     if len(row.record.rounds) == 1:
         return " (measured in one round: not proved)"
@@ -168,7 +168,7 @@ def _final(tuned: Tuned) -> Answer | None:
     return answer_of_run(_final_rows(tuned), read=reader([tuned.store]), started_at=started)
 
 
-def _final_rows(tuned: Tuned) -> list[MeasuredRow]:
+def _final_rows(tuned: Tuned) -> list[Row]:
     others = sorted(
         tuned.rows[1:],
         key=lambda row: (row.recipe != tuned.recipe, -(row.speedup.point if row.speedup else 0.0)),
@@ -219,13 +219,13 @@ def _front(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Table:
     numbers = {trial.result.recipe: number for number, trial in enumerate(tried, 1)}
     front = [result for result in tuned.front if result.recipe in numbers] if len(tuned.front) > 1 else []
     columns = (
-        Column("recipe", is_text=True),
-        Column("s/image"),
-        Column("peak memory"),
-        Column("quality", is_text=True),
+        TableColumn("recipe", is_text=True),
+        TableColumn("s/image"),
+        TableColumn("peak memory"),
+        TableColumn("quality", is_text=True),
     )
     rows = [
-        Row(
+        TableRow(
             (
                 Cell(result.recipe.text, below="the answer" if result == tuned.pick else ""),
                 Cell("–" if result.seconds is None else seconds(result.seconds)),

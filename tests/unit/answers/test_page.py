@@ -18,7 +18,6 @@ from vivace.answers.answer import (
     BarPart,
     Bars,
     Cell,
-    Column,
     Fact,
     Facts,
     File,
@@ -27,9 +26,10 @@ from vivace.answers.answer import (
     ImageRow,
     Plot,
     PlotPoint,
-    Row,
     Section,
     Table,
+    TableColumn,
+    TableRow,
 )
 from vivace.answers.images import AMPLIFIED, THUMBNAIL_SIDE, decoded
 from vivace.foundation.stats import Interval
@@ -57,8 +57,8 @@ def everything(text: str = "text") -> Answer:
     fact = Fact(text, text, text, "good", text)
     cells = (Cell(text, text, text, 2.0, "bad"), Cell("2", value=2.0))
     table = Table(
-        (Column(text, is_text=True), Column("n")),
-        (Row(cells, (text,), "bad"),) * 2,
+        (TableColumn(text, is_text=True), TableColumn("n")),
+        (TableRow(cells, (text,), "bad"),) * 2,
         text,
         text,
         is_sorted=True,

@@ -4,16 +4,22 @@ import io
 
 from rich.console import Console
 
-from vivace.answers.answer import Answer, Cell, Column, Fact, Facts, Row, Section, Table
+from vivace.answers.answer import Answer, Cell, Fact, Facts, Section, Table, TableColumn, TableRow
 from vivace.answers.data import csv_text
 from vivace.answers.markdown import markdown_of, table_markdown
 from vivace.answers.terminal import print_answer, table_lines, text_of
 
+COLUMNS = (
+    TableColumn("recipe", is_text=True),
+    TableColumn("s/image"),
+    TableColumn("verdict", is_text=True),
+    TableColumn("n", rank=2),
+)
 TABLE = Table(
-    (Column("recipe", is_text=True), Column("s/image"), Column("verdict", is_text=True), Column("n", rank=2)),
+    COLUMNS,
     (
-        Row((Cell("tiny_vae+steps(20)"), Cell("1.2 s"), Cell("faster"), Cell("100")), ("slow | first",)),
-        Row((Cell("a|b\x1b[31m"), Cell("10.5 s"), Cell("-"), Cell("7")), look="bad"),
+        TableRow((Cell("tiny_vae+steps(20)"), Cell("1.2 s"), Cell("faster"), Cell("100")), ("slow | first",)),
+        TableRow((Cell("a|b\x1b[31m"), Cell("10.5 s"), Cell("-"), Cell("7")), look="bad"),
     ),
 )
 LONG = "vivace bench --recipe baseline --recipe " + "tiny_vae+" * 9 + "steps(3)"

@@ -24,7 +24,7 @@ from vivace.evidence.lint.columns import (
 )
 from vivace.evidence.lint.findings import Finding, Reading, Rule
 from vivace.evidence.lint.model_limits import model_in, names_model
-from vivace.evidence.lint.read_tables import Table, is_section, read_tables
+from vivace.evidence.lint.read_tables import ForeignTable, is_section, read_tables
 from vivace.evidence.lint.values import Mark, Number, decimal_mark, is_missing, plain_cell, read_number
 from vivace.foundation.hardware import gpu_in
 from vivace.foundation.untrusted.streams import lines_of
@@ -140,12 +140,12 @@ def lint(files: Sequence[Path], facts: Mapping[str, str] | None = None) -> list[
     return [finding for file in files for table in read_tables(file) for finding in check_table(table, facts)]
 
 
-def check_table(table: Table, facts: Mapping[str, str] | None = None) -> list[Finding]:
+def check_table(table: ForeignTable, facts: Mapping[str, str] | None = None) -> list[Finding]:
     """Return the faults of a table."""
     return checked(table, facts).findings
 
 
-def checked(table: Table, facts: Mapping[str, str] | None = None) -> CheckedTable:
+def checked(table: ForeignTable, facts: Mapping[str, str] | None = None) -> CheckedTable:
     """Return the faults of a table, and the coverage of its columns.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
@@ -162,7 +162,7 @@ def checked(table: Table, facts: Mapping[str, str] | None = None) -> CheckedTabl
     return CheckedTable(findings, coverage)
 
 
-def _findings(table: Table, rows: Sequence[Reading]) -> list[Finding]:
+def _findings(table: ForeignTable, rows: Sequence[Reading]) -> list[Finding]:
     findings = [
         Finding(
             file=table.file,
@@ -194,7 +194,7 @@ def _key(finding: Finding) -> tuple[str, int | None, str, str]:
     return finding.rule, finding.row, finding.label, finding.severity
 
 
-def _columns(table: Table) -> list[Column | None]:
+def _columns(table: ForeignTable) -> list[Column | None]:
     """Return the meaning of the columns; of several with the same meaning the first is read."""
     columns = [_timed(heading, _column(table, heading)) for heading in table.headings]
     keys: set[tuple[str, str, str]] = set()
@@ -208,7 +208,7 @@ def _columns(table: Table) -> list[Column | None]:
     return columns
 
 
-def _column(table: Table, heading: str) -> Column | None:
+def _column(table: ForeignTable, heading: str) -> Column | None:
     column = column_of(heading)
     if column is None or table.unit != "row" or column.role not in TIMES or column.kind is not None:
         return column
@@ -223,13 +223,13 @@ def _timed(heading: str, column: Column | None) -> Column | None:
     return replace(column, kind="time") if column and is_time and says_time(heading) else column
 
 
-def _path(table: Table, index: int, column: Column) -> str:
+def _path(table: ForeignTable, index: int, column: Column) -> str:
     """Return the keys above a time in JSON: times below different keys measure different things."""
     is_time = column.role in TIMES | {"rate", "throughput"}
     return path_of(table.headings[index]) if table.unit == "row" and is_time else ""
 
 
-def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks | None]:
+def _marks(table: ForeignTable, columns: Sequence[Column | None]) -> tuple[Marks, Marks | None]:
     """Return the decimal mark of each column, and the other possible one where the cells leave it open."""
     per_column = []
     for index, column in enumerate(columns):
@@ -249,7 +249,7 @@ def _marks(table: Table, columns: Sequence[Column | None]) -> tuple[Marks, Marks
 
 
 def readings(
-    table: Table,
+    table: ForeignTable,
     facts: Mapping[str, str],
     columns: Sequence[Column | None] | None = None,
     marks: Marks | None = None,
@@ -340,7 +340,7 @@ def _number(column: Column, cell: str, mark: Mark) -> tuple[str, Number] | None:
     return role, number
 
 
-def _note(coverage: Coverage, table: Table, columns: Sequence[Column | None], marks: Marks) -> None:
+def _note(coverage: Coverage, table: ForeignTable, columns: Sequence[Column | None], marks: Marks) -> None:
     """Describe which columns and cells were read."""
     first: dict[tuple[str, str], str] = {}
     for index, (heading, column) in enumerate(zip(table.headings, columns, strict=True)):

@@ -51,7 +51,7 @@ class TableLine:
 
 
 @dataclass
-class Table:
+class ForeignTable:
     """A table of a file.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Tables(HTMLParser):
             self._cell = None
 
 
-def read_tables(file: Path) -> list[Table]:
+def read_tables(file: Path) -> list[ForeignTable]:
     """Return the tables of a file, by its suffix: CSV and TSV hold one, Markdown, HTML and JSON any number.
 
     Raises:
@@ -163,7 +163,7 @@ def read_tables(file: Path) -> list[Table]:
     return tables
 
 
-def _csv(file: Path, text: str, suffix: str) -> list[Table]:
+def _csv(file: Path, text: str, suffix: str) -> list[ForeignTable]:
     """Return the table of a file whose cells a comma, a semicolon, a tab or a bar separates."""
     by_delimiter = {delimiter: _csv_rows(text, delimiter) for delimiter in _DELIMITERS}
     if text[:6].lower().startswith("sep="):  # a spreadsheet's own first line
@@ -178,7 +178,7 @@ def _csv(file: Path, text: str, suffix: str) -> list[Table]:
     width = _usual_width(rows)
     first = next(index for index, (_, cells) in enumerate(rows) if len(cells) == width)
     above = [" ".join(cells) for _, cells in rows[:first]]
-    table = Table(file, tuple(rows[first][1]), context="\n".join(above), delimiter=delimiter)
+    table = ForeignTable(file, tuple(rows[first][1]), context="\n".join(above), delimiter=delimiter)
     table.unread += [
         f"line {number}: it is above the headings, and not a row of {width} cells"
         for number, _ in rows[:first]
@@ -210,7 +210,7 @@ def _fit(rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[bool, float, int]:
     return width > 1, sum(len(cells) == width for _, cells in head) / len(head), width
 
 
-def json_tables(file: Path, text: str, *, is_lines: bool) -> list[Table]:
+def json_tables(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
     """Return the tables of a JSON text, or of one with a value in each line.
 
     Raises:
@@ -221,12 +221,12 @@ def json_tables(file: Path, text: str, *, is_lines: bool) -> list[Table]:
     content: Any = [parse_json(line) for line in lines] if is_lines else parse_json(text)
     if isinstance(content, dict) and KEY in content:
         return contribution_tables(file, content)
-    tables: list[Table] = []
+    tables: list[ForeignTable] = []
     _collect(file, "", content, tables)
     return tables
 
 
-def _collect(file: Path, name: str, content: Any, tables: list[Table]) -> None:
+def _collect(file: Path, name: str, content: Any, tables: list[ForeignTable]) -> None:
     """Add the table that a list or an object is, then those inside it."""
     if isinstance(content, list):
         if rows := [
@@ -253,7 +253,7 @@ def _collect(file: Path, name: str, content: Any, tables: list[Table]) -> None:
         _collect_inside(file, name, content, tables)
 
 
-def _collect_inside(file: Path, name: str, content: Any, tables: list[Table]) -> None:
+def _collect_inside(file: Path, name: str, content: Any, tables: list[ForeignTable]) -> None:
     if isinstance(content, list):
         _collect(file, name, content, tables)
     if not isinstance(content, dict):
@@ -267,18 +267,24 @@ def _collect_inside(file: Path, name: str, content: Any, tables: list[Table]) ->
             _collect(file, below, value, tables)
 
 
-def _add(file: Path, name: str, rows: Sequence[tuple[int, dict[str, str]]], tables: list[Table]) -> None:
+def _add(
+    file: Path, name: str, rows: Sequence[tuple[int, dict[str, str]]], tables: list[ForeignTable]
+) -> None:
     headings = tuple(dict.fromkeys(key for _, row in rows for key in row))
     if not headings:
         return
-    table = Table(file, headings, context=name, unit="row")
+    table = ForeignTable(file, headings, context=name, unit="row")
     for number, row in rows:
         table.add(number, [row.get(key, "") for key in headings])
     tables.append(table)
 
 
 def _add_lists(
-    file: Path, name: str, rows: Sequence[Sequence[Any]], headings: Sequence[str] | None, tables: list[Table]
+    file: Path,
+    name: str,
+    rows: Sequence[Sequence[Any]],
+    headings: Sequence[str] | None,
+    tables: list[ForeignTable],
 ) -> None:
     """Add a table of lists, whose first is the headings if none are given and it has only texts."""
     first = 1
@@ -286,7 +292,7 @@ def _add_lists(
         if not _are_texts(rows[0]) or len(rows) < 2:
             return
         headings, rows, first = [str(value) for value in rows[0]], rows[1:], 2
-    table = Table(file, tuple(headings), context=name, unit="row")
+    table = ForeignTable(file, tuple(headings), context=name, unit="row")
     for number, row in enumerate(rows, first):
         table.add(number, [_text(value) or "" for value in row])
     tables.append(table)
@@ -347,11 +353,11 @@ def _text(value: Any) -> str | None:
     return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def markdown_tables(file: Path, text: str) -> Iterator[Table]:
+def markdown_tables(file: Path, text: str) -> Iterator[ForeignTable]:
     """Yield the tables of a Markdown text, with the headings or the line above each as its context."""
     lines = [_QUOTED.sub("", line) for line in lines_of(text)]
     context: list[str] = []
-    table: Table | None = None
+    table: ForeignTable | None = None
     for index, line in enumerate(lines):
         if table is not None and "|" in line:
             table.add(index + 1, _cells(line))
@@ -361,7 +367,7 @@ def markdown_tables(file: Path, text: str) -> Iterator[Table]:
             table = None
         if "|" in line and _RULE.match(line) and index and "|" in lines[index - 1]:
             headings = tuple(_cells(lines[index - 1]))
-            table = Table(file, headings, context="\n".join(context[-3:]), delimiter="|")
+            table = ForeignTable(file, headings, context="\n".join(context[-3:]), delimiter="|")
         elif line.startswith("#"):
             context = [*[heading for heading in context if _depth(heading) < _depth(line)], line]
         elif line.strip() and "|" not in line:
@@ -383,7 +389,7 @@ def _cells(line: str) -> list[str]:
     return cells
 
 
-def html_tables(file: Path, text: str) -> Iterator[Table]:
+def html_tables(file: Path, text: str) -> Iterator[ForeignTable]:
     """Yield the tables of an HTML page, or of HTML inside Markdown; cells that span several count as the first."""
     if "<table" not in text.lower():
         return
@@ -393,7 +399,7 @@ def html_tables(file: Path, text: str) -> Iterator[Table]:
     for title, rows in reader.tables:
         if not rows:
             continue
-        table = Table(file, tuple(rows[0][1]), context=title)
+        table = ForeignTable(file, tuple(rows[0][1]), context=title)
         for number, cells in rows[1:]:
             table.add(number, cells)
         yield table
@@ -417,7 +423,7 @@ def read_contribution(content: dict[str, Any]) -> Contribution:
         raise ValueError(f"the key {key[:120]!r}: {expectation_of(error)}") from None
 
 
-def contribution_tables(file: Path, content: dict[str, Any]) -> list[Table]:
+def contribution_tables(file: Path, content: dict[str, Any]) -> list[ForeignTable]:
     """Return a table for each comparison, with seconds per image.
 
     Raises:
@@ -425,7 +431,7 @@ def contribution_tables(file: Path, content: dict[str, Any]) -> list[Table]:
     """
     tables = []
     for number, contributed in enumerate(read_contribution(content).comparisons, 1):
-        table = Table(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row")
+        table = ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row")
         for position, row in enumerate(contributed.rows, 1):
             table.add(position, _contributed_cells(row))
         tables.append(table)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vivace.answers.answer import Answer, Cell, Column, Fact, Facts, Look, Row, Section, Table
+from vivace.answers.answer import Answer, Cell, Fact, Facts, Look, Section, Table, TableColumn, TableRow
 from vivace.answers.formatting import ratio
 from vivace.benchmark.store import Store
 from vivace.benchmark.stored_answer import reader
@@ -220,7 +220,7 @@ def _table(view: PartView, figure: str) -> Table:
         ("" if view.columns[k].kind == "published" else "here: ") + view.columns[k].name for k in columns
     ]
     rows = [
-        Row(
+        TableRow(
             (
                 Cell(row.case.label, below=row.case.recipe),
                 Cell(row.case.recipe),
@@ -232,8 +232,8 @@ def _table(view: PartView, figure: str) -> Table:
         for row in view.rows
     ]
     headings = (FIGURES[figure].title, *names, *(f"here / {view.columns[k].name}" for k in over))
-    first, *others = map(Column, headings)
-    recipe = Column("recipe", is_text=True, rank=1, where="text")
+    first, *others = map(TableColumn, headings)
+    recipe = TableColumn("recipe", is_text=True, rank=1, where="text")
     return Table((replace(first, is_text=True), recipe, *others), tuple(rows))
 
 
