@@ -162,7 +162,7 @@ def _import_model(name: str) -> None:
     from vivace.models.find import find_model
     from vivace.models.repository import read_index
 
-    with contextlib.suppress(Exception), without_cuda_init():
+    with contextlib.suppress(Exception), quiet(), without_cuda_init():
         located = find_model(name)
         getattr(diffusers, located.pipeline)
         for entry in read_index(located.folder, name).values() if located.folder is not None else ():
