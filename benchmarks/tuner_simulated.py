@@ -43,14 +43,14 @@ from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.launches import captures
 from vivace.tuning.model.peaks import Peaks, recorded
-from vivace.tuning.model.priors import effects, known_sources, reported
+from vivace.tuning.model.priors import effects, known_sources, measured_elsewhere
 from vivace.tuning.model.regression import Regression, merged
 from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.pace import WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.pace import WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.space import Space, fitted
+from vivace.tuning.search.space import Space, fit_targets
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
 _STARTING_S, _LOADING_S = 45.0, 2.5
@@ -87,7 +87,7 @@ class Simulated:
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
         self.name = self.model.removeprefix("synthetic:")
-        self.pace.reported_s = reported_compiling(self.name)
+        self.pace.reported_s = typical_compile_s(self.name)
         self.size, self.steps = _SIZES[self.name]
         figures = recorded_figures(self.name, "baseline", self.size, self.size, self.steps)
         assert figures is not None
@@ -302,7 +302,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
     gpu = Simulated(f"synthetic:{model}", objective, np.random.default_rng(seed), busy=busy)
     sources = known_sources(f"synthetic:{model}", "NVIDIA H200", objective)
     components = frozenset(gpu.target.modules(COMPONENTS))
-    fitted_techniques = [fitted(technique, components) for technique in reported(sources)]
+    fitted_techniques = [fit_targets(technique, components) for technique in measured_elsewhere(sources)]
     gpu.combined = frozenset(technique for technique in fitted_techniques if gpu.needs_others(technique))
     space = Space.of(objective, gpu.why_not, fitted_techniques, judges=False, components=components)
     space.combined = gpu.combined

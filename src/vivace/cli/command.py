@@ -47,7 +47,7 @@ def command(
         name = function.__name__
 
         def run(**values: Any) -> int:
-            made = _made(settings, values)
+            made = _settings_of(settings, values)
             _check_first(name, made)
             return function(made if name in _RESOLVE_BEST else _with_best(made))
 
@@ -69,12 +69,12 @@ def interrupted(kept: str) -> int:
     return INTERRUPTED
 
 
-def _made(kind: type[S], values: Mapping[str, Any]) -> S:
+def _settings_of(kind: type[S], values: Mapping[str, Any]) -> S:
     """Return the settings of a command's parameters."""
     fields: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if (nested := _nested(field)) is not None:
-            fields[name] = _made(nested, values)
+            fields[name] = _settings_of(nested, values)
         elif name in values:
             fields[name] = _value(field, values, name)
     with InputErrors():
@@ -263,9 +263,9 @@ def _with_best(settings: S) -> S:
         UsageError: there are several models, of which each has another.
     """
     values = dict(settings)
-    asked = {
-        name: values[name] for name in ("recipe", "recipes", "against", "start", "a", "b") if values.get(name)
-    }
+    names = ("recipe", "recipes", "against", "start", "a", "b")
+    # Of a server's rows, `against` is a file.
+    asked = {name: values[name] for name in names if isinstance(values.get(name), str | tuple | list)}
     if not any(
         BEST in text for value in asked.values() for text in ([value] if isinstance(value, str) else value)
     ):

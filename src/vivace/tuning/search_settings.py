@@ -100,7 +100,7 @@ class SearchSettings(Settings):
     ] = None
     minutes: Annotated[
         float | None,
-        Field(ge=0.1, le=10_000, strict=True),
+        Field(gt=0, le=10_000, strict=True),
         Option("Time for the whole search; default: 8, or no limit with --trials."),
     ] = None
     trials: Annotated[

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vivace.answers.formatting import seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
@@ -17,13 +18,12 @@ from vivace.machinery.technique import Technique
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.peaks import recorded
 from vivace.tuning.search.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, recipe_of
-from vivace.tuning.search.space import Space, fitted
+from vivace.tuning.search.space import Space, fit_targets
 from vivace.tuning.search_settings import DEFAULT_MINUTES
 
 
@@ -64,11 +64,13 @@ def space_of(
     support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
     components = support.components
     reasons = {
-        fitted(option, components).text: why for option in every if (why := support.reasons.get(option.text))
+        fit_targets(option, components).text: why
+        for option in every
+        if (why := support.reasons.get(option.text))
     }
     # Combinations that records show to work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
     combined = frozenset(
-        fitted(option, components)
+        fit_targets(option, components)
         for option in every
         if option in reported and option.text in support.by_model
     )

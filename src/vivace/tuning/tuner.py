@@ -29,7 +29,7 @@ from vivace.tuning.final.measuring import Bench
 from vivace.tuning.final.stored import history_of
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.priors import PriorSource, effects, known_sources, no_record, reported
+from vivace.tuning.model.priors import PriorSource, effects, known_sources, measured_elsewhere, no_record
 from vivace.tuning.notes import notes_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.search.budget import Budget
@@ -104,7 +104,7 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         sources = known_sources(
             model, bench.environment.device_name, objective, is_cpu=bench.environment.device == "cpu"
         )
-        space = space_of(objective, bench, trusted, reported(sources))
+        space = space_of(objective, bench, trusted, measured_elsewhere(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
@@ -262,10 +262,10 @@ def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:
     """Return the rows of the last final with the pick, including stored ones of this search; without a pick, of the
     last final."""
     rows = bench.finals.rows(None if pick is None else pick.recipe)
-    return tuple(without_unproved(row) for row in rows)
+    return tuple(drop_unproven_interval(row) for row in rows)
 
 
-def without_unproved(row: Row) -> Row:
+def drop_unproven_interval(row: Row) -> Row:
     """Return the row, without the speed-up's interval if there is a single round, whose calls share its luck."""
     if row.speedup is None or len(row.record.rounds) > 1:
         return row

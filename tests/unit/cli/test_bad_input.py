@@ -7,10 +7,6 @@ import pytest
 from tests.typed import typed
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    return typed(monkeypatch, *arguments)
-
-
 @pytest.fixture(autouse=True)
 def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,14 +58,9 @@ BENCH = ("bench", "--recipe", "baseline")
         ((*BENCH, "--prompts", "binary.txt"), 2, "not UTF-8"),
         ((*BENCH, "--prompts", "."), 2, "it is a folder, not a regular file"),
         ((*BENCH, "--height", "100"), 2, "the nearest is 96"),
-        ((*BENCH, "--height", "0"), 2, "--height"),
-        ((*BENCH, "--width", "-64"), 2, "--width"),
         ((*BENCH, "--width", "10000"), 2, "the nearest is 512"),
-        ((*BENCH, "--num-inference-steps", "0"), 2, "--num-inference-steps"),
-        ((*BENCH, "--guidance-scale", "nan"), 2, "--guidance-scale"),
         ((*BENCH, "--timeout", "inf"), 2, "--timeout"),
         ((*BENCH, "--repeats", "many"), 2, "is not 'auto' or a whole number"),
-        ((*BENCH, "--seeds", "0"), 2, "--seeds"),
         ((*BENCH, "--seed", "9223372036854775807", "--seeds", "2"), 2, "outside 0"),
         ((*BENCH, "--rounds", "0"), 2, "--rounds"),
         ((*BENCH, "--format", "xml"), 2, "json"),
@@ -99,7 +90,7 @@ def test_bad_input_is_one_clear_message(
     tmp_path: Path,
 ) -> None:
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert run(monkeypatch, *arguments) == code
+    assert typed(monkeypatch, *arguments) == code
     out, err = capfd.readouterr()
     assert says in err
     assert "Traceback" not in err

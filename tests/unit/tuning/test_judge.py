@@ -90,7 +90,7 @@ def test_what_another_judge_said_is_judged_again() -> None:
     assert judge.scorer is not None
     proven = Result(resolve("steps(8)"), Outcome.MEASURED, Rung.FINAL, 1.0, slack=0.1, gate=Gate.UNCLEAR)
     own = Invocation("", "", (), scorer=judge.scorer.id)
-    assert judge.counted(proven, own) == proven
-    again = judge.counted(proven, Invocation("", "", ()))
+    assert judge.adjust(proven, own) == proven
+    again = judge.adjust(proven, Invocation("", "", ()))
     assert again is not None
     assert (again.rung, again.gate, again.slack, again.gain) == (Rung.SCREENED, None, None, 1.0)

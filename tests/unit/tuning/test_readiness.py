@@ -52,7 +52,6 @@ def test_a_laptop_is_told_everything_that_a_large_model_needs() -> None:
 def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
     for model, device, words in (
         ("flux-dev", "auto", ("memory: the model takes at least 67", "download: ", "access: ")),
-        ("flux-dev", "cuda", ("--device cuda: no GPU was found on this machine; use --device cpu",)),
         ("tiny-sd", "mps", ("--device mps",)),
         ("sdxl", "auto", ("download: ",)),
         ("nobody/has-this", "cpu", ("download: nobody/has-this is not on this machine, and HF_HUB_OFFLINE",)),
@@ -94,15 +93,12 @@ def test_commands_ask_before_the_network(
 @pytest.mark.parametrize(
     "command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"]
 )
-@pytest.mark.parametrize(
-    ("device", "code", "says"), [("foo", 2, "is not one of"), ("cuda", 3, "no GPU was found")]
-)
-def test_one_rule_for_devices_before_anything_starts(
-    command: str, device: str, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_device_that_is_not_here_is_refused_before_anything_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
-    done = run_vivace(tmp_path, *command.split(), "--device", device, code=code)
-    assert says in done.stderr
+    done = run_vivace(tmp_path, *command.split(), "--device", "cuda", code=3)
+    assert "no GPU was found" in done.stderr
 
 
 def test_python_refuses_unknown_devices_too() -> None:

@@ -490,11 +490,11 @@ def test_a_proposal_has_no_technique_that_is_believed_to_give_nothing() -> None:
     recorded = resolve("fuse_qkv+channels_last+cuda_graph")
     sampler.learn(history)
     sampler._tested = {"cuda_graph"}
-    assert sampler._trimmed(recorded, set()).text == "fuse_qkv+cuda_graph"  # one that is new stays
+    assert sampler._trim(recorded, set()).text == "fuse_qkv+cuda_graph"  # one that is new stays
     measured = {resolve("fuse_qkv+cuda_graph"), resolve("channels_last+cuda_graph")}
-    assert sampler._trimmed(recorded, measured) == recorded
+    assert sampler._trim(recorded, measured) == recorded
     sampler._tested = {"cuda_graph", "channels_last"}
-    assert sampler._trimmed(recorded, set()) == recorded  # one is tried on top of the others
+    assert sampler._trim(recorded, set()) == recorded  # one is tried on top of the others
 
 
 def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_technique() -> None:

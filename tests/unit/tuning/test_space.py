@@ -23,7 +23,7 @@ from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.space import Space, fitted, is_usual, options
+from vivace.tuning.search.space import Space, fit_targets, is_usual, options
 
 
 class Halving(Technique):
@@ -230,8 +230,8 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
 )
 def test_a_technique_is_aimed_at_what_the_model_has(text: str, short: str) -> None:
     (technique,) = resolve(text)
-    assert fitted(technique, {"denoiser", "text_encoder", "vae"}).text == short
-    assert fitted(technique, None) == technique
+    assert fit_targets(technique, {"denoiser", "text_encoder", "vae"}).text == short
+    assert fit_targets(technique, None) == technique
 
 
 GRAPHS = "cuda_graph@denoiser,text_encoder,text_encoder_2,vae"

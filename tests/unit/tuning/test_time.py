@@ -19,7 +19,7 @@ from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.model.regression import Datum
 from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.timetable import Timetable
@@ -140,9 +140,9 @@ def test_a_trial_may_take_most_of_what_is_left_before_the_final(left: float, mos
 
 
 def test_records_say_how_long_a_model_compiles() -> None:
-    known_s = reported_compiling("sdxl")
+    known_s = typical_compile_s("sdxl")
     assert 60 < known_s < 300
-    assert reported_compiling("tiny-sd") == 0
+    assert typical_compile_s("tiny-sd") == 0
     expected = Pace(on_gpu=True, reported_s=known_s)
     assert expected.of_compiling(resolve("compile+cuda_graph")) == known_s
     assert expected.of_compiling(resolve("compile(blocks=repeated)")) < 30

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, NotFinite, VivaceError
-from vivace.foundation.hardware.cuda_context import open_context
+from vivace.foundation.hardware.this_machine import open_context
 from vivace.foundation.processes.protocol import send_event
 from vivace.foundation.processes.resident import die_with_parent, open_events
 from vivace.foundation.processes.template import fork_on_orders

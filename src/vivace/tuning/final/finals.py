@@ -14,7 +14,7 @@ from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.workload import Workload
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.final.image_plan import ImagePlan, pooled
+from vivace.tuning.final.image_plan import ImagePlan, pool_images
 from vivace.tuning.search.results import recipe_of
 
 
@@ -57,7 +57,7 @@ class Finals:
             return rows_of(records, quality, self.limits)
         whole = []
         for record in records:
-            with_images, looks = pooled(record, self.further, store)
+            with_images, looks = pool_images(record, self.further, store)
             if (recipe := recipe_of(record)) is not None:
                 self.looks[recipe] = looks
             whole.append(with_images)

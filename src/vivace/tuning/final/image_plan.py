@@ -159,7 +159,7 @@ def needs_floor(rows: Sequence[Row]) -> bool:
     return any(judgement.gate is not Gate.PASSED and judgement.figure in _RELAXED for judgement in judgements)
 
 
-def pooled(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
+def pool_images(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
     """Return a record of a final with the images of all stored batches, and the number of these.
 
     Args:

@@ -54,7 +54,7 @@ class QualityJudge:
         """Whether a stored run was judged as this search judges."""
         return not self.compares or run.scorer == (None if self.scorer is None else self.scorer.id)
 
-    def counted(self, result: Result | None, run: Invocation) -> Result | None:
+    def adjust(self, result: Result | None, run: Invocation) -> Result | None:
         """Return a stored result without the verdict of another judge."""
         if result is None or result.rung is Rung.SCREENED or self.is_of(run):
             return result

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from vivace.answers.formatting import size
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.progress import Forwarding
@@ -23,7 +24,6 @@ from vivace.foundation.stats import MIN_GROUPS
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.report.summary import size
 from vivace.runtime.workloads import workload_of
 from vivace.tuning.final.finals import Finals
 from vivace.tuning.final.image_plan import ImagePlan, needs_floor
@@ -31,7 +31,7 @@ from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.peaks import Peaks
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, reported_compiling
+from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
 
@@ -74,7 +74,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.peaks = Peaks(self._predict)
         self.pace.on_gpu = self.environment.device != "cpu"
-        self.pace.reported_s = reported_compiling(self.model.removeprefix(SYNTHETIC))
+        self.pace.reported_s = typical_compile_s(self.model.removeprefix(SYNTHETIC))
         asks_variety = self.objective.limits.variety is not None and not self.objective.same_picture_only
         self.plan = ImagePlan.of(self.located, self.request, self.prompts, seeds=2 if asks_variety else 1)
         self.time = Timetable(self.pace, self.plan, self.judges)

@@ -34,7 +34,7 @@ def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
             else:
                 rows = compared.rows(bench.objective.limits)
             for row in rows:
-                result = bench.judged_by.counted(
+                result = bench.judged_by.adjust(
                     bench.result_of(row, rows[0], rung or Rung.SCREENED, steps), run
                 )
                 if result is None:

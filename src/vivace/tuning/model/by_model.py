@@ -211,7 +211,7 @@ class ModelSampler:
             if chosen and scores[which] < _WORTH_A_PLACE * first:
                 break  # with this trial's result there is more to choose from
             first = first or float(scores[which])
-            pick = self._trimmed(pool.pop(which), results)
+            pick = self._trim(pool.pop(which), results)
             if pick in chosen:
                 continue
             chosen.append(pick)
@@ -302,7 +302,7 @@ class ModelSampler:
         self._blame = failure_probabilities(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
-    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+    def assemble(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Add techniques that keep the path of the latents and are expected to gain more than 2 %: what was tried, and
         weights that declare how much they save."""
         self.learn(history)
@@ -320,7 +320,7 @@ class ModelSampler:
                 return current
             current, most = near[which - 1], float(more[which])
 
-    def _trimmed(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
+    def _trim(self, recipe: Recipe, results: Collection[Recipe]) -> Recipe:
         """Return a recipe of several new techniques without those expected to gain nothing.
 
         Another search's recipe is proposed as a whole, without techniques expected to gain nothing. Where only one

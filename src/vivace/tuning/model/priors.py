@@ -172,7 +172,7 @@ def _leaves_work_out(recipe: Recipe) -> bool:
     return not any(technique.facts.same_picture for technique in recipe)
 
 
-def reported(sources: Iterable[PriorSource]) -> list[Technique]:
+def measured_elsewhere(sources: Iterable[PriorSource]) -> list[Technique]:
     """Return recipes measured with the same model on the same family, to try as they were written."""
     data = [datum for source in sources for datum in source.data if datum.error <= SAME]
     return list(dict.fromkeys(technique for datum in data for technique in datum.recipe))

@@ -47,7 +47,7 @@ class Pace:
         overhead_s: seconds of rounds beyond their calls: starting and loading.
         scoring_s: of an image, in the quality pass; `reading_s` is what a pass takes beyond its images.
         long_s: of the baseline's timed calls in a round of the final.
-        reported_s: recorded seconds of compiling this model's whole denoiser; see `reported_compiling`.
+        reported_s: recorded seconds of compiling this model's whole denoiser; see `typical_compile_s`.
     """
 
     on_gpu: bool
@@ -172,7 +172,7 @@ class Pace:
                 self._first_s[result.recipe] = seconds
 
 
-def reported_compiling(model: str) -> float:
+def typical_compile_s(model: str) -> float:
     """Return the seconds that a cold first call of a model takes with its denoiser compiled whole; 0 if none is known.
 
     Records do not tell whether the compiler's cache had the code, so a high quantile of them is taken.

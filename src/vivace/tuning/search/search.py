@@ -91,7 +91,7 @@ class Search:
         """Screen and judge recipes until `stops` says so, or only the final still fits."""
         number = self.budget.number
         if self.judges and number >= _MANY:
-            number -= 1  # for recipes that passed a final, with all techniques that work; see `_assembled`
+            number -= 1  # for recipes that passed a final, with all techniques that work; see `assemble`
         while (
             not self.exhausted
             and self.num_trials < number
@@ -407,7 +407,7 @@ class Search:
             return []
         longer: dict[Recipe, Result] = {}
         for result in results[:MOST_USEFUL]:
-            recipe = self.sampler.assembled(result.recipe, self.history)
+            recipe = self.sampler.assemble(result.recipe, self.history)
             if recipe not in latest(self.history):
                 longer.setdefault(
                     recipe, replace(result, recipe=recipe, rung=Rung.SCREENED, gate=None, slack=None)

@@ -59,7 +59,7 @@ def options(kind: type[Technique], components: Components = None) -> list[Techni
     return list(dict.fromkeys(option for option in made if option is not None))
 
 
-def fitted(technique: Technique, components: Components) -> Technique:
+def fit_targets(technique: Technique, components: Components) -> Technique:
     """Return the technique with its targets limited to the model's, written in the shortest way."""
     kind = type(technique)
     if components is None or technique.targets == kind.declared.default_targets:
@@ -160,7 +160,7 @@ class Space:
             components: that the model has; None if unknown.
         """
         space = cls(objective, judges=judges, components=components, _why_not=why_not)
-        reported = tuple(fitted(option, components) for option in reported)
+        reported = tuple(fit_targets(option, components) for option in reported)
         for kind in TECHNIQUES.values():
             if kind.name in objective.without:
                 space.cut[kind.name] = "--without"
