@@ -30,6 +30,8 @@ WITH_GPU = "--open-gpu"
 """Makes a worker create its context on the GPU before it is told what to load."""
 TEMPLATE = "--template"
 """Makes a process fork workers as it is ordered on its standard input, a socket; the model's name follows."""
+_NO_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Lets libraries ask PyTorch for a GPU while they are imported, without a call of CUDA, which no fork survives."""
 _GRACE_S = 5.0
 
 
@@ -92,7 +94,7 @@ class Template:
         began = time.monotonic()
         orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            return cls(await start_async(command, {}, theirs.fileno()), orders, began)
+            return cls(await start_async(command, _NO_CUDA, theirs.fileno()), orders, began)
 
     @property
     def has_ended(self) -> bool:

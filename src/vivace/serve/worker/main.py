@@ -141,10 +141,12 @@ def main() -> None:
 
 
 def _import_libraries() -> None:
+    from vivace.benchmark.rounds.driver import without_cuda_init
+
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
-    with quiet():
+    with quiet(), without_cuda_init():
         import diffusers.pipelines.pipeline_utils  # noqa: F401
         import transformers.modeling_utils  # noqa: F401
     gc.freeze()
@@ -156,10 +158,11 @@ def _import_model(name: str) -> None:
     import diffusers
     import transformers
 
+    from vivace.benchmark.rounds.driver import without_cuda_init
     from vivace.models.find import find_model
     from vivace.models.repository import read_index
 
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), quiet(), without_cuda_init():
         located = find_model(name)
         getattr(diffusers, located.pipeline)
         for entry in read_index(located.folder, name).values() if located.folder is not None else ():
