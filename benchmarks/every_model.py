@@ -20,6 +20,7 @@ import click
 import vivace
 from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.record_files import read_list, write_records, write_text
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.rounds import planned
 from vivace.benchmark.rounds.runner import ask_environment
@@ -30,7 +31,6 @@ from vivace.foundation.spec.workload import TextMode
 from vivace.models.find import SYNTHETIC, synthetic_names
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
 
 RECORD = Path(__file__).parents[1] / "results" / "every-model.json"
 RECIPES = ("baseline", "compile")

@@ -33,6 +33,7 @@ import click
 import vivace
 from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
+from vivace.answers.formatting import seconds
 from vivace.benchmark.rounds.worker import import_all
 from vivace.errors import StoreError, VivaceError
 from vivace.foundation.spec.environment import Environment
@@ -41,7 +42,6 @@ from vivace.machinery.lora.layer_names import named_layers
 from vivace.machinery.technique import attribute_of
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
-from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
 

@@ -28,6 +28,7 @@ import click
 
 from benchmarks.command import run
 from benchmarks.record_files import read_lines
+from vivace.answers.formatting import seconds
 from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.architectures.components import Architecture
 from vivace.benchmark.rounds.round import OpenTrial
@@ -44,7 +45,6 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"

@@ -8,13 +8,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from vivace.benchmark.load_testing.load_report import render
+from vivace.answers.formatting import seconds
+from vivace.answers.terminal import table_lines
+from vivace.benchmark.load_testing.load_answer import loads_table
 from vivace.benchmark.load_testing.load_rows import DONE, LoadRow
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.stats import median_interval, speedup
 from vivace.foundation.stats.intervals import Interval
-from vivace.report.summary import seconds
 
 Part = Literal["ready", "pairs", "loads", "loras", "replicas"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -107,7 +108,7 @@ def _loads(row: ServingRow) -> list[str]:
     added = median_interval([added_ms(row.loads[0])])
     others = median_interval([added_ms(row.loads[0], (*_WORKER, "encode"))])
     line = f"HTTP adds {_text(added)} ms to an image, one client; {_text(others)} without encoding"
-    return [line, *render(row.loads, "table").splitlines()]
+    return [line, *(line for line, _ in table_lines(loads_table(row.loads)))]
 
 
 def _loras(row: ServingRow) -> list[str]:

@@ -34,6 +34,7 @@ import click
 import vivace
 from benchmarks.command import record_on, run
 from benchmarks.record_files import read_lines
+from vivace.answers.formatting import seconds
 from vivace.benchmark.rounds.worker import import_all
 from vivace.errors import StoreError, UsageError, VivaceError
 from vivace.foundation.spec.environment import Environment
@@ -44,7 +45,6 @@ from vivace.measure.accelerator import synchronise
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds
 from vivace.runtime.embeddings import encode
 from vivace.runtime.session import Session
 

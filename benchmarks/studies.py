@@ -38,6 +38,7 @@ from benchmarks.study_groups import (
     record_file,
     record_of,
 )
+from vivace.answers.formatting import seconds
 from vivace.benchmark import RunSettings, Timing, studies
 from vivace.benchmark.rounds.schedule import SITTING_S
 from vivace.benchmark.store import Store
@@ -49,7 +50,6 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.report.summary import seconds
 from vivace.techniques.compile import Compile
 
 CACHED_S = 25.0

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.record_files import write_text
 from benchmarks.study_groups import RESULTS
+from vivace.answers.formatting import seconds
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
 from vivace.cli.display.phases import Phases
@@ -27,7 +28,6 @@ from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.study_file import read_study
 from vivace.foundation.spec.profiling import OperatorTime, Profile
 from vivace.foundation.untrusted.files import read_text, reading
-from vivace.report.summary import seconds
 
 STUDY = "002"
 RECORD = RESULTS / f"study-{STUDY}-profiles.jsonl"

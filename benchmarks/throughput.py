@@ -25,13 +25,13 @@ from benchmarks.command import Measuring, measures, run
 from benchmarks.fused_models import RECIPES
 from benchmarks.record_files import read_list, write_records
 from benchmarks.technique_cases import RESULTS
+from vivace.answers.formatting import size
 from vivace.benchmark import studies
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.report.summary import size
 
 BATCHES = (1, 2, 4, 8, 16)
 _UNET = "fused(fp8, convolutions=fp8)@denoiser,vae+cuda_graph@denoiser,text_encoder{},vae+gpu_postprocess"

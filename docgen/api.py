@@ -14,7 +14,7 @@ from vivace.foundation.spec.profiling import OperatorTime, Profile
 from vivace.foundation.spec.study import QualityRequest, WorkloadRequest
 from vivace.foundation.stats.sequential import Decision
 from vivace.report.latency import Latency
-from vivace.report.profile_tables import ProfileChange
+from vivace.report.profile_answer import ProfileChange
 from vivace.report.rows import Row
 
 _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
@@ -40,7 +40,7 @@ _GROUPS: dict[str, tuple[tuple[str, Any], ...]] = {
         ("vivace.Profiled", vivace.Profiled),
         ("vivace.foundation.spec.profiling.Profile", Profile),
         ("vivace.foundation.spec.profiling.OperatorTime", OperatorTime),
-        ("vivace.report.profile_tables.ProfileChange", ProfileChange),
+        ("vivace.report.profile_answer.ProfileChange", ProfileChange),
     ),
     "Choose a recipe": (
         *((f"vivace.{name}", getattr(vivace, name)) for name in ("recommend", "Recommendation")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from vivace.report.text_table import markdown_lines
+from vivace.answers.markdown import markdown_lines
 
 _NUMBERS = ("steps", "images", "SSIM", "PSNR dB, worst")
 

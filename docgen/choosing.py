@@ -20,11 +20,11 @@ from docgen.several_gpus import soonest
 from docgen.skipped_work import skipping_of
 from docgen.step_curves import Against, Family, Point, families
 from docgen.technique_lines import Line, lines_of, waits_for_changed_cpu
+from vivace.answers.formatting import ratio, size
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Gate, Verdict
 from vivace.report.rows import Row
-from vivace.report.summary import ratio, size
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)

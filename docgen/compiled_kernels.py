@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vivace.report.text_table import markdown_lines
+from vivace.answers.markdown import markdown_lines
 
 _MEASURED = "9.0"
 

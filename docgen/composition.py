@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.composition.recipes import MODELS, legal_pairs, named_recipes, refusing_pairs
 from tests.composition.run import EXACT_LEAST_DB, STATED, WORST_MEMBER_DB, complaints, read, still_exists
-from vivace.report.text_table import markdown_lines
+from vivace.answers.markdown import markdown_lines
 from vivace.techniques import TECHNIQUES
 
 _SYMBOLS = {"measured": "✓", "unsupported": "u", "no_effect": "n"}

@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks import lora, sizes
 from benchmarks.command import record_on
+from vivace.answers.formatting import seconds
+from vivace.answers.markdown import markdown_lines
 from vivace.foundation.stats import median_interval
-from vivace.report.summary import seconds
-from vivace.report.text_table import markdown_lines
 
 END = "<!-- end -->"
 _CLOCKS = {

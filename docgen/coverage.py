@@ -12,13 +12,13 @@ from benchmarks import against_itself, command_coverage
 from benchmarks.command_coverage import FAIL_IF, SLOWDOWNS
 from benchmarks.coverage import ROUNDS
 from benchmarks.noises import NOISES, PROCESS_SDS
+from vivace.answers.markdown import markdown_lines
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, MOST_BETWEEN
 from vivace.foundation.stats import DEFAULT_SPREAD, Verdict
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, FALSE_DIFFERENCE, FALSE_SAME, looks
 from vivace.foundation.stats.verdicts import ONE_ROUND_MARGIN, SAME_WITHIN, SURE
 from vivace.report.host import LEAST_CPU_SHARE
-from vivace.report.text_table import markdown_lines
 
 Case = dict[str, Any]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.energy import Row, read_rows
 from benchmarks.energy_cases import CASES, SHAPES, Case
 from benchmarks.technique_records import read_records
+from vivace.answers.formatting import plus_minus, size
+from vivace.answers.markdown import markdown_lines
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import rows_of
-from vivace.report.summary import plus_minus, size
-from vivace.report.text_table import markdown_lines
 
 WHOLE = {
     "flux-fused-one-run.json": "FLUX.1 [dev], 28",

@@ -21,6 +21,8 @@ from benchmarks.committed_tables import APART as BESIDE_NONE
 from benchmarks.committed_tables import ENCODED_BEFORE as WITHOUT_ENCODERS
 from benchmarks.committed_tables import gain_apart
 from benchmarks.technique_cases import RESULTS
+from vivace.answers.formatting import ratio, seconds, size
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
@@ -32,8 +34,6 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import ratio, seconds, size
-from vivace.report.text_table import markdown_lines
 
 HEADINGS = (
     "model", "card", "steps", "baseline", "peak", "fastest known", "s/image", "speed-up [95 % interval]", "peak",

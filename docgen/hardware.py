@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.block_formats import RECORD
 from docgen import block_formats, memory_caps
 from docgen.compiled_kernels import CompiledKernels
+from vivace.answers.markdown import markdown_lines
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.standing import records_by_choice
@@ -17,7 +18,6 @@ from vivace.evidence.tables import EvidenceTable, Kind
 from vivace.foundation.hardware import CHIPS, Chip
 from vivace.machinery.technique import Arithmetic, Machine
 from vivace.recipes.describe import choices, states, variants
-from vivace.report.text_table import markdown_lines
 from vivace.techniques import TECHNIQUES
 
 _GPUS = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import FAMILIES
 from vivace.evidence.lint.check import RULES
 from vivace.evidence.lint.columns import SYNONYMS
-from vivace.report.text_table import markdown_lines
 
 _TEXT = """{note}
 # Checking tables

@@ -14,6 +14,8 @@ from benchmarks.every_model import plan_file, read_records
 from benchmarks.overhead import ratios, read_cases
 from docgen import fastest
 from docgen.fastest import Measurement
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE
@@ -21,8 +23,6 @@ from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import ONE_ROUND_MARGIN, median_interval
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS, Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
-from vivace.report.text_table import markdown_lines
 
 _HEADINGS = (
     "model", "size", "steps, guidance", "recipe", "s/image", "speed-up [95 % interval]", "GPU busy", "model memory",

@@ -19,6 +19,7 @@ from typing import Any
 
 from PIL import Image
 
+from vivace.answers.page import page_of
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import ImageFigures, QualityPass
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
@@ -26,7 +27,7 @@ from vivace.foundation.spec.trial import Model, Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.recipes.resolve import resolve
 from vivace.report import rows_of
-from vivace.report.page import Section, render_page
+from vivace.report.run_answer import answer_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 RECORD = DOCS.parent / "results" / "demo-cpu.json"
@@ -52,7 +53,7 @@ def page() -> str:
         assert (row_json["quality"] or {}).get("verdict") == stored_row["quality"]["verdict"], stored_row[
             "recipe"
         ]
-    return render_page([Section(COMMAND, "", tuple(rows))], lambda sha256: None)
+    return page_of(answer_of(rows, command="demo", reproduce=COMMAND))
 
 
 def _record(row: dict[str, Any]) -> Record:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.markdown import markdown_lines
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.report.text_table import markdown_lines
 
 WITNESSES = (
     "match",

@@ -9,8 +9,8 @@ from typing import Any
 
 from docgen import fastest
 from docgen.fastest import Measurement
+from vivace.answers.formatting import clock, plus_minus, ratio, seconds, size
 from vivace.foundation.stats import Interval
-from vivace.report.summary import clock, plus_minus, ratio, seconds, size
 
 DEMO, FASTEST, TUNED = "<!-- table demo -->", "<!-- table fastest -->", "<!-- table tuned -->"
 END = "<!-- end -->"

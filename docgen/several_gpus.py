@@ -19,12 +19,12 @@ from benchmarks.several_gpus import (
 from benchmarks.step_profile import Profile
 from benchmarks.technique_records import read_records
 from docgen.models_measured import conditions_of
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
+from vivace.answers.markdown import markdown_lines
 from vivace.foundation.spec.record import Record
 from vivace.foundation.stats import Interval, speedup
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
-from vivace.report.text_table import markdown_lines
 
 _HEADINGS = (
     "model", "recipe", "GPUs", "s/image", "speed-up over one GPU [95 % interval]", "target", "memory of the first GPU",

@@ -20,12 +20,12 @@ from benchmarks.technique_cases import baseline, full_length
 from benchmarks.technique_records import key_of, read_records, rows_with_baselines
 from docgen.models_measured import conditions_of
 from docgen.techniques_measured import cpu_notes
+from vivace.answers.formatting import plus_minus, ratio, seconds
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval, learn_spread, speedup
 from vivace.report.rows import Row
-from vivace.report.summary import plus_minus, ratio, seconds
-from vivace.report.text_table import markdown_lines
 
 LIMIT = 0.05
 """Share of a step that a skipped step may cost beyond what it computes."""

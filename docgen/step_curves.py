@@ -14,12 +14,12 @@ from benchmarks.step_cases import Case, read_cases, rows_with_quality
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, record_file
 from docgen import curve_plot
 from docgen.models_measured import conditions_of
+from vivace.answers.formatting import ratio
+from vivace.answers.markdown import markdown_lines
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval, mean_interval
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row
-from vivace.report.summary import ratio
-from vivace.report.text_table import markdown_lines
 from vivace.techniques import TECHNIQUES
 
 _HEADINGS = (

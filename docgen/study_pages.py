@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -12,13 +12,14 @@ from benchmarks import study_profiles
 from benchmarks.study_groups import RESULTS, all_sittings, record_file
 from docgen.models_measured import describe_environment
 from docgen.study_profiles import lines as profiles_of
+from vivace.answers.formatting import ratio, seconds, size
+from vivace.answers.markdown import markdown_lines, table_markdown
 from vivace.evidence.studies.claims import tally
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.judging import SpeedUp
 from vivace.evidence.studies.runs import StudyRun
 from vivace.evidence.studies.sittings import Sitting, by_device, rounds_of, run_of
 from vivace.evidence.studies.study_columns import FIGURES, Published
-from vivace.evidence.studies.usage import usage_table
 from vivace.evidence.studies.view import (
     ComparedCell,
     PartView,
@@ -33,8 +34,7 @@ from vivace.evidence.studies.view import (
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS
-from vivace.report.summary import ratio, seconds, size
-from vivace.report.text_table import markdown_lines
+from vivace.report.usage import no_limit, usage_table
 
 _MEMORY = ("model_memory", "peak_memory")
 _SHORT = {"NVIDIA H200": "H200", "NVIDIA H100 80GB HBM3": "H100"}
@@ -288,14 +288,16 @@ def _remarks(view: PartView) -> Iterator[str]:
 
 def _card(view: PartView) -> Iterator[str]:
     """Yield the table of what the rows took of the GPU: distance from its limit, energy, clocks, hours of it."""
-    usage = usage_table(view)
+    measured = [entry for row in view.rows for entry in row.labelled]
+    usage = usage_table([(_shortened(label), row) for label, row in measured])
     if not usage.rows:
         return
     yield "<details><summary>Distance from the limit, energy, clocks, GPU hours</summary>\n"
-    table = usage.as_text()
-    yield from replace(table, rows=[(_shortened(label), *cells) for label, *cells in table.rows]).markdown()
+    yield from table_markdown(usage)
     yield ""
-    yield from (f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in usage.reasons)
+    yield from (
+        f"- {markdown_cell(f'{_shortened(labels)}: {reason}')}" for labels, reason in no_limit(measured)
+    )
     yield "\n</details>\n"
 
 

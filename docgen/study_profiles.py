@@ -7,10 +7,11 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.study_profiles import OTHERS, is_of, read_profiles, runs
+from vivace.answers.formatting import seconds
+from vivace.answers.markdown import section_lines, table_markdown
 from vivace.foundation.spec.profiling import Profile, Share
 from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
-from vivace.report.profile_tables import changes_text, sections
-from vivace.report.summary import seconds
+from vivace.report.profile_answer import answer_of, tables_of
 
 TOP = 10
 _FAMILIES = ("GEMM", "convolution", "attention", "norm", "elementwise", "copy")
@@ -46,8 +47,8 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
     for label, profile in by_label.items():
         yield f"<details><summary>{escape(label)}: operators, components, gaps, waits, memory</summary>\n"
         yield f"{markdown_code_cell(profile.trial.title)}, {profile.num_denoiser_calls} denoiser calls\n"
-        for section in sections(profile, TOP):
-            yield from (f"**{section.title}**\n", *section.table.markdown(), "")
+        for table in tables_of(profile, TOP):
+            yield from (f"**{table.title}**\n", *table_markdown(table), "")
         yield from (f"- {markdown_cell(warning)}" for warning in profile.warnings)
         yield "\n</details>\n"
     for device in dict.fromkeys(map(_device, by_label.values())):
@@ -56,8 +57,8 @@ def lines(record: Path, *, tiny: bool = False) -> Iterator[str]:
             continue
         (first, before), *_, (last, after) = there
         yield f"<details><summary>{escape(first)} against {escape(last)}, on {escape(device)}</summary>\n"
-        text = changes_text(_named(before), _named(after), "md", TOP)
-        yield text.replace("### ", "**").replace("\n\n|", "**\n\n|")
+        for section in answer_of(_named(after), _named(before), TOP).sections:
+            yield from section_lines(section)
         yield "\n</details>\n"
     yield f"Made by `python -m benchmarks.study_profiles` ([record](../../results/{record.name})).\n"
 

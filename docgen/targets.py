@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.technique_records import read_records
+from vivace.answers.formatting import plus_minus, size
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
 from vivace.foundation.stats import Interval, median_interval
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.report.summary import plus_minus, size
-from vivace.report.text_table import markdown_lines
 
 H200 = "H200"
 FILES = (

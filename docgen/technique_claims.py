@@ -11,7 +11,7 @@ from benchmarks.technique_cases import (
     recipe_of,
 )
 from docgen.technique_lines import Line
-from vivace.report.summary import ratio
+from vivace.answers.formatting import ratio
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 
+from vivace.answers.markdown import markdown_lines
 from vivace.recipes.describe import describe
-from vivace.report.text_table import markdown_lines
 from vivace.techniques import ALIASES, TECHNIQUES
 
 

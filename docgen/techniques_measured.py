@@ -20,14 +20,14 @@ from benchmarks.technique_records import by_gpu, key_of, num_timed, read_records
 from docgen.models_measured import conditions_of
 from docgen.technique_claims import claims
 from docgen.technique_lines import Line, best_lines, has_interval, lines_of, measured_lines
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
+from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Verdict
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import plus_minus, ratio, seconds, size
-from vivace.report.text_table import markdown_lines
 
 _HEADINGS = (
     "recipe", "s/image", "steps timed", "speed-up [95 % interval]", "verdict", "GPU busy", "model memory",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.technique_records import read_records
 from benchmarks.throughput import FASTEST
+from vivace.answers.formatting import size
+from vivace.answers.markdown import markdown_lines
 from vivace.models.find import SYNTHETIC
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import size
-from vivace.report.text_table import markdown_lines
 
 HEADINGS = (
     "model, steps, guidance",

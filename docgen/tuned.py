@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from docgen.fastest import all_measurements, fastest_known
-from vivace.report.summary import clock, seconds, size
-from vivace.report.text_table import markdown_lines
+from vivace.answers.formatting import clock, seconds, size
+from vivace.answers.markdown import markdown_lines
 
 START, END = "<!-- tuned -->", "<!-- end of tuned -->"
 _NONE_YET = "No search is recorded yet."

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.record_files import read_list
 from benchmarks.tuner_runs import GROUPS, Group, Picks, TunerRun, in_words, picks_beside, shares_of_best
-from vivace.report.text_table import markdown_lines
+from vivace.answers.markdown import markdown_lines
 
 START, END = "<!-- runs -->", "<!-- end of runs -->"
 _NONE_YET = "No runs are recorded yet."

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vivace.report.text_table import markdown_lines
+from vivace.answers.markdown import markdown_lines
 
 START, END = "<!-- replay -->", "<!-- end -->"
 _GOAL = 0.02

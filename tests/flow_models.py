@@ -36,6 +36,7 @@ MODELS = (
     "chroma1-hd",
     "ernie-image",
     "ideogram-4",
+    "ovis-image-7b",
 )
 EDITING = ("flux-kontext", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511")
 """Models that edit an image, of the same transformers or FLUX.1's."""

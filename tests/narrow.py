@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_model
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.entry import Entry
 from vivace.architectures.family import Family
 from vivace.architectures.flux import FLUX
@@ -81,7 +81,7 @@ _READS_FIXED_LAYERS = ("FLUX.2", "Krea 2", "Ideogram 4")
 """Families whose pipelines read the states of some layers of a language model, the last of them the 27th to 35th."""
 
 
-def network(model: str, name: str = "transformer") -> Component:
+def network(model: str, name: str = "transformer") -> ComponentConfig:
     """Return one of the networks of a published model."""
     return ARCHITECTURES[model].components[name]
 
@@ -92,7 +92,7 @@ def _family(name: str) -> Family:
     return family
 
 
-def _narrow_denoiser(name: str, unet: Component) -> dict[str, Any]:
+def _narrow_denoiser(name: str, unet: ComponentConfig) -> dict[str, Any]:
     if _family(name).narrow:
         return dict(_family(name).narrow)
     if "addition_embed_type" not in unet.config:
@@ -106,7 +106,7 @@ def _narrow_denoiser(name: str, unet: Component) -> dict[str, Any]:
     }
 
 
-def _narrow_language_model(component: Component) -> dict[str, Any]:
+def _narrow_language_model(component: ComponentConfig) -> dict[str, Any]:
     """Return the arguments with another language model and, of one that sees, a vision tower of one layer."""
     config, is_qwen25 = component.config, component.class_name.startswith("Qwen2_5")
     if "text_config" not in config:
@@ -139,7 +139,7 @@ def _is_denoiser(part: str) -> bool:
     return part == "unet" or part.endswith("transformer")
 
 
-def _few_blocks(name: str, part: str, component: Component) -> dict[str, Any]:
+def _few_blocks(name: str, part: str, component: ComponentConfig) -> dict[str, Any]:
     if _is_denoiser(part):
         few = dict(_family(name).few_blocks) or {"layers_per_block": 1}
         if "transformer_layers_per_block" in component.config:

@@ -12,6 +12,7 @@ from docgen import fastest, readme
 from docgen.choosing import FULL_SIZE
 from docgen.fastest import Measurement, all_measurements, fastest_known
 from docgen.targets import TARGETS, fastest_of
+from vivace.answers.formatting import seconds
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, StoreError
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
@@ -19,7 +20,6 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
-from vivace.report.summary import seconds
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.targets import target_of
+from vivace.architectures.entry import few_steps_of
 from vivace.errors import RecipeError
 from vivace.machinery.technique import Component, Machine, Target
 from vivace.recipes.resolve import resolve
@@ -220,7 +221,6 @@ def works_alone(recipe: str, model: str) -> bool:
 
 @functools.cache
 def _target(model: str) -> Target:
-    from vivace.machinery.lora.distillations import distillations
     from vivace.models import find_model, load_pipeline
 
     located = find_model(model)
@@ -228,7 +228,7 @@ def _target(model: str) -> Target:
         machine=_MACHINE,
         pipe=load_pipeline(located, "cpu"),
         load_tiny_vae=lambda: None,
-        distillations=distillations(located.entry),
+        distillations=few_steps_of(located.entry),
     )
 
 

@@ -41,6 +41,13 @@ GUARDED = {
         "signal.SIGKILL",
         "select.poll",
     },
+    "foundation/processes/template.py": {
+        "os.fork",
+        "os.setsid",
+        "os.waitpid",
+        "signal.SIGCHLD",
+        "signal.pthread_sigmask",
+    },
     "foundation/processes/system.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
     "serve/queue/image_folder.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},

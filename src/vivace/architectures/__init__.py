@@ -27,6 +27,7 @@ from vivace.architectures.flux2 import FLUX2
 from vivace.architectures.ideogram4 import IDEOGRAM4
 from vivace.architectures.krea2 import KREA2
 from vivace.architectures.longcat_image import LONGCAT_IMAGE
+from vivace.architectures.ovis_image import OVIS_IMAGE
 from vivace.architectures.qwen_image import QWEN_IMAGE
 from vivace.architectures.qwen_image21 import QWEN_IMAGE21
 from vivace.architectures.sana import SANA
@@ -64,6 +65,7 @@ FAMILIES: tuple[Family, ...] = (
     CHROMA,
     ERNIE_IMAGE,
     IDEOGRAM4,
+    OVIS_IMAGE,
 )
 
 

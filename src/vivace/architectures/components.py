@@ -20,7 +20,7 @@ from vivace.foundation.spec.base import Spec
 Library = Literal["diffusers", "transformers"]
 
 
-class Component(Spec):
+class ComponentConfig(Spec):
     """A class of diffusers or transformers and its constructor arguments (lists, since JSON has no tuples)."""
 
     library: Library
@@ -39,10 +39,10 @@ class Architecture(Spec):
 
     name: str
     pipeline: str
-    components: dict[str, Component]
+    components: dict[str, ComponentConfig]
     text_lengths: dict[str, int]
-    scheduler: Component
-    tiny_vae: Component | None
+    scheduler: ComponentConfig
+    tiny_vae: ComponentConfig | None
     height: int
     width: int
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -51,10 +51,10 @@ class Architecture(Spec):
     def of(
         cls,
         entry: Entry,
-        components: dict[str, Component],
-        scheduler: Component,
+        components: dict[str, ComponentConfig],
+        scheduler: ComponentConfig,
         text_lengths: dict[str, int],
-        tiny_vae: Component | None = None,
+        tiny_vae: ComponentConfig | None = None,
         **arguments: Any,
     ) -> Architecture:
         """Return the architecture of a model of the catalogue, whose name, pipeline and size it has."""
@@ -88,16 +88,16 @@ class Architecture(Spec):
         return self.model_copy(update={"components": components})
 
 
-def replaced(component: Component, **config: Any) -> Component:
+def replaced(component: ComponentConfig, **config: Any) -> ComponentConfig:
     return component.model_copy(update={"config": component.config | config})
 
 
-def of_diffusers(class_name: str, **config: Any) -> Component:
-    return Component(library="diffusers", class_name=class_name, config=config)
+def of_diffusers(class_name: str, **config: Any) -> ComponentConfig:
+    return ComponentConfig(library="diffusers", class_name=class_name, config=config)
 
 
-def of_transformers(class_name: str, **config: Any) -> Component:
-    return Component(library="transformers", class_name=class_name, config=config)
+def of_transformers(class_name: str, **config: Any) -> ComponentConfig:
+    return ComponentConfig(library="transformers", class_name=class_name, config=config)
 
 
 # The published eos_token_id of 2 is a mistake that must be kept: with it, the pooled vector is taken at the highest id,

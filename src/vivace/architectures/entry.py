@@ -62,9 +62,12 @@ class SamplerEntry(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA for inference in few steps; fields as in `vivace.machinery.technique.technique.Distillation`.
+    """A LoRA that makes a model draw in few steps, and its intended use.
 
     lora: one file on the hub, or the path of an embedded file below models/weights.
+    steps: the numbers of steps that it was made for, the usual one first.
+    scale: the weight of the LoRA.
+    call: further arguments of the pipeline's call that it was made for.
     """
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"]
@@ -74,6 +77,12 @@ class FewSteps(Spec):
     scheduler: SamplerEntry
     scale: float = 1.0
     call: dict[str, Any] = Field(default={})
+
+    @property
+    def where(self) -> str:
+        """The file, for the Record."""
+        lora = self.lora
+        return lora if isinstance(lora, str) else f"{lora.repo}/{lora.files[0]}@{lora.revision}"
 
 
 class Entry(Spec):
@@ -123,6 +132,11 @@ class Entry(Spec):
         keys = ("max_sequence_length", "clip_skip")
         own = {key: value for key in keys if (value := getattr(self, key)) is not None}
         return own | self.arguments
+
+
+def few_steps_of(entry: Entry | None) -> tuple[FewSteps, ...]:
+    """Return the few-step LoRAs that are known for a model; none without an entry."""
+    return () if entry is None else entry.few_steps
 
 
 def embedded_entry(**own: Any) -> Entry:

@@ -16,7 +16,7 @@ from vivace.architectures.components import (
     T5_XXL,
     TAEF1,
     Architecture,
-    Component,
+    ComponentConfig,
     of_diffusers,
 )
 from vivace.architectures.entry import (
@@ -115,7 +115,12 @@ def _few_steps() -> tuple[FewSteps, ...]:
 
 
 def _published(
-    entry: Entry, transformer: Component, sampler: Component, title: str, labels: str, step_flop: int
+    entry: Entry,
+    transformer: ComponentConfig,
+    sampler: ComponentConfig,
+    title: str,
+    labels: str,
+    step_flop: int,
 ) -> PublishedModel:
     text_length = entry.max_sequence_length
     assert text_length is not None

@@ -15,7 +15,7 @@ from vivace.architectures.components import (
     QWEN3,
     QWEN3_4B,
     Architecture,
-    Component,
+    ComponentConfig,
     of_diffusers,
     of_transformers,
     rope,
@@ -122,8 +122,8 @@ _TURBO = FewSteps(
 
 def _published(
     entry: Entry,
-    transformer: Component,
-    text_encoder: Component,
+    transformer: ComponentConfig,
+    text_encoder: ComponentConfig,
     title: str,
     labels: str,
     step_flop: int,
@@ -136,8 +136,8 @@ def _published(
 
 def _klein(
     size: str,
-    transformer: Component,
-    text_encoder: Component,
+    transformer: ComponentConfig,
+    text_encoder: ComponentConfig,
     step_flop: int,
     download_bytes: int,
     **own: Any,

@@ -199,4 +199,5 @@ IDEOGRAM4 = Family(
         grid=_grid,
         text=None,
     ),
+    fused="ideogram4",
 )

@@ -8,7 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import Architecture, Component, of_diffusers, of_transformers, replaced
+from vivace.architectures.components import (
+    Architecture,
+    ComponentConfig,
+    of_diffusers,
+    of_transformers,
+    replaced,
+)
 from vivace.architectures.entry import Entry, Hub
 from vivace.architectures.family import (
     Arguments,
@@ -108,8 +114,8 @@ _SCM = of_diffusers("SCMScheduler")
 
 def _published(
     name: str,
-    transformer: Component,
-    sampler: Component,
+    transformer: ComponentConfig,
+    sampler: ComponentConfig,
     title: str,
     labels: str,
     step_flop: int,

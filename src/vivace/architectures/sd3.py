@@ -16,7 +16,7 @@ from vivace.architectures.components import (
     T5_XXL,
     TAEF1,
     Architecture,
-    Component,
+    ComponentConfig,
     of_diffusers,
     replaced,
 )
@@ -106,7 +106,7 @@ _SHIFTED = of_diffusers(FLOW, shift=3.0)
 def _published(
     name: str,
     title: str,
-    transformer: Component,
+    transformer: ComponentConfig,
     *,
     parameters: str,
     labels: str,

@@ -22,7 +22,7 @@ from vivace.architectures.components import (
     OPEN_CLIP_BIGG,
     TAESD,
     Architecture,
-    Component,
+    ComponentConfig,
     of_diffusers,
     replaced,
 )
@@ -220,9 +220,9 @@ def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
 
 def _published(
     entry: Entry,
-    parts: dict[str, Component],
-    scheduler: Component,
-    tiny_vae: Component = TAESD,
+    parts: dict[str, ComponentConfig],
+    scheduler: ComponentConfig,
+    tiny_vae: ComponentConfig = TAESD,
     title: str = "",
     labels: str = "",
     step_flop: int = 0,
@@ -248,9 +248,9 @@ def _sdxl_base(**parts: Any) -> Hub:
 def _sdxl(
     name: str,
     summary: str,
-    sampler: Component,
-    unet: Component = _SDXL_UNET,
-    vae: Component = _SDXL_VAE,
+    sampler: ComponentConfig,
+    unet: ComponentConfig = _SDXL_UNET,
+    vae: ComponentConfig = _SDXL_VAE,
     counted: dict[str, Any] | None = None,
     **own: Any,
 ) -> PublishedModel:

@@ -29,8 +29,8 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 from vivace.report.machine_speed import moves_of, steady_seconds
-from vivace.report.page import Section, in_notebook, render_page
 from vivace.report.rows import Row, rows_of
+from vivace.report.run_answer import answer_of
 from vivace.runtime.workloads import default_threads
 
 DEFAULT_MAX_MINUTES = 60.0
@@ -66,10 +66,10 @@ class Paired:
 
     def _repr_html_(self) -> str:
         """Return the table and the charts for notebooks."""
+        from vivace.answers.page import in_notebook, page_of
+
         started = self.records[0].rounds[0].started_at
-        return in_notebook(
-            render_page([Section("vivace.compare", started, tuple(self.rows))], lambda sha256: None)
-        )
+        return in_notebook(page_of(answer_of(self.rows, command="compare", started_at=started)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as `vivace compare --format json` prints it."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+from vivace.answers.data import dataframe
+from vivace.answers.terminal import text_of
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.rounds.worker_requests import ProfileRequest, ask
 from vivace.benchmark.store.images import save_sources
@@ -19,9 +21,7 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
-from vivace.report.dataframe import dataframe
-from vivace.report.page import in_notebook
-from vivace.report.profile_tables import ProfileChange, changes, profile_text, table_rows
+from vivace.report.profile_answer import ProfileChange, answer_of, changes, table_rows
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
 
@@ -54,10 +54,12 @@ class Profiled:
 
     def _repr_html_(self) -> str:
         """Return the tables for notebooks."""
-        return in_notebook(str(self))
+        from vivace.answers.page import in_notebook, page_of
+
+        return in_notebook(page_of(answer_of(self.profile)))
 
     def __str__(self) -> str:
-        return profile_text(self.profile, "table")
+        return text_of(answer_of(self.profile))
 
 
 def profile(

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.answer import Answer
+from vivace.answers.data import dataframe
+from vivace.answers.markdown import markdown_of
 from vivace.benchmark.rounds.planned import Planned
-from vivace.benchmark.run_page import page_of
 from vivace.benchmark.store.compared import Compared as Compared
+from vivace.benchmark.stored_answer import answer_of_stores, joined, reader, svg_files
 from vivace.errors import StoreError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.study import Study
-from vivace.report.charts import charts
-from vivace.report.dataframe import dataframe
-from vivace.report.page import in_notebook
-from vivace.report.rows import Row
-from vivace.report.summary import summary
-from vivace.report.table import csv_row, render
+from vivace.report.csv_rows import csv_row
+from vivace.report.rows import Row, priced
+from vivace.report.run_answer import answer_of
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,38 @@ class Run:
         """
         return dataframe(self.to_dicts(limits))
 
+    def answer(self, limits: Limits = DEFAULT_LIMITS, price_per_hour: float | None = None) -> Answer:
+        """Return the run as an answer, a part for each comparison if there are several.
+
+        Args:
+            price_per_hour: of the machine, to show what images cost.
+        """
+        read = reader([self.store])
+        parts = [
+            answer_of(priced(compared.rows(limits), price_per_hour), read=read)
+            for compared in self.comparisons
+            if compared.records
+        ]
+        return joined(parts, "bench")
+
     def page(self, limits: Limits = DEFAULT_LIMITS) -> str:
         """Return the page of the run's store as HTML: tables, charts and images in one file that needs no network."""
-        return page_of([self.store], limits)
+        from vivace.answers.page import page_of
+
+        return page_of(answer_of_stores([self.store], limits))
 
     def charts(self, limits: Limits = DEFAULT_LIMITS) -> dict[str, str]:
         """Return the charts of all comparisons as SVG, by the names of their files."""
         files = {}
         for number, compared in enumerate(self.comparisons, 1):
-            for name, svg in charts(compared.rows(limits)).items():
+            for name, svg in svg_files(compared.rows(limits)).items():
                 files[name if len(self.comparisons) == 1 else f"{number}-{name}"] = svg
         return files
 
     def _repr_html_(self) -> str:
         """Return the tables, charts and images for notebooks; the tables alone where the store is gone."""
+        from vivace.answers.page import in_notebook
+
         try:
             return in_notebook(self.page())
         except StoreError:
@@ -88,5 +106,4 @@ class Run:
         return self.records[index]
 
     def __str__(self) -> str:
-        tables = [compared.rows() for compared in self.comparisons]
-        return "\n".join(f"{render(rows, 'md')}\n{summary(rows)}" for rows in tables if rows)
+        return markdown_of(self.answer())

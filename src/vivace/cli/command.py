@@ -263,9 +263,9 @@ def _with_best(settings: S) -> S:
         UsageError: there are several models, of which each has another.
     """
     values = dict(settings)
-    asked = {
-        name: values[name] for name in ("recipe", "recipes", "against", "start", "a", "b") if values.get(name)
-    }
+    names = ("recipe", "recipes", "against", "start", "a", "b")
+    # Of a server's rows, `against` is a file.
+    asked = {name: values[name] for name in names if isinstance(values.get(name), str | tuple | list)}
     if not any(
         BEST in text for value in asked.values() for text in ([value] if isinstance(value, str) else value)
     ):

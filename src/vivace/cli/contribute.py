@@ -34,9 +34,9 @@ def contribute(settings: ContributeCommand) -> int:
     \b
         vivace contribute --sign-off -o rtx-5070.json
     """
+    from vivace.answers.formatting import size
     from vivace.benchmark.store.contributing import contribution_of
     from vivace.foundation.spec.contribution import SIGN_OFF
-    from vivace.report.summary import size
 
     if not settings.sign_off:
         raise UsageError(f"give --sign-off to state: {SIGN_OFF}")

@@ -54,13 +54,13 @@ def doctor(settings: DoctorCommand) -> int:
     """
     import torch
 
+    from vivace.answers.formatting import size
     from vivace.foundation.processes.system import limitations
     from vivace.machinery.compilation.compiled_code import code_folder
     from vivace.measure.dtypes import probe_dtypes, slow_dtypes
     from vivace.measure.machine import choose_device, this_machine
     from vivace.measure.measured_ceilings import MEASURED
     from vivace.measure.this_environment import conditions, environment
-    from vivace.report.summary import size
 
     if settings.rerun and not settings.measure:
         raise click.UsageError("--rerun goes with --measure.")

@@ -147,10 +147,10 @@ def _draw(
     """Load the model, apply the recipe, and generate and save the images."""
     import torch
 
+    from vivace.answers.formatting import seconds
     from vivace.measure.machine import choose_device
     from vivace.models.controlnet import RANDOM
     from vivace.models.load import explained
-    from vivace.report.summary import seconds
     from vivace.runtime.finite_images import EmptyImageWarning, why_empty
 
     # The last bits of an image depend on the number of threads, so it is set and recorded.
@@ -209,7 +209,7 @@ def _draw(
 
 def _in_seconds(took: list[float]) -> str:
     """Describe the time of an image and of the first one, which may include compilation."""
-    from vivace.report.summary import seconds
+    from vivace.answers.formatting import seconds
 
     if len(took) == 1:
         return f"{seconds(took[0])} an image"

@@ -98,8 +98,8 @@ def _num_bytes(entry: Entry) -> int | None:
 
 def _where(entry: Entry, num_bytes: int | None) -> str:
     """Return where the weights come from, and their size."""
+    from vivace.answers.formatting import size
     from vivace.architectures.entry import Hub
-    from vivace.report.summary import size
 
     how_large = "" if num_bytes is None else f"{size(num_bytes)} "
     if isinstance(entry.origin, Hub):
@@ -112,8 +112,8 @@ def _where(entry: Entry, num_bytes: int | None) -> str:
 
 
 def _export(name: str, destination: Path, as_json: bool) -> int:
+    from vivace.answers.formatting import size
     from vivace.models.export_embedded import export
-    from vivace.report.summary import size
 
     done = export(name, destination)
     code = ["from diffusers import DiffusionPipeline", *done.python]

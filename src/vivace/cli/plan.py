@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
-
 from vivace.cli.card import CardMemory, card_of, parse_card
 from vivace.cli.command import AsJson, command
-from vivace.cli.display.plan_text import CardFit
+from vivace.cli.display.plan_answer import CardFit, answer_of
 from vivace.foundation.spec.settings import Argument, Batch, Option, Settings, Side, TaskName, read_by
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ def _plan(
 ) -> int:
     """Predict, look for what fits a card, and print both."""
     from vivace.cli.display.attempts import Attempts
-    from vivace.cli.display.plan_text import print_card, print_prediction
+    from vivace.cli.display.terminal import show
 
     with Attempts() as attempts:
         if weightless.note:
@@ -101,12 +98,8 @@ def _plan(
         predicted = _predicted(weightless, resolved, options, attempts)
         is_read()
         fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts, is_ranked)
-    if as_json:
-        click.echo(json.dumps(_facts(predicted, card, fit, chip), indent=2))
-        return 0
-    print_prediction(predicted, chip)
-    if card is not None:
-        print_card(predicted, card, fit)
+    answer = answer_of(predicted, card, fit, chip, _facts(predicted, card, fit, chip))
+    show(answer, "json" if as_json else "text")
     return 0
 
 

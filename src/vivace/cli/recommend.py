@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
-
-import click
 
 from vivace.cli.command import command
 from vivace.evidence.recommendation.criteria import Goal
@@ -64,7 +61,9 @@ def recommend(settings: RecommendCommand) -> int:
         vivace recommend sdxl --goal cost --price-per-hour 2.5 --format json
         vivace recommend tiny-sd --task inpaint
     """
+    from vivace.cli.display.terminal import show
     from vivace.evidence.recommendation import recommend as asked
+    from vivace.evidence.recommendation.recommend_answer import answer_of
 
     answer = asked(
         settings.model,
@@ -77,5 +76,5 @@ def recommend(settings: RecommendCommand) -> int:
         task=settings.task,
         store=list(settings.stores) or None,
     )
-    click.echo(json.dumps(answer.to_json(), indent=2) if settings.format_ == "json" else str(answer))
+    show(answer_of(answer), settings.format_)
     return 0

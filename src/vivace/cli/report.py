@@ -55,7 +55,9 @@ def report(settings: ReportCommand) -> int:
         vivace report -o page.html --charts charts
         vivace report --format csv -o rows.csv
     """
-    from vivace.benchmark.run_page import charts_of, page_of, tables_of
+    from vivace.answers.data import written
+    from vivace.answers.page import page_of
+    from vivace.benchmark.stored_answer import answer_of_stores, charts_of_stores
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
 
     if settings.title is not None and settings.format_ != "html":
@@ -66,18 +68,15 @@ def report(settings: ReportCommand) -> int:
         check_folder(settings.charts)
     used = settings.limits or DEFAULT_LIMITS
     is_page = settings.format_ == "html"
-    content = (
-        page_of(settings.stores, used, settings.price_per_hour, settings.title)
-        if is_page
-        else tables_of(settings.stores, settings.format_, used, settings.price_per_hour)
-    )
+    answer = answer_of_stores(settings.stores, used, settings.price_per_hour, settings.title)
+    content = page_of(answer) if is_page else written(answer, settings.format_)
     if is_standard_output(path) and not is_page:
         click.echo(content, nl=False)
     else:
         replace(path, content.encode())
         click.echo(path, err=is_standard_output(path))
     if settings.charts is not None:
-        for name, svg in charts_of(settings.stores, used, settings.price_per_hour).items():
+        for name, svg in charts_of_stores(settings.stores, used, settings.price_per_hour).items():
             replace(settings.charts / name, svg.encode())
             click.echo(settings.charts / name, err=is_standard_output(path))
     return 0

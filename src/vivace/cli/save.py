@@ -91,9 +91,9 @@ def _save(
     """Load, apply, write, and say what was written."""
     import torch
 
+    from vivace.answers.formatting import size
     from vivace.measure.machine import choose_device
     from vivace.models.load import explained
-    from vivace.report.summary import size
     from vivace.runtime.saving import save as save_model
     from vivace.runtime.workloads import default_threads
 
@@ -116,9 +116,9 @@ def _write(
     """Write the denoiser as one file, and say what is in it."""
     import torch
 
+    from vivace.answers.formatting import size
     from vivace.measure.machine import choose_device
     from vivace.models.load import explained
-    from vivace.report.summary import size
     from vivace.runtime.denoiser_file import write_denoiser
     from vivace.runtime.workloads import default_threads
 

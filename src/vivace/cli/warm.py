@@ -98,8 +98,8 @@ def _compile(
 ) -> int:
     import torch
 
+    from vivace.answers.formatting import seconds, size
     from vivace.models.load import explained
-    from vivace.report.summary import seconds, size
     from vivace.runtime.warming import warm as compile_ahead
 
     torch.set_num_threads(threads)

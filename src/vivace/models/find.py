@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.entry import Embedded, Entry, Hub, StoredPart
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
@@ -25,7 +25,14 @@ from vivace.models.headers import check_whole, read_metadata
 from vivace.models.model_files import files_of, fingerprint
 from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
 from vivace.models.remote import ModelDownload
-from vivace.models.repository import INDEX, choose, components_of, read_index
+from vivace.models.repository import (
+    INDEX,
+    MODULAR_INDEX,
+    choose,
+    components_of,
+    has_no_pipeline,
+    read_index,
+)
 from vivace.models.saved_folder import entry_of, read_saved
 from vivace.models.single_file import Contents, check_format, contents_of
 from vivace.models.tasks import own_task
@@ -111,7 +118,7 @@ class LocatedModel:
         return {} if self.folder is None else files_of(self.folder, self.components.values())
 
     @property
-    def tiny_vae(self) -> Path | StoredPart | Component | None:
+    def tiny_vae(self) -> Path | StoredPart | ComponentConfig | None:
         """The tiny VAE for this model's latents: a folder, files on the hub, or an architecture to build."""
         if self.entry is None or self.model.source == "folder":
             assert self.folder is not None
@@ -289,6 +296,10 @@ def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> 
 def _in_folder(path: Path) -> LocatedModel:
     folder = path.resolve()
     if not (folder / INDEX).is_file():
+        if (folder / MODULAR_INDEX).is_file():
+            raise UnusableModel(
+                has_no_pipeline(str(path), read_config(folder / MODULAR_INDEX).get("_class_name"))
+            )
         whole = next((parent for parent in folder.parents if (parent / INDEX).is_file()), None)
         if whole is not None:
             raise UnusableModel(

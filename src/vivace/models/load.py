@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.entry import SamplerEntry, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
@@ -96,7 +96,7 @@ def load_pipeline(
     return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
 
 
-def load_tiny_vae(source: Path | StoredPart | Component) -> Any:
+def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
     """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
 
     Raises:
@@ -104,7 +104,7 @@ def load_tiny_vae(source: Path | StoredPart | Component) -> Any:
     """
     import torch
 
-    if isinstance(source, Component):
+    if isinstance(source, ComponentConfig):
         from vivace.models.synthetic import build_component
 
         return build_component(source, "cpu", torch.float32)

@@ -14,7 +14,7 @@ from vivace.architectures.entry import Hub, StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models import hub
 from vivace.models.bounds import check_files
-from vivace.models.repository import INDEX, Chosen, choose, read_index
+from vivace.models.repository import INDEX, MODULAR_INDEX, Chosen, choose, has_no_pipeline, read_index
 
 _LORA = "lora"  # no component has this name
 
@@ -168,7 +168,9 @@ def _with_index(origin: Hub, label: str, download: bool) -> Path:
     return folder
 
 
-def _no_index(label: str, names: Iterable[str]) -> str:
+def _no_index(label: str, names: Collection[str]) -> str:
+    if MODULAR_INDEX in names:
+        return has_no_pipeline(label)
     single = sorted(name for name in names if "/" not in name and name.endswith(".safetensors"))
     if single:
         return (

@@ -20,6 +20,8 @@ from vivace.foundation.untrusted.files import read_object, reading
 from vivace.models.bounds import check_numbers
 
 INDEX = "model_index.json"
+MODULAR_INDEX = "modular_model_index.json"
+"""What diffusers writes for models that it draws with in modular blocks; some have no pipeline."""
 # model.safetensors, model.fp16.safetensors, model-00001-of-00002.safetensors, model.fp16-00001-of-00002.safetensors,
 # and the older model-00001-of-00002.fp16.safetensors
 _WEIGHTS = re.compile(
@@ -82,6 +84,15 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
                 f"{label} has a component named {name[:80]!r} in its {INDEX}, which is not a valid name"
             )
     return content
+
+
+def has_no_pipeline(label: str, class_name: object = "") -> str:
+    """Return what is said of a model with a modular index alone."""
+    what = f"a {str(class_name)[:80]}: " if class_name else ""
+    return (
+        f"{label} is {what}a modular pipeline of diffusers, with a {MODULAR_INDEX} and no {INDEX}; vivace draws with "
+        "ordinary pipelines, and this model has none: give another one"
+    )
 
 
 def _unknown(class_name: str, index: Mapping[str, Any], label: str) -> str:

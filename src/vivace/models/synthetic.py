@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, FAMILIES
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.family import RandomWeights, Rules
 from vivace.architectures.gains import SHARED
 from vivace.errors import UnknownModel, nearest
@@ -64,7 +64,7 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
 
 
 def build_component(
-    component: Component, device: str, dtype: Any, seed: int = 0, name: str | None = None
+    component: ComponentConfig, device: str, dtype: Any, seed: int = 0, name: str | None = None
 ) -> Any:
     """Build one module with random weights, in evaluation mode and without gradients; see `build`.
 
@@ -82,7 +82,7 @@ def build_component(
     return module
 
 
-def on_meta(component: Component, *, with_buffers: bool = True) -> Any:
+def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
     """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs.
 
     Its parameters take no memory.
@@ -106,7 +106,7 @@ def on_meta(component: Component, *, with_buffers: bool = True) -> Any:
     return module.eval().requires_grad_(False)
 
 
-def num_parameters(component: Component) -> int:
+def num_parameters(component: ComponentConfig) -> int:
     """Count the parameters of a component, shared ones once."""
     return sum(p.numel() for p in on_meta(component, with_buffers=False).parameters())
 
@@ -120,7 +120,7 @@ def _named(name: str) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def _class_of(component: Component) -> Any:
+def _class_of(component: ComponentConfig) -> Any:
     if component.library == "transformers":
         import transformers
 
@@ -130,7 +130,7 @@ def _class_of(component: Component) -> Any:
     return getattr(diffusers, component.class_name)
 
 
-def _construct(kind: Any, component: Component) -> Any:
+def _construct(kind: Any, component: ComponentConfig) -> Any:
     if component.library == "transformers":
         # transformers writes into the dictionaries that it is given.
         return kind(kind.config_class(**copy.deepcopy(component.config)))

@@ -15,7 +15,7 @@ from vivace.proofs.checks.side_loads import LoadRequest, check_loads, measure_lo
 from vivace.proofs.sides.jobs import jobs_of, timing_jobs
 from vivace.proofs.sides.plan import DrawRequest, ProofPlan, prepare
 from vivace.proofs.sides.proof_store import Letter, ProofStore
-from vivace.proofs.sides.side import DrawingFailed, OnNote, Settings
+from vivace.proofs.sides.side import DrawingFailed, ImageSettings, OnNote
 from vivace.proofs.verdicts.conclude import Options, conclude
 from vivace.proofs.verdicts.legible import check_words_can_be_read
 from vivace.proofs.verdicts.proof import METRICS, Claim, Proof
@@ -151,7 +151,7 @@ def draw_side(
     if not todo:
         return
     in_a_row = 0
-    warm: set[Settings] = set()  # the first image of each is a warm-up, whose seconds do not count
+    warm: set[ImageSettings] = set()  # the first image of each is a warm-up, whose seconds do not count
     with plan.side(letter).open(plan, is_read, on_note) as draw:
         for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
             try:

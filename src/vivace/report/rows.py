@@ -187,6 +187,11 @@ class Row:
         return cost_per_1000(self.latency.median.point, self.price_per_hour)
 
     @property
+    def step_s(self) -> float | None:
+        """Seconds per image of one denoiser call."""
+        return self.stages_s["steps"] / self.num_denoiser_calls if self.num_denoiser_calls else None
+
+    @property
     def effects(self) -> dict[str, dict[str, int | float | str]]:
         return self.record.rounds[0].effects
 

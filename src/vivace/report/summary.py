@@ -1,11 +1,12 @@
-"""The result in a headline and a few sentences, and the formatting of figures for all reports."""
+"""The result of a comparison in a headline and a few sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vivace.answers.formatting import ratio, seconds, size
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.stats import Gate, Interval, Verdict
+from vivace.foundation.stats import Gate, Verdict
 from vivace.report.rows import Row
 
 _MAX_NAMED = 4
@@ -207,11 +208,6 @@ def clip_kept(row: Row) -> str:
     return f"{100 * fidelity.clip_kept.point:.1f} %"
 
 
-def quality(row: Row) -> str:
-    """Return "passed", "failed" or "unclear"; empty if quality was not judged."""
-    return "" if row.judgement is None else row.judgement.gate.value
-
-
 def paid_back(row: Row) -> str:
     """Describe the compile time: "compiling took 34.1 s, 9.20 s from the disk cache; paid back from image 412 on".
 
@@ -234,100 +230,9 @@ def paid_back(row: Row) -> str:
     return f"{text}; paid back from image {compilation.break_even_images:,} on"
 
 
-def limit_in_words(row: Row) -> str:
-    """Describe a row's distance from its limit and its causes; "" without ceilings."""
-    limit = row.limit
-    if limit is None:
-        return ""
-    if limit.limit_s is None or limit.share is None:
-        return f"no limit: {limit.reason}"
-    text = f"{100 * limit.share:.0f} % of the speed at this device's limit, {seconds(limit.limit_s)} an image"
-    parts = (
-        (limit.kernels_s, "in kernels"),
-        (limit.gaps_s, "in launch gaps"),
-        (limit.outside_s, "outside of the components"),
-    )
-    rest = [f"{signed_seconds(value)} {where}" for value, where in parts if value is not None]
-    return text + (f"; the rest: {', '.join(rest)}" if rest else "")
-
-
-def gpu_in_words(row: Row) -> str:
-    """Describe an image's energy and the GPU's state: "812 J an image (counter), 590 W"; "" if neither is known."""
-    parts = []
-    if row.cost_per_1000 is not None:
-        parts.append(f"1,000 images cost {money(row.cost_per_1000)} at {row.price_per_hour:g} an hour")
-    gpu = row.gpu
-    if gpu is None:
-        return "; ".join(parts)
-    figures = []
-    if gpu.energy_j is not None:
-        figures.append(f"{joules(gpu.energy_j)} an image ({gpu.energy_from})")
-    for value, unit in ((gpu.power_w, "W"), (gpu.sm_clock_mhz, "MHz"), (gpu.max_temperature_c, "°C")):
-        if value is not None:
-            figures.append(f"{value:.0f} {unit}")
-    if gpu.throttled:
-        figures.append(f"clocks held down by: {', '.join(gpu.throttled)}")
-    if gpu.reason is not None:
-        figures.append(gpu.reason)
-    return "; ".join([*parts, *([f"GPU: {', '.join(figures)}"] if figures else [])])
-
-
-def money(value: float) -> str:
-    """Format an amount with three significant figures, at least two of them after the point below 100."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def joules(value: float) -> str:
-    """Format an energy, e.g. "1,505 J", "0.81 J"."""
-    return f"{value:,.0f} J" if value >= 99.95 else f"{value:#.3g} J"
-
-
-def signed_seconds(value: float) -> str:
-    """Format a difference of times, e.g. "-1.20 ms"."""
-    return "-" + seconds(-value) if value < 0 else seconds(value)
-
-
 def change(row: Row, baseline: Row) -> str:
     """Return the change of peak memory against the baseline, e.g. "-3 %"."""
     assert row.memory is not None
     assert baseline.memory is not None
     percent = round(100 * (row.memory.peak_bytes / baseline.memory.peak_bytes - 1))
     return "unchanged" if percent == 0 else f"{percent:+d} %"
-
-
-def seconds(value: float) -> str:
-    """Format a time with three significant figures, in s or ms."""
-    if value < 0.1:
-        return f"{value * 1000:#.3g} ms"
-    return f"{value:.0f} s" if value >= 99.95 else f"{value:#.3g} s"
-
-
-def clock(value_s: float) -> str:
-    """Format a duration in whole seconds, e.g. "3 min 20 s" or "1 h 5 min"."""
-    minutes, secs = divmod(round(value_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {secs} s" if minutes else f"{secs} s"
-
-
-def plus_minus(interval: Interval) -> str:
-    """Return e.g. "0.784 s ±1.2 %"; without the interval if there are too few samples."""
-    width = interval.half_width
-    return seconds(interval.point) + ("" if width is None else f" ±{100 * width:.1f} %")
-
-
-def ratio(interval: Interval) -> str:
-    """Return e.g. "1.52x [1.49, 1.55]"."""
-    text = f"{interval.point:.2f}x"
-    if interval.low is None or interval.high is None:
-        return text
-    return f"{text} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def size(num_bytes: float) -> str:
-    """Format bytes in decimal units, as GPU vendors do."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:#.3g} {unit}".replace(". ", " ")
-    return f"{num_bytes:.0f} B"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from vivace.architectures.components import Component, Library
+from vivace.architectures.components import ComponentConfig, Library
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.untrusted.files import open_plain, parse_json, read_object, reading, reason
 from vivace.machinery.quantization.stored_tensors import (
@@ -561,4 +561,4 @@ def _skeleton(folder: Path, kind: Any) -> Any:
     library: Library = "transformers" if kind.__module__.startswith("transformers.") else "diffusers"
     if library == "diffusers":
         config = kind.extract_init_dict(config)[0]
-    return on_meta(Component(library=library, class_name=kind.__name__, config=config))
+    return on_meta(ComponentConfig(library=library, class_name=kind.__name__, config=config))

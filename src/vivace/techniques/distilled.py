@@ -21,8 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
+from vivace.architectures.entry import FewSteps, StoredPart
+from vivace.machinery.lora.by_diffusers import adds_the_same
+from vivace.machinery.lora.distillations import few_steps_file, merge
+from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.technique import (
-    Distillation,
     Effect,
     Stage,
     Target,
@@ -85,7 +88,9 @@ class Distilled(Technique):
         if target.model.has_random_weights:  # which a merged LoRA leaves random, and as fast
             effect.changed["lora"] = f"none is merged into random weights; {chosen.where} is as fast"
         else:
-            effect.changed["denoiser.merged_layers"] = chosen.merge(target.pipe)
+            effect.changed["denoiser.merged_layers"] = merge(
+                target.pipe, few_steps_file(chosen), chosen.scale
+            )
         return effect
 
     def predict(self, target: Target) -> Effect:
@@ -94,27 +99,31 @@ class Distilled(Technique):
 
         chosen = self._chosen(target.model.distillations)
         assert chosen is not None
-        changed: dict[str, int | float | str] = {"lora": chosen.where, "scheduler": chosen.scheduler}
+        changed: dict[str, int | float | str] = {
+            "lora": chosen.where,
+            "scheduler": chosen.scheduler.class_name,
+        }
 
-        kind = getattr(diffusers, chosen.scheduler)
+        kind = getattr(diffusers, chosen.scheduler.class_name)
         target.pipe.register_modules(
-            scheduler=kind.from_config(target.pipe.scheduler.config, **chosen.scheduler_config)
+            scheduler=kind.from_config(target.pipe.scheduler.config, **chosen.scheduler.overrides)
         )
         return Effect(changed=changed, call=self._call(chosen))
 
     def script(self, target: Target) -> Script | None:
         chosen = self._chosen(target.model.distillations)
         assert chosen is not None
-        if not chosen.adds_the_same(target.pipe):
+        file = few_steps_file(chosen)
+        if not adds_the_same(target.pipe, file, read_lora(target.pipe, file).layers):
             return None  # the script calls vivace
-        load = written_call("pipe.load_lora_weights", *chosen.arguments)
+        load = written_call("pipe.load_lora_weights", *_load_arguments(chosen))
         scale = "" if chosen.scale == 1 else f"lora_scale={chosen.scale:g}"
-        settings = {name: literal(value) for name, value in chosen.scheduler_config.items()}
+        settings = {name: literal(value) for name, value in chosen.scheduler.overrides.items()}
         scheduler = written_call(
-            f"pipe.scheduler = {chosen.scheduler}.from_config", "pipe.scheduler.config", **settings
+            f"pipe.scheduler = {chosen.scheduler.class_name}.from_config", "pipe.scheduler.config", **settings
         )
         return Script(
-            imports=(f"diffusers:{chosen.scheduler}",),
+            imports=(f"diffusers:{chosen.scheduler.class_name}",),
             lines=(
                 "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
                 "# vivace sums in fp32 and rounds once, so the last bits may differ.",
@@ -126,20 +135,30 @@ class Distilled(Technique):
             call=self._call(chosen),
         )
 
-    def call_with(self, known: Sequence[Distillation]) -> dict[str, Any]:
+    def call_with(self, known: Sequence[FewSteps]) -> dict[str, Any]:
         """Return the steps and guidance of the LoRA that is chosen of those known; empty if none fits."""
         chosen = self._chosen(known)
         return {} if chosen is None else self._call(chosen)
 
-    def _call(self, chosen: Distillation) -> dict[str, Any]:
+    def _call(self, chosen: FewSteps) -> dict[str, Any]:
         return {
             "num_inference_steps": self.steps or chosen.steps[0],
             "guidance_scale": chosen.guidance_scale,
             **chosen.call,
         }
 
-    def _chosen(self, known: Sequence[Distillation]) -> Distillation | None:
+    def _chosen(self, known: Sequence[FewSteps]) -> FewSteps | None:
         for distillation in known:
             if distillation.kind == self.kind and (self.steps is None or self.steps in distillation.steps):
                 return distillation
         return None
+
+
+def _load_arguments(few_steps: FewSteps) -> tuple[str, ...]:
+    """Return what `pipe.load_lora_weights` takes to load it in a script."""
+    lora = few_steps.lora
+    if isinstance(lora, StoredPart):
+        name, revision = f"weight_name={literal(lora.files[0])}", f"revision={literal(lora.revision)}"
+        return literal(lora.repo), name, revision
+    folder, _, name = lora.rpartition("/")
+    return f"WEIGHTS / {literal(folder)}", f"weight_name={literal(name)}"

@@ -15,7 +15,6 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
 from vivace.tuning.explanation import Explanation
-from vivace.tuning.headline import headline
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung, latest
 
@@ -142,17 +141,20 @@ class Tuned:
 
     def page(self) -> str:
         """Return the page of this search as HTML, one file that needs no network."""
-        from vivace.tuning.answer_page import page_of
+        from vivace.answers.page import page_of
+        from vivace.tuning.tune_answer import answer_of
 
-        return page_of(self)
+        return page_of(answer_of(self))
 
     def _repr_html_(self) -> str:
         """Return the page for notebooks."""
-        from vivace.report.page import in_notebook
+        from vivace.answers.page import in_notebook
 
         return in_notebook(self.page())
 
     def to_json(self) -> dict[str, Any]:
+        from vivace.tuning.tune_answer import headline_of
+
         return {
             "model": self.model,
             "device": self.device_name,
@@ -164,7 +166,7 @@ class Tuned:
             },
             "recipe": self.recipe,
             "pick": None if self.pick is None else result_json(self.pick),
-            "proven": headline(self).is_proved,
+            "proven": headline_of(self)[1],
             "final": [row.to_json() for row in self.rows],
             "front": [result_json(result) for result in self.front],
             "neighbours": [
@@ -182,9 +184,10 @@ class Tuned:
         }
 
     def __str__(self) -> str:
-        from vivace.tuning.answer_text import lines
+        from vivace.answers.terminal import text_of
+        from vivace.tuning.tune_answer import answer_of
 
-        return "\n".join(lines(self))
+        return text_of(answer_of(self)).rstrip()
 
 
 def result_json(result: Result) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vivace.recipes.recipe import Recipe
-from vivace.report.value_text import count
 from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.search.search import Search
 
@@ -43,32 +42,11 @@ class Explanation:
         beliefs: the gains of techniques that were tried or that earlier figures decide, the best first.
         num_unknown: number of options that were not tried and that no earlier figure decides.
         sources: earlier figures, by source.
-        num_left_out: options that were left out before anything was timed.
     """
 
     beliefs: tuple[ExpectedGain, ...] = ()
     num_unknown: int = 0
     sources: tuple[tuple[str, int], ...] = ()
-    num_left_out: int = 0
-
-    def lines(self) -> list[str]:
-        """Return the explanation as lines of text."""
-        width = max((len(belief.technique) for belief in self.beliefs), default=0)
-        lines = [
-            f"{belief.technique:<{width}}  {belief.times:.2f}x [{belief.low:.2f}, {belief.high:.2f}]"
-            f"{'' if belief.was_tried else '  not tried here'}"
-            for belief in self.beliefs
-        ]
-        if self.num_unknown:
-            text = "option was not tried, and nothing tells whether it helps"
-            if self.num_unknown > 1:
-                text = "options were not tried, and nothing tells whether they help"
-            lines.append(f"{self.num_unknown} more {text} here")
-        lines += [f"from {name}: {count(number, 'figure')}" for name, number in self.sources]
-        if self.num_left_out:
-            were = "option was" if self.num_left_out == 1 else "options were"
-            lines.append(f"{self.num_left_out} {were} left out before timing (--format json says why)")
-        return lines
 
 
 def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanation:
@@ -85,7 +63,6 @@ def explanation_of(search: Search, sources: Sequence[PriorSource]) -> Explanatio
         tuple(sorted(telling, key=lambda belief: (-belief.times, belief.technique))[:_MOST]),
         len(beliefs) - len(telling),
         tuple((source.name, len(source.data)) for source in sources if source.data),
-        len(search.space.cut),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from vivace.answers.formatting import seconds, size
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
-from vivace.report.summary import seconds, size
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.priors import no_record
 from vivace.tuning.model.utility import best_of

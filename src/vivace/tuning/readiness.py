@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vivace.answers.formatting import clock, size
 from vivace.architectures import CATALOGUE, family_of_pipeline
 from vivace.architectures.entry import Embedded, Entry, Hub
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
@@ -22,7 +23,6 @@ from vivace.foundation.untrusted.files import user_path
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
-from vivace.report.summary import clock, size
 from vivace.tuning.image_request import ImageRequest
 
 _CORE_FLOPS = 200e9

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vivace.answers.formatting import seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
@@ -17,7 +18,6 @@ from vivace.machinery.technique import Technique
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.peaks import recorded
 from vivace.tuning.search.budget import Both, Budget, Minutes, Trials

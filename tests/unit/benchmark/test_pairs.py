@@ -11,8 +11,9 @@ import vivace
 from tests.typed import run_vivace
 from vivace.benchmark import pairs
 from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
+from vivace.benchmark.pairs_answer import answer_of
 from vivace.benchmark.store import Store
-from vivace.cli.measuring.compare import judge, parse_percentage
+from vivace.cli.measuring.compare import parse_percentage
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.stats.sequential import Decision
@@ -93,7 +94,7 @@ def test_it_stops_when_the_verdict_is_sure(
     )
     assert comparison.decision is not None
     assert comparison.decision.verdict is verdict
-    assert (comparison.stopped_by, judge(comparison)[0]) == ("verdict", code)
+    assert (comparison.stopped_by, answer_of(comparison).data["exit_code"]) == ("verdict", code)
     assert [decision.num_pairs for decision in decisions] == list(range(1, comparison.decision.num_pairs + 1))
     assert comparison.decision.num_pairs < 32
 
@@ -110,16 +111,17 @@ def test_an_allowed_slowdown(
     measured: Callable[..., Measure], slowdown: float, code: int, message: str
 ) -> None:
     comparison = _sequential(measured((1.0, slowdown)), 0, 0.03, 16, 1e9, None)
-    status, sentence = judge(comparison)
-    assert status == code
-    assert message in sentence
-    assert f"{100 * (slowdown - 1):.1f} % more time" in sentence
+    answer = answer_of(comparison)
+    assert answer.data["exit_code"] == code
+    assert message in answer.headline
+    assert f"{100 * (slowdown - 1):.1f} % more time" in answer.headline
 
 
 def test_a_failed_round_is_no_verdict(measured: Callable[..., Measure]) -> None:
     comparison = _sequential(measured((1.0, 1.0), failing_at=1), 0, None, 32, 1e9, None)
     assert comparison.decision is None
-    assert judge(comparison) == (4, "baseline #2: crashed: the process ended")
+    assert answer_of(comparison).data["exit_code"] == 4
+    assert answer_of(comparison).headline == "baseline #2: crashed: the process ended"
     assert comparison.to_dict()["outcomes"] == ["measured", "crashed"]
 
 

@@ -46,7 +46,7 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
     code = f"import sys, vivace, vivace.cli.commands\nprint(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    code = "import sys, vivace.report.page\nprint('torch' in sys.modules)"
+    code = "import sys, vivace.answers.page, vivace.report.run_answer\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     text = run_process(tmp_path, "--help").stdout
@@ -162,8 +162,7 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     assert "unsupported" in text.stdout
     assert "reproduce: vivace bench" in text.stderr
     markdown = vivace(tmp_path, "bench", *recipes, *QUICK, "--repeats", "3", "--format", "md", code=4).stdout
-    assert markdown.startswith("| recipe |")
-    assert markdown.count("\n") == 5
+    assert len([line for line in markdown.splitlines() if line.startswith("| ")]) == 5
     plain = vivace(
         tmp_path, "bench", *recipes[:4], *QUICK, "--no-quality", "--store", "s2", "--format", "json"
     )
@@ -178,10 +177,12 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
     files = dict(re.findall(r'download="([^"]*)" href="data:[^,"]*,([^"]*)"', html))
     files = {Path(name).suffix: base64.b64decode(content).decode() for name, content in files.items()}
     assert files[".csv"] == again.stdout
-    assert files[".json"] == done.stdout
+    assert json.loads(files[".json"]) == json.loads(done.stdout)
 
     (tmp_path / "prompts.txt").write_text(files[".txt"])
-    _, whole = re.findall(r'<pre class="command"><code>(.*?)</code>', html, re.DOTALL)
+    whole = next(
+        c for c in re.findall(r'<pre class="command">(.*?)</pre>', html, re.DOTALL) if "--no-rivals" in c
+    )
     words = shlex.split(unescape(whole).replace("\\\n", ""))
     same = vivace(tmp_path, *words[1:], "--repeats", "1", "--format", "json", code=4)
     assert "tiny-sd: 3 rounds, 3 already measured" in same.stderr, "the page's command is this comparison's"

@@ -18,7 +18,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "tiny-sd", "--recipe", "tiny_vae", "--card", "8") == 0
-    output = capsys.readouterr().out
+    output = " ".join(capsys.readouterr().out.split())
     assert "predicted without loading" in output
     assert "UNet2DConditionModel" in output
     assert "AutoencoderTiny" in output
@@ -54,22 +54,22 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "tiny-sd", "--card", "1.25", "--gpu", "RTX 3060 12GB") == 0
-    *_, intro, first, second, third, fourth, use, measure = capsys.readouterr().out.splitlines()
-    assert intro == "It does not fit 1.25 GB. These do, the best first:"
+    lines = capsys.readouterr().out.replace("\\\n", " ").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("recipe"))
+    assert lines[start - 1] == "It does not fit 1.25 GB. These do, the best first"
     recipe = "compile+offload(model)"
-    assert first.startswith(f"  {recipe}: peak 46")
-    assert ": fits, about " in first
-    assert first.endswith(" predicted")
-    assert all(" peak about " in line and line.endswith(" predicted") for line in (second, third, fourth))
-    assert use.startswith("Use: vivace generate PROMPT --model tiny-sd ")
-    assert use.endswith(f"--recipe '{recipe}' --height 128 --width 128")
-    name, *words = shlex.split(use.removeprefix("Use: vivace "))
-    app.get_command(None, name).make_context(name, words, parent=click.Context(app, obj={}))
-    times = [
-        float(re.search(r"about ([\d.]+) m?s predicted", line)[1]) for line in (first, second, third, fourth)
-    ]
+    ranked = lines[start + 1 : start + 5]
+    assert ranked[0].startswith(recipe)
+    assert all("about " in line and line.endswith(" predicted") for line in ranked)
+    times = [float(re.search(r"about ([\d.]+) m?s predicted", line)[1]) for line in ranked]
     assert times == sorted(times)
-    assert measure.startswith(f"Measure: vivace bench --model tiny-sd --recipe '{recipe}' --recipe ")
+    use = next(line for line in lines if line.startswith("use "))
+    _, _, name, *words = shlex.split(use)
+    assert words[:2] == ["PROMPT", "--model"]
+    assert words[-6:] == ["--recipe", recipe, "--height", "128", "--width", "128"]
+    app.get_command(None, name).make_context(name, words, parent=click.Context(app, obj={}))
+    measure = next(line for line in lines if line.startswith("measure "))
+    assert shlex.split(measure)[3:7] == ["--model", "tiny-sd", "--recipe", recipe]
 
 
 def test_what_is_faster_is_ranked_where_the_model_fits_too(
@@ -81,10 +81,8 @@ def test_what_is_faster_is_ranked_where_the_model_fits_too(
     assert facts["changes"][-1]["fits_card"]
     assert facts["ranking"][0]["latency_s"] > 0
     assert run(monkeypatch, "tiny-sd", "--card", "8") == 0
-    *_, intro, first, _, _, _, use, _ = capsys.readouterr().out.splitlines()
-    times = "with times as on RTX 4060, a usual GPU of that size (--gpu names another)"
-    assert intro == f"It fits 8 GB. These do too, the best first, {times}:"
-    assert shlex.split(use)[shlex.split(use).index("--recipe") + 1] in first
+    output = " ".join(capsys.readouterr().out.split())
+    assert "It fits 8 GB. These do too, the best first, with times as on RTX 4060, a usual GPU" in output
 
 
 def test_a_recipe_that_uses_free_memory_is_proposed(
@@ -92,10 +90,8 @@ def test_a_recipe_that_uses_free_memory_is_proposed(
 ) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
     assert run(monkeypatch, "tiny-sd", "--recipe", "offload(group)", "--card", "8") == 0
-    *_, fits, also = capsys.readouterr().out.splitlines()
-    assert fits == "It fits 8 GB."
-    assert also.startswith("So does --recipe 'offload(group, keep=0.009)' (peak ")
-    assert also.endswith(" MB), which is faster: it copies fewer weights.")
+    output = " ".join(capsys.readouterr().out.split())
+    assert "It fits 8 GB. So does --recipe 'offload(group, keep=0.009)' (peak " in output
     assert run(monkeypatch, "tiny-sd", "--recipe", "offload(model)", "--card", "8") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "It fits 8 GB."
 

@@ -34,7 +34,8 @@ def test_the_tables_go_to_standard_output_or_to_a_file(folder: Path) -> None:
     rows = json.loads(run_vivace(folder, "report", "--format", "json").stdout)
     assert tuple(row["recipe"] for row in rows) == RECIPES
     text = run_vivace(folder, "report", "--format", "md").stdout
-    assert text.startswith("## tiny-sd on Test CPU\n\n| recipe |")
+    assert text.startswith("tiny-sd on Test CPU\n\n")
+    assert "\n| recipe |" in text
     assert not list(folder.glob("*.html"))
     done = run_vivace(folder, "report", "--format", "csv", "-o", "rows.csv")
     assert done.stdout == "rows.csv\n"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.make import make_record
 from vivace.benchmark.run import Compared, Run
-from vivace.cli.measuring.bench import show
+from vivace.cli.measuring.bench import show_run
 from vivace.errors import Unsupported
 from vivace.evidence.studies import StudyRun
 from vivace.evidence.studies.study_file import read_study
@@ -25,10 +25,9 @@ def test_markdown_of_two_models_has_a_titled_table_for_each(capsys: pytest.Captu
         )
         comparisons.append(Compared((record.model_copy(update={"trial": trial}),), QualityPass()))
     run = Run(Study.of("tiny-sd", ["baseline"]), Path("store"), tuple(comparisons))
-    assert show(run, "md", "vivace bench") == 0
-    first, second = capsys.readouterr().out.split("**tiny-flux**\n\n")
-    assert first.startswith("**tiny-sd**\n\n| recipe |")
-    assert second.startswith("| recipe |")
+    assert show_run(run, "md", "vivace bench") == 0
+    first, second = capsys.readouterr().out.split("tiny-flux on Test CPU\n\n")
+    assert "tiny-sd on Test CPU" in first
     assert second.count("`baseline`") == first.count("`baseline`") == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from vivace.machinery.compilation.unit_sizes import compiled_by_units, takes_a_sample
+from vivace.techniques.compile import compiled_by_units, takes_a_sample
 
 
 class Graphs(list[torch.fx.GraphModule]):

@@ -17,12 +17,6 @@ from vivace.machinery.step_caching.block_residual import (
 )
 from vivace.machinery.step_caching.model_fits import watching_changes
 
-ATTENTION = {
-    "SD3Transformer2DModel": "attn",
-    "SanaTransformer2DModel": "attn1",
-    "ZImageTransformer2DModel": "attention",
-    "CogView4Transformer2DModel": "attn1",
-}
 TOKENS = {"sana-1600m": 4 * 4, "sana-sprint-1600m": 4 * 4}
 """Of an image of SIDE pixels; the others have one for 16 pixels."""
 
@@ -48,13 +42,13 @@ def one_call(model: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return transformer, call[0], call[1]
 
 
-TEXT_FIRST = ("qwen-image-2.1", "krea-2-turbo", "krea-2-raw")
+TEXT_FIRST = ("qwen-image-2.1", "krea-2-turbo", "krea-2-raw", "ideogram-4")
 """Their blocks get text and image as one tensor; what is reused is of the image alone."""
 
 
 def of_the_image(model: str, output: torch.Tensor) -> torch.Tensor:
-    """Qwen-Image 2.1's first call returns what becomes of the text too, which its pipeline leaves out."""
-    return output[:, -((SIDE // 16) ** 2) :] if model == "qwen-image-2.1" else output
+    """Some calls return what becomes of the text too, which their pipelines leave out."""
+    return output[:, -((SIDE // 16) ** 2) :] if model in ("qwen-image-2.1", "ideogram-4") else output
 
 
 def tensor(output: Any) -> torch.Tensor:
@@ -68,7 +62,7 @@ def test_its_blocks_are_one_residual(model: str) -> None:
     blocks = blocks_of(transformer)
     first = getattr(transformer, blocks.chains[0])[0]
     attended: list[torch.Tensor] = []
-    attention = getattr(first, ATTENTION.get(type(transformer).__name__, "attn"))
+    attention = next(part for part in first.children() if "Attention" in type(part).__name__)
 
     def attends(_: Any, args: Any, kwargs: Any) -> None:
         attended.append(args[0] if args else kwargs["hidden_states"])

@@ -1,4 +1,4 @@
-"""The fused forms of Chroma, ERNIE-Image and LongCat-Image against diffusers', on a CPU."""
+"""The fused forms of Chroma, ERNIE-Image, Ideogram 4 and LongCat-Image against diffusers', on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +77,27 @@ def ernie_image(words: tuple[int, ...], height: int, width: int) -> dict[str, An
     }
 
 
+def ideogram4(words: tuple[int, ...], height: int, width: int) -> dict[str, Any]:
+    """Texts are padded in front, to more than the longest."""
+    places, count = max(words) + 3, height * width
+    own = torch.arange(places)[None] >= places - torch.tensor(words)[:, None]
+    whole = torch.cat([own, torch.ones(len(words), count, dtype=torch.bool)], dim=1)
+    kinds = torch.where(torch.arange(places + count) < places, 3, 2)
+    positions = (torch.cumsum(own, dim=1) - 1).clamp(min=0)[..., None].expand(-1, -1, 3)
+    cells = _ids(0, height, width).long() + 65536
+    return {
+        "hidden_states": torch.cat(
+            [torch.zeros(len(words), places, 16), _random(len(words), count, 16)], dim=1
+        ),
+        "timestep": torch.linspace(0.3, 0.7, len(words)),
+        "encoder_hidden_states": _random(len(words), places + count, 48),
+        "position_ids": torch.cat([positions, cells.expand(len(words), -1, -1)], dim=1),
+        "segment_ids": torch.where(whole, 1, -1),
+        "indicator": torch.where(whole, kinds, 0),
+        "return_dict": False,
+    }
+
+
 FORMS: dict[str, tuple[str, dict[str, Any], Callable[..., dict[str, Any]]]] = {
     "chroma": ("ChromaTransformer2DModel", DOUBLE | {"approximator_hidden_dim": 64}, chroma),
     "longcat_image": (
@@ -97,6 +118,20 @@ FORMS: dict[str, tuple[str, dict[str, Any], Callable[..., dict[str, Any]]]] = {
             "rope_axes_dim": (32, 48, 48),
         },
         ernie_image,
+    ),
+    "ideogram4": (
+        "Ideogram4Transformer2DModel",
+        {
+            "in_channels": 16,
+            "num_layers": 3,
+            "attention_head_dim": CHANNELS,
+            "num_attention_heads": HEADS,
+            "intermediate_size": 384,
+            "adaln_dim": 32,
+            "llm_features_dim": 48,
+            "mrope_section": (24, 20, 20),
+        },
+        ideogram4,
     ),
 }
 CASES = [((40,), 8, 8), ((9, 9), 5, 9), ((3, 16, 7), 4, 2)]
@@ -127,7 +162,9 @@ def test_same_output_as_diffusers(form: str, case: tuple[Any, ...]) -> None:
         Fused(precision=precision).apply(target(made))
         (output,) = made(**arguments)
         assert output.dtype == torch.float32
-        assert error(output, expected) < allowed, precision
+        assert output.shape == expected.shape
+        image = slice(-case[1] * case[2], None)  # what a padded text becomes is nobody's
+        assert error(output[:, image], expected[:, image]) < allowed, precision
 
 
 @pytest.mark.parametrize("form", ["longcat_image", "ernie_image"])
@@ -141,7 +178,7 @@ def test_attention_in_fp8(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(made(**arguments)[0], expected) < 0.09
 
 
-MODELS = ("chroma1-hd", "ernie-image", "longcat-image")
+MODELS = ("chroma1-hd", "ernie-image", "ideogram-4", "longcat-image")
 
 
 @pytest.mark.parametrize("model", MODELS)

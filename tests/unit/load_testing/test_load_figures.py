@@ -1,12 +1,14 @@
 """Figures of loads whose truth is known."""
 
-import json
 import math
 from collections.abc import Sequence
 
 import pytest
 
-from vivace.benchmark.load_testing.load_report import compared, figures_of, lone_latencies, render
+from vivace.answers.answer import Table
+from vivace.answers.data import written
+from vivace.benchmark.load_testing.load_answer import answer_of
+from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")
@@ -85,9 +87,9 @@ def test_requests_without_an_answer_are_inside_the_percentiles() -> None:
     load = row(samples(due, [d + (0.0 if k % 5 == 0 else 1.0) for k, d in enumerate(due)], outcome))
     figures = figures_of(load)
     assert (figures.latency_s[50], figures.latency_s[95]) == (1.0, math.inf)
-    (line,) = render([load], "table").splitlines()[1:]
-    assert "no image" in line
-    assert json.loads(render([load], "json"))[0]["latency_s"]["p95"] is None
+    answer = answer_of([load])
+    assert answer.verdict == "failed"
+    assert answer.data[0]["latency_s"]["p95"] is None
 
 
 def test_one_load_has_no_interval_and_repeats_show_their_spread() -> None:
@@ -99,11 +101,10 @@ def test_one_load_has_no_interval_and_repeats_show_their_spread() -> None:
         )
         for repeat, seconds in enumerate((0.5, 0.7, 0.6))
     ]
-    assert "[" not in render(loads[:1], "md")
-    (line,) = render(loads, "md").splitlines()[2:]
-    assert "| 60 |" in line
-    assert "| 0.6 (0.5 to 0.7) |" in line
-    assert [each["latency_s"]["p50"] for each in json.loads(render(loads, "json"))] == [0.5, 0.7, 0.6]
+    (table,) = answer_of(loads).sections[0].blocks
+    assert isinstance(table, Table)
+    assert [cell.text for cell in table.rows[0].cells][1:4:2] == ["60", "0.6 (0.5 to 0.7)"]
+    assert [each["latency_s"]["p50"] for each in answer_of(loads).data] == [0.5, 0.7, 0.6]
 
 
 def test_the_latency_alone_is_that_of_each_size() -> None:
@@ -115,7 +116,7 @@ def test_the_latency_alone_is_that_of_each_size() -> None:
 def test_two_servers_are_compared_load_by_load() -> None:
     slow = row(samples([2.0 * k for k in range(30)], [2.0 * k + 2 for k in range(30)]))
     fast = row(samples([1.0 * k for k in range(30)], [1.0 * k + 1 for k in range(30)]))
-    (line,) = compared([fast], [slow])
+    (line,) = answer_of([fast], [slow]).sections[1].blocks
     assert line == "1 client, over here: images/s 2.00x, p50 0.50x"
 
 
@@ -126,5 +127,5 @@ def test_a_load_without_any_image_has_a_row_all_the_same() -> None:
     figures = figures_of(load)
     assert (figures.throughput, figures.latency_s[50], figures.errors) == (0.0, math.inf, {"timeout": 2})
     for format_ in ("table", "md", "csv"):
-        assert "2 timeout" in render([load], format_)
-    assert json.loads(render([load], "json"))[0]["done"] == 0
+        assert "2 timeout" in written(answer_of([load]), format_)
+    assert answer_of([load]).data[0]["done"] == 0

@@ -8,7 +8,7 @@ import torch
 from benchmarks.flops import count_denoiser, count_flops
 from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
-from vivace.architectures.components import Component
+from vivace.architectures.components import ComponentConfig
 from vivace.measure.flops import Flops
 from vivace.models.synthetic import on_meta
 
@@ -39,7 +39,7 @@ def about(total: float, gemm: float, conv: float, attention: float) -> Any:
 )
 @pytest.mark.quick("flux-dev", "sd15")
 def test_one_step(
-    component: Component,
+    component: ComponentConfig,
     side: int,
     text_length: int,
     total: float,
@@ -72,7 +72,7 @@ def decoding(vae: Any, side: int) -> Flops:
     ids=["flux", "sdxl", "sd15", "taef1", "taesd"],
 )
 def test_decoding(
-    component: Component, side: int, total: float, gemm: float, conv: float, attention: float
+    component: ComponentConfig, side: int, total: float, gemm: float, conv: float, attention: float
 ) -> None:
     assert by_kind(decoding(on_meta(component), side)) == about(total, gemm, conv, attention)
 
@@ -88,7 +88,7 @@ def test_decoding(
     ids=["clip-l", "open-clip-bigg", "t5-512", "t5-256"],
 )
 @pytest.mark.quick("clip-l", "t5-256")
-def test_text_encoders(component: Component, length: int, total: float) -> None:
+def test_text_encoders(component: ComponentConfig, length: int, total: float) -> None:
     config = component.config
     heads = config.get("num_attention_heads") or config["num_heads"]
     layers = config.get("num_hidden_layers") or config["num_layers"]

@@ -3,28 +3,10 @@
 import diffusers
 import pytest
 
-from tests.narrow import FLOW, network
+from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
-from vivace.architectures.components import Architecture, Component
+from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.models.synthetic import num_parameters, on_meta
-
-
-def test_every_model_of_the_studies_has_an_architecture() -> None:
-    assert set(ARCHITECTURES) == {
-        "sd15",
-        "sdxl",
-        "sdxl-turbo",
-        "sdxl-lightning-2step",
-        "sdxl-lightning-4step",
-        "hyper-sdxl-4step",
-        "lcm-sdxl",
-        "pony",
-        "playground",
-        "flux-dev",
-        "flux-schnell",
-        "flux-kontext",
-        *FLOW,
-    }
 
 
 @pytest.mark.parametrize(
@@ -62,12 +44,13 @@ def test_every_model_of_the_studies_has_an_architecture() -> None:
         (network("chroma1-hd"), 8900.0),  # 8.9 B
         (network("ernie-image"), 8033.5),  # 8 B
         (network("ideogram-4"), 9279.3),  # 9.28 B
+        (network("ovis-image-7b"), 7370.4),  # 7 B
         (network("cogview4-6b"), 6369.1),  # 6 B
         (network("cogview4-6b", "text_encoder"), 9399.951360 - 151552 * 4096 / 1e6),  # published with a head
     ],
-    ids=lambda value: value.class_name if isinstance(value, Component) else None,
+    ids=lambda value: value.class_name if isinstance(value, ComponentConfig) else None,
 )
-def test_parameters_are_as_many_as_published(component: Component, millions: float) -> None:
+def test_parameters_are_as_many_as_published(component: ComponentConfig, millions: float) -> None:
     assert num_parameters(component) / 1e6 == pytest.approx(millions, rel=0.001)
 
 
@@ -81,7 +64,7 @@ def test_parameters_are_as_many_as_published(component: Component, millions: flo
         (ARCHITECTURES["flux-dev"].tiny_vae, 1.23),
     ],
 )
-def test_decoders_are_as_large_as_published(vae: Component, millions: float) -> None:
+def test_decoders_are_as_large_as_published(vae: ComponentConfig, millions: float) -> None:
     decoder = on_meta(vae).decoder
     assert sum(p.numel() for p in decoder.parameters()) / 1e6 == pytest.approx(millions, rel=0.005)
 
@@ -106,11 +89,6 @@ def test_configs_name_only_what_their_classes_know(architecture: Architecture) -
             assert set(component.config) <= set(keys)
     assert hasattr(diffusers, architecture.pipeline)
     assert architecture.denoiser in architecture.components
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda a: a.name)
-def test_they_are_plain_data(architecture: Architecture) -> None:
-    assert Architecture.model_validate_json(architecture.model_dump_json()) == architecture
 
 
 @pytest.mark.parametrize(

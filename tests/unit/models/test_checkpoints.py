@@ -17,8 +17,12 @@ from tests import shrunken
 from tests.hub_server import Hub
 from tests.original_layout import save_sd2, save_sd15, save_sdxl
 from tests.typed import run_vivace
+from vivace.architectures import CATALOGUE, FAMILIES
+from vivace.architectures.files import Signature
+from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import find_model, load_pipeline
+from vivace.models.checkpoints.signatures import TensorNames, signature_of
 from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export.plain_script import write_script
@@ -340,95 +344,61 @@ FLUX = "double_blocks.0.img_attn.norm.key_norm.scale"
 ONE, BLOCK = (1,), (8, 64)
 
 
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model."])
 @pytest.mark.parametrize(
     ("shapes", "what"),
     [
         ({"distilled_guidance_layer.in_proj.bias": ONE, FLUX: ONE, "img_in.weight": BLOCK}, "Chroma"),
-        (
-            {"distilled_guidance_layer.layers.0.in_layer.weight": ONE, "nerf_blocks.0.x": ONE},
-            "Chroma (Radiance)",
-        ),
-        ({"single_stream_modulation.lin.weight": ONE, "double_blocks.0.img_attn.qkv.weight": ONE}, "FLUX.2"),
-        (
-            {
-                "double_stream_modulation_img.linear.weight": ONE,
-                "single_stream_modulation.linear.weight": ONE,
-            },
-            "FLUX.2",
-        ),
-        (
-            {"joint_blocks.0.context_block.adaLN_modulation.1.bias": ONE, "x_embedder.proj.weight": ONE},
-            "SD 3",
-        ),
-        ({"transformer_blocks.0.attn.add_q_proj.weight": ONE, "txt_norm.weight": ONE}, "Qwen-Image"),
-        ({"double_layers.0.attn.w1q.weight": ONE, "cond_seq_linear.weight": ONE}, "AuraFlow"),
+        ({"single_stream_modulation.lin.weight": ONE, FLUX: ONE, "img_in.weight": BLOCK}, "FLUX.2"),
         ({"cap_embedder.0.weight": ONE, "noise_refiner.0.adaLN_modulation.0.weight": ONE}, "Z-Image"),
         ({"cap_embedder.0.weight": ONE, "noise_refiner.0.adaLN_modulation.1.weight": ONE}, "Lumina 2"),
-        ({"double_stream_blocks.0.block.adaLN_modulation.1.bias": ONE}, "HiDream"),
-        ({"t_block.1.weight": ONE, "blocks.0.scale_shift_table": ONE}, "PixArt"),
         (
             {"attention_y_norm.weight": ONE, "t_block.1.weight": ONE, "blocks.0.scale_shift_table": ONE},
             "Sana",
         ),
-        ({"mlp_t5.0.weight": ONE}, "HunyuanDiT"),
-        ({"head.modulation": ONE, "blocks.0.cross_attn.q.weight": ONE}, "Wan, which makes videos"),
-        ({"txt_in.individual_token_refiner.blocks.0.norm1.weight": ONE}, "HunyuanVideo"),
-        ({"patchify_proj.weight": ONE}, "LTX-Video"),
-        ({"clip_txt_mapper.weight": ONE}, "Stable Cascade's stage C"),
+        ({"txt_in.individual_token_refiner.blocks.0.norm1.weight": ONE, FLUX: ONE}, "HunyuanVideo"),
+        ({"txt_in.text_norm.weight": ONE, "transformer_blocks.0.x": ONE}, "Qwen-Image 2.1"),
         (
             {FLUX: ONE, "img_in.weight": (8, 384), "guidance_in.in_layer.weight": ONE},
             "a FLUX.1 variant with inputs other than text: FLUX.1 Fill",
         ),
-        (
-            {FLUX: ONE, "img_in.weight": (8, 128), "guidance_in.in_layer.weight": ONE},
-            "a FLUX.1 variant with inputs other than text: FLUX.1 Depth or Canny",
-        ),
         ({FLUX: ONE, "img_in.weight": (8, 64), "controlnet_blocks.0.weight": ONE}, "a ControlNet"),
+        (
+            {"x.qweight": ONE, "x.lora_down": ONE, "x.wscales": ONE},
+            "a model that was quantised with SVDQuant",
+        ),
+        ({"down_blocks.0.motion_modules.0.proj_in.weight": ONE}, "an AnimateDiff motion module"),
     ],
 )
-def test_a_file_is_named_by_what_it_has(
-    tmp_path: Path, prefix: str, shapes: dict[str, tuple[int, ...]], what: str
+def test_what_has_tensors_of_several_kinds_is_named_by_the_right_one(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], what: str
 ) -> None:
     file = tmp_path / "model.safetensors"
-    save_file(
-        {prefix + name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}, file
-    )
-    with pytest.raises(UnusableModel, match=re.escape(f"{file} is {what}")):
-        contents_of(file)
+    for prefix in ("", "diffusion_model."):
+        tensors = {prefix + name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
+        save_file(tensors, file)
+        with pytest.raises(UnusableModel, match=re.escape(f"{file} is {what}")):
+            contents_of(file)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "what"),
-    [
-        ({"transformer_blocks.0.qkv_proj.qweight": ONE, "transformer_blocks.0.qkv_proj.lora_down": ONE,
-          "transformer_blocks.0.qkv_proj.wscales": ONE}, "a model that was quantised with SVDQuant for Nunchaku"),
-        ({"diffusion_model.joint_blocks.0.x_block.attn.qkv.lora_A.weight": ONE}, "a LoRA, not a model"),
-        ({"transformer.single_transformer_blocks.0.attn.to_q.lora_B.weight": ONE}, "a LoRA, not a model"),
-        ({"lora_unet_double_blocks_0_img_attn_proj.lora_down.weight": ONE}, "a LoRA, not a model"),
-        ({"lora_te1_text_model_x.hada_w1_a": ONE}, "a LoRA"),
-        ({"emb_params": (2, 768)}, "an embedding"),
-        ({"clip_l": (2, 768), "clip_g": (2, 1280)}, "an embedding"),
-        ({"control_model.input_blocks.0.0.weight": ONE}, "a ControlNet"),
-        ({"controlnet_cond_embedding.conv_in.weight": ONE, "down_blocks.0.resnets.0.conv1.weight": ONE},
-         "a ControlNet"),
-        ({"image_proj.proj.weight": ONE, "ip_adapter.1.to_k_ip.weight": ONE}, "an IP-Adapter"),
-        ({"down_blocks.0.motion_modules.0.proj_in.weight": ONE}, "an AnimateDiff motion module"),
-        ({"encoder.conv_in.weight": ONE, "decoder.conv_in.weight": ONE}, "a VAE alone"),
-        ({"encoder.block.0.layer.0.SelfAttention.q.weight": ONE}, "a text encoder alone (T5)"),
-        ({"model.embed_tokens.weight": ONE, "model.layers.0.self_attn.q_proj.weight": ONE}, "a language model"),
-        ({"single_transformer_blocks.0.proj_mlp.weight": ONE, "x_embedder.weight": ONE,
-          "context_embedder.weight": ONE}, "FLUX.1's transformer; one component in diffusers' layout"),
-        ({"down_blocks.0.resnets.0.conv1.weight": ONE, "add_embedding.linear_1.weight": ONE,
-          "mid_block.x": ONE}, "SDXL's UNet; one component in diffusers' layout"),
-        ({"a.b": ONE, "c": ONE}, "not a model that vivace knows"),
-    ],
-)  # fmt: skip
-def test_what_is_no_model_is_named(tmp_path: Path, shapes: dict[str, tuple[int, ...]], what: str) -> None:
-    file = tmp_path / "model.safetensors"
-    save_file({name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}, file)
-    with pytest.raises(UnusableModel, match=re.escape(f"{file} is {what}")):
-        contents_of(file)
+EVERY = [
+    *CONFUSABLE,
+    *(row for family in FAMILIES if family.files for row in family.files.signatures),
+    *OTHERS,
+]
+
+
+@pytest.mark.parametrize("row", EVERY, ids=lambda row: row.what[:40])
+def test_every_signature_is_told_by_its_own_tensors(row: Signature) -> None:
+    names = [("x" if each.startswith("*") else "") + each.strip("*") for each in row.has]
+    names = [name + ("y" if each.endswith("*") else "") for name, each in zip(names, row.has, strict=True)]
+    shapes = {name: [12, 12] for name in names} | {name: [12, 12] for name, _, _ in row.sizes}
+    for name, axis, length in row.sizes:
+        shapes[name][axis] = length
+    tensors = {name: {"shape": shape} for name, shape in shapes.items()}
+    found = signature_of(Path("model"), TensorNames(tensors), tensors)
+    assert found is not None
+    assert found[1].what == row.what
+    assert found[1].entry is None or found[1].entry in CATALOGUE or found[1].entry == "sd2"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ def test_code_of_a_model_is_never_run(folder: Path, tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def test_a_modular_pipeline_is_refused_by_its_name(tmp_path: Path) -> None:
+    index = {"_class_name": "Flux3KleinModularPipeline", "_diffusers_version": "0.42.1"}
+    (tmp_path / "modular_model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UnusableModel, match=r"is a Flux3KleinModularPipeline: a modular pipeline"):
+        find_model(str(tmp_path))
+
+
 def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
     index = folder / "model_index.json"
     text = index.read_text()

@@ -244,34 +244,17 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
     ("shapes", "says"),
     [
         ({"lora_unet_down_blocks_0.lora_down.weight": (1,)}, "is a LoRA, not a model"),
-        ({"unet.x.lora_A.weight": (1,)}, "is a LoRA"),
-        (
-            {TEXT: (1,), UNET: (8, 9, 3, 3), VAE: (1,)},
-            "is an inpainting model, not a text-to-image model",
-        ),
-        ({TEXT: (1,), UNET: (8, 8, 3, 3), VAE: (1,)}, "is an image editing model"),
-        ({UNET: (8, 4, 3, 3)}, "is a UNet without its VAE and text encoders"),
-        (
-            {"conditioner.embedders.0.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
-            "refiner",
-        ),
-        (
-            {"cond_stage_model.model.positional_embedding": (1,), UNET: (8, 4, 3, 3), VAE: (1,)},
-            "an SD 2 model",
-        ),
-        ({"early_stream_modulations.image.lin.weight": (8, 8)}, "is FLUX.3, which has no pipeline"),
-        ({FLUX: (1,), "img_in.weight": (8, 384)}, "a FLUX.1 variant with inputs other than text"),
+        ({"transformer.single_transformer_blocks.0.attn.to_q.lora_B.weight": (1,)}, "is a LoRA, not a model"),
+        ({"lora_te1_text_model_x.hada_w1_a": (1,)}, "is a LoRA"),
+        ({"clip_l": (2, 768), "clip_g": (2, 1280)}, "is an embedding"),
+        ({"control_model.input_blocks.0.0.weight": (1,)}, "is a ControlNet"),
+        ({"image_proj.proj.weight": (1,), "ip_adapter.1.to_k_ip.weight": (1,)}, "is an IP-Adapter"),
+        (SD15_FILE | {UNET: (8, 9, 3, 3)}, "is an inpainting model, not a text-to-image model"),
+        (SD15_FILE | {UNET: (8, 12, 3, 3)}, "has not 4 channels, or was written with another shape"),
         ({FLUX: (1,), "img_in.weight": (512,)}, "another model, or was written with other shapes"),
+        ({"early_stream_modulations.image.lin.weight": (8, 8)}, "is FLUX.3, which has no pipeline"),
         (
-            {TEXT: (1,), UNET: (8, 12, 3, 3), VAE: (1,)},
-            "has not 4 channels, or was written with another shape",
-        ),
-        (
-            {
-                f"wrapped.{FLUX}": (1,),
-                "wrapped.img_in.weight": (8, 64),
-                "wrapped.guidance_in.in_layer.weight": (1,),
-            },
+            {f"wrapped.{name}": shape for name, shape in DEV_FILE.items()},
             "has the tensors of FLUX.1 [dev] behind the prefix 'wrapped.', which vivace does not know",
         ),
         (
@@ -280,11 +263,9 @@ def test_a_name_of_few_steps_sets_them_and_says_so(
         ),
         ({"decoder.conv_in.weight": (1,)}, "is a VAE alone"),
         ({"text_model.embeddings.token_embedding.weight": (1,)}, "is a text encoder alone"),
+        ({"model.embed_tokens.weight": (1,)}, "is a language model"),
         ({"scaled_fp8": (1,), FLUX: (1,)}, "scaled fp8 weights"),
-        (
-            {"x": (1,)},
-            "is not a model that vivace knows; supported are single files of SD 1.5, SDXL, FLUX.1",
-        ),
+        ({"x": (1,)}, "is not a model that vivace knows; supported are single files of SD 1.5, SDXL, FLUX.1"),
     ],
 )
 def test_what_is_no_whole_model(shapes: dict[str, tuple[int, ...]], says: str, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Pipelines with random weights: narrow versions of the published architectures, at their full depth."""
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tests.narrow import SIDE, narrow, network
 from vivace.architectures import ARCHITECTURES
-from vivace.architectures.components import Component
+from vivace.architectures.components import ComponentConfig
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
 from vivace.models.hashed_tokenizers import tokenizer_for
@@ -86,29 +85,6 @@ def test_every_norm_sees_an_input_of_unit_order_however_deep(drawn: Any) -> None
         assert values, f"{name} never ran"
         assert min(values) > 0.05, name
         assert max(values) < 20, name
-
-
-def test_flux_s_residual_stream_does_not_explode() -> None:
-    """19 double and 38 single blocks, each of which adds to the stream."""
-    module = build_component(narrow("flux-dev").components["transformer"], "cpu", torch.float32)
-    blocks = [*module.transformer_blocks, *module.single_transformer_blocks]
-    streams: list[float] = []
-    for block in blocks:
-        block.register_forward_hook(lambda _, __, out: streams.append(float(out[1].var())))
-    n = torch.randn(1, 64, 64, generator=torch.Generator().manual_seed(0))
-    out = module(
-        hidden_states=n,
-        encoder_hidden_states=torch.randn(1, 32, 128, generator=torch.Generator().manual_seed(1)),
-        pooled_projections=torch.randn(1, 64, generator=torch.Generator().manual_seed(2)),
-        timestep=torch.tensor([0.5]),
-        guidance=torch.tensor([3.5]),
-        img_ids=torch.zeros(64, 3),
-        txt_ids=torch.zeros(32, 3),
-    ).sample
-    assert len(streams) == 57
-    assert 1.0 < streams[-1] / streams[0] < 4
-    assert all(after < 1.5 * before for before, after in itertools.pairwise(streams))
-    assert 0.3 < out.std() < 3
 
 
 def test_what_steers_attention_and_blocks_is_of_unit_order() -> None:
@@ -228,7 +204,7 @@ def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> No
     where: list[str] = []
     class_of = synthetic._class_of
 
-    def noted(component: Component) -> Any:
+    def noted(component: ComponentConfig) -> Any:
         where.append(torch.get_default_device().type)
         return class_of(component)
 
@@ -237,15 +213,10 @@ def test_modules_are_not_imported_on_meta(monkeypatch: pytest.MonkeyPatch) -> No
     assert where == ["cpu"]
 
 
-def test_nothing_is_allocated_on_meta() -> None:
-    transformer = on_meta(network("flux-dev"))
-    assert {parameter.device.type for parameter in transformer.parameters()} == {"meta"}
-
-
 @pytest.mark.parametrize(
     "component", [ARCHITECTURES["sd15"].tiny_vae, ARCHITECTURES["flux-dev"].tiny_vae], ids=["taesd", "taef1"]
 )
-def test_tiny_vaes_decode(component: Component) -> None:
+def test_tiny_vaes_decode(component: ComponentConfig) -> None:
     vae = build_component(component, "cpu", torch.float32)
     noise = torch.randn(1, vae.config.latent_channels, 16, 16, generator=torch.Generator().manual_seed(0))
     picture = vae.decode(noise).sample

@@ -10,7 +10,7 @@ import torch
 from tests import flow_models
 from tests.forked_peers import forked_peers
 from vivace.errors import Unsupported
-from vivace.machinery.multi_gpu.second_calls import SecondCalls
+from vivace.machinery.multi_gpu.sharded_denoiser import SecondCalls
 
 MODEL = "qwen-image"
 

@@ -17,7 +17,7 @@ from tests.proved import SETTINGS as ASKED
 from tests.proved import SHAPES, proof_of
 from vivace.errors import UsageError
 from vivace.proofs.sides.comfyui_side import Workflow
-from vivace.proofs.sides.side import Settings
+from vivace.proofs.sides.side import ImageSettings
 
 WORKFLOW: dict[str, Any] = {
     "3": {
@@ -37,7 +37,7 @@ WORKFLOW: dict[str, Any] = {
     "12": {"class_type": "FluxGuidance", "inputs": {"conditioning": ["6", 0], "guidance": 3.5}},
     "9": {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}},
 }
-SETTINGS = Settings(96, 64, 8, 4.0)
+SETTINGS = ImageSettings(96, 64, 8, 4.0)
 
 
 def saved(folder: Path, nodes: object = WORKFLOW) -> Path:
@@ -52,7 +52,7 @@ def test_values_go_to_the_sampler_its_positive_text_and_the_latent(tmp_path: Pat
     assert nodes["6"]["inputs"]["text"] == "a red circle"
     assert nodes["7"]["inputs"]["text"] == "ugly"
     assert (nodes["5"]["inputs"]["width"], nodes["5"]["inputs"]["height"]) == (64, 96)
-    kept = Workflow(str(saved(tmp_path))).filled("a red circle", 7, Settings())
+    kept = Workflow(str(saved(tmp_path))).filled("a red circle", 7, ImageSettings())
     assert kept["3"]["inputs"]["steps"] == 20
 
 

@@ -1,5 +1,6 @@
 """Whether B is as fast as A: latency of the images that are compared, and endpoints under load."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -64,10 +65,10 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     assert seconds[0] is None
     assert min(seconds[1:]) > 0.004
     assert slower["speed"]["pairs"] == 11
-    assert 'id="fast-title"' in page.read_text()
+    assert "A drawn again" in page.read_text()
     faster = prove(tmp_path, SLOW, QUICK, "--claim", "fast")
     assert faster.return_value == 0
-    assert "Fast?          yes: B takes ×0." in faster.stdout
+    assert re.search(r"Fast\? +yes: B takes ×0\.", faster.stdout)
 
 
 def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +112,8 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
     assert len(bodies) == 2 + 24, "with two warm-ups"
     assert {(body["size"], body["model"]) for body in bodies} == {("96x96", "shapes")}
     assert {body["prompt"] for body in bodies} == set(PROMPTS)
-    assert "B, 8 clients: " in text
-    assert "goodput " in text
-    assert "in time within" in text
+    assert "B, 8 clients" in text
+    assert "In time within" in text
     assert "goodput/s" in page.read_text()
 
 
@@ -135,7 +135,7 @@ def test_a_run_of_aiperf_stands_beside_the_images(tmp_path: Path) -> None:
         again = prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(folder), "--reuse")
     (load,) = answer(result)["speed"]["loads"]
     assert (load["side"], load["rate"], load["requests"]) == ("B", 4.0, 40)
-    assert "B, users (4/s) by AIPerf: " in again.stdout
+    assert "B, users (4/s) by AIPerf" in again.stdout
 
 
 def test_a_server_that_draws_nothing_under_load_is_a_line(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_page_holds_everything_and_fetches_nothing(tmp_path: Path) -> None:
     assert "B is worse than A" in text
     assert "softer" in text
     assert text.count("data:image/") == 18, "A, B and their difference of six prompts"
-    assert text.count("<rect") == 36
+    assert text.count("<rect") == 12, "a frame on each image of B, in two colours"
     assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
     assert "curl http://127.0.0.1" in text
 

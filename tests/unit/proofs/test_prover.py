@@ -41,7 +41,7 @@ def test_it_answers_as_the_command_does(tmp_path: Path) -> None:
     assert lines == str(proof).partition("Fast?")[0]
     page = proof.page()
     assert "softer" in page
-    assert "To repeat it" not in page
+    assert "Reproduce" not in page
 
 
 @pytest.mark.parametrize(

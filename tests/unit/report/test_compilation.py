@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
 from vivace.foundation.spec.record import Round
-from vivace.report.page import Section, render_page
 from vivace.report.rows import Row, rows_of
+from vivace.report.run_answer import answer_of, results_table
 from vivace.report.summary import paid_back
-from vivace.report.table import render
 
 BASE = (1.0, 1.02, 0.98, 1.0)
 FAST = (0.5, 0.51, 0.49, 0.5)
@@ -43,20 +43,12 @@ def test_it_is_paid_back_when_the_gains_make_up_for_it() -> None:
     assert row.compilation.break_even_images == 80
     message = "compiling took 40.0 s, 5.00 s from the disk cache; paid back from image 80 on"
     assert paid_back(row) == message
-    for format_ in ("table", "md"):
-        assert message in render([baseline, row], format_)
-    assert "Compiling took 40.0 s" in render_page(
-        [Section("x", "2026-01-01T00:00:00+00:00", (baseline, row))], _none
-    )
-    (_, cells) = csv.DictReader(io.StringIO(render([baseline, row], "csv")))
+    assert results_table([baseline, row]).rows[1].notes == (message,)
+    (_, cells) = csv.DictReader(io.StringIO(written(answer_of([baseline, row]), "csv")))
     assert (float(cells["compile_fresh_s"]), cells["break_even_images"]) == (pytest.approx(40), "80")
-    (plain, compiled_row) = json.loads(render([baseline, row], "json"))
+    (plain, compiled_row) = json.loads(written(answer_of([baseline, row]), "json"))
     assert plain["compilation"] is None
     assert compiled_row["compilation"]["break_even_images"] == 80
-
-
-def _none(_: str) -> bytes | None:
-    return None
 
 
 def test_without_a_gain_it_never_is() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
 from vivace.foundation.spec.record import GpuWindow
-from vivace.report.page import Section, render_page
 from vivace.report.rows import Row, priced, rows_of
-from vivace.report.summary import gpu_in_words
-from vivace.report.table import render
+from vivace.report.run_answer import answer_of
+from vivace.report.usage import usage_table
 
 
 def window(energy_j: float | None, **fields: Any) -> GpuWindow:
@@ -27,7 +27,7 @@ def row_of(*windows: GpuWindow | None) -> Row:
 
 
 def cells(row: Row) -> dict[str, str]:
-    (fields,) = csv.DictReader(io.StringIO(render([row], "csv")))
+    (fields,) = csv.DictReader(io.StringIO(written(answer_of([row]), "csv")))
     return fields
 
 
@@ -43,9 +43,8 @@ def test_energy_is_told_for_an_image() -> None:
     )
     assert fields["throttled"] == "power cap"
     assert not any("held down" in warning for warning in row.warnings), "large models run at the power cap"
-    assert gpu_in_words(row) == (
-        "GPU: 550 J an image (counter), 500 W, 1700 MHz, 66 °C, clocks held down by: power cap"
-    )
+    (line,) = usage_table([("row", row)]).rows
+    assert {"550 J", "500 W", "1700 MHz", "power cap"} <= {cell.text for cell in line.cells}
 
 
 def test_hard_throttling_is_a_warning_and_mixed_sources_are_said() -> None:
@@ -68,11 +67,9 @@ def test_what_cannot_be_read_is_empty_with_a_reason() -> None:
 def test_the_cost_is_a_column_only_if_it_is_asked() -> None:
     rows = rows_of([make_record("baseline", make_round(0, (0.9,) * 5))])
     for format_ in ("table", "md"):
-        assert "cost" not in render(rows, format_)
-        assert "cost of 1,000" in render(priced(rows, 4.0), format_)
+        assert "cost" not in written(answer_of(rows), format_)
+        assert "cost of 1,000" in written(answer_of(priced(rows, 4.0)), format_)
     assert cells(rows[0])["cost_per_1000"] == ""
     (row,) = priced(rows, 4.0)
     assert float(cells(row)["cost_per_1000"]) == pytest.approx(1.0), "900 s at 4 an hour"
-    assert gpu_in_words(row) == "1,000 images cost 1.00 at 4 an hour"
-    page = render_page([Section("vivace bench", "2026-01-01", (row,))], lambda sha256: None)
-    assert "1,000 images cost 1.00 at 4 an hour." in page
+    assert "1.00" in {cell.text for cell in usage_table([("row", row)]).rows[0].cells}

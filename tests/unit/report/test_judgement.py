@@ -3,14 +3,15 @@
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass, packed
 from vivace.foundation.spec.limits import ONE_VIEW, Limits
 from vivace.foundation.spec.record import HIDDEN, ImageRecord, Outcome, Record
 from vivace.foundation.stats import Gate
 from vivace.report.quality_gate import Judgement, broken_images
 from vivace.report.rows import Row, rows_of
+from vivace.report.run_answer import answer_of
 from vivace.report.summary import fidelity, noise_floor, summary
-from vivace.report.table import render
 
 SCORER = "clip@1"
 OWN, OTHERS = 30.0, 10.0  # CLIP scores of the baseline's images: a margin of 20
@@ -446,8 +447,8 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
     assert "Its quality passes: CLIP margin kept 100.0 %, single images capped, above 100.0" in headline
     assert "steps(1) fails on quality; the table says why." in headline
     assert "No recipe that passes on quality was faster" in summary(rows[:2])
-    assert "failed_quality" in render(rows, "table")
-    assert "failed_quality" in render(rows, "csv")
+    assert "failed_quality" in written(answer_of(rows), "table")
+    assert "failed_quality" in written(answer_of(rows), "csv")
 
 
 def test_an_unproven_recipe_is_not_headlined_before_a_proven_one() -> None:

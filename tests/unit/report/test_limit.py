@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
 from vivace.foundation.spec.ceilings import Ceiling, Ceilings, ComponentWork, Work
 from vivace.report.rows import Row, rows_of
-from vivace.report.summary import limit_in_words
-from vivace.report.table import render
+from vivace.report.run_answer import answer_of
+from vivace.report.usage import no_limit, usage_table
 
 CEILINGS = Ceilings(
     device="cuda",
@@ -62,10 +63,9 @@ def test_the_time_of_an_image_is_divided_without_rest() -> None:
     parts = (limit.limit_s, limit.kernels_s, limit.gaps_s, limit.outside_s)
     assert sum(part for part in parts if part is not None) == pytest.approx(1.0)
     assert limit.problem is None
-    assert limit_in_words(row_of()) == (
-        "35 % of the speed at this device's limit, 0.350 s an image; the rest: 0.250 s in kernels, 0.310 s in "
-        "launch gaps, 90.0 ms outside of the components"
-    )
+    (line,) = usage_table([("row", row_of())]).rows
+    texts = [cell.text for cell in line.cells]
+    assert texts[1:6] == ["0.350 s", "35 %", "0.250 s", "0.310 s", "90.0 ms"]
 
 
 def test_a_cache_reads_the_weights_of_the_steps_that_it_computes() -> None:
@@ -102,7 +102,7 @@ def test_on_a_cpu_the_rest_is_not_divided() -> None:
 def test_without_ceilings_the_columns_are_empty() -> None:
     row = row_of(None)
     assert row.limit is None
-    (cells,) = csv.DictReader(io.StringIO(render([row], "csv")))
+    (cells,) = csv.DictReader(io.StringIO(written(answer_of([row]), "csv")))
     for column in (
         "limit_s",
         "limit_share",
@@ -111,7 +111,6 @@ def test_without_ceilings_the_columns_are_empty() -> None:
         "outside_components_s",
     ):
         assert cells[column] == ""
-    assert "limit" not in render([row], "table"), "the terminal's table has no more columns"
 
 
 @pytest.mark.parametrize(
@@ -130,3 +129,4 @@ def test_a_limit_that_cannot_be_known_has_a_reason(work: Work, message: str) -> 
     assert limit.limit_s is None
     assert limit.reason == message
     assert row_of(work).to_json()["limit"]["reason"] == message
+    assert list(no_limit([("row", row_of(work))])) == [("row", f"no limit: {message}")]

@@ -5,15 +5,16 @@ import io
 import json
 
 import pytest
-from rich.console import Console
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
+from vivace.answers.formatting import broken, ratio, seconds, size
+from vivace.answers.terminal import table_lines as table_lines_of
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.foundation.stats import Verdict
 from vivace.report.rows import rows_of, shared_warnings
-from vivace.report.summary import headline, particulars, ratio, seconds, size, summary
-from vivace.report.table import print_table, render
-from vivace.report.value_text import broken
+from vivace.report.run_answer import answer_of, results_table
+from vivace.report.summary import headline, particulars, summary
 
 FAST = (0.5, 0.51, 0.49, 0.5)
 SLOW = (1.0, 1.02, 0.98, 1.0)
@@ -127,7 +128,7 @@ def test_the_interval_of_a_busy_gpu_allows_for_a_changed_cpu(busy_s: float | Non
 
 
 def test_csv_says_what_was_measured() -> None:
-    _, fast, failed = csv.DictReader(io.StringIO(render(rows_of(records()), "csv")))
+    _, fast, failed = csv.DictReader(io.StringIO(written(answer_of(rows_of(records())), "csv")))
     assert (fast["batch"], fast["height"], fast["num_inference_steps"], fast["text"]) == (
         "1",
         "128",
@@ -158,16 +159,14 @@ def test_the_time_in_which_the_gpu_is_busy() -> None:
     ]
     (row,) = rows_of([make_record("baseline", *rounds)])
     assert row.gpu_busy_s == pytest.approx(0.7)
-    assert "GPU busy" in render([row], "table")
+    assert "GPU busy" in written(answer_of([row]), "table")
     assert row.to_json()["gpu_busy_s"] == row.gpu_busy_s
     assert rows_of([make_record("baseline")])[0].gpu_busy_s is None
 
 
 def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
     def table_lines(width: int) -> list[str]:
-        out = io.StringIO()
-        print_table(rows_of(records()), Console(file=out, width=width, color_system=None))
-        return out.getvalue().splitlines()
+        return [line for line, _ in table_lines_of(results_table(rows_of(records())), width)]
 
     assert "model memory" in table_lines(180)[0]
     assert table_lines(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "peak", "memory"]
@@ -177,16 +176,16 @@ def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
 
 def test_every_format_holds_every_row() -> None:
     rows = rows_of(records())
-    assert len(json.loads(render(rows, "json"))) == 3
-    table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    assert len(json.loads(written(answer_of(rows), "json"))) == 3
+    table = list(csv.DictReader(io.StringIO(written(answer_of(rows), "csv"))))
     assert [row["recipe"] for row in table] == ["baseline", "tiny_vae", "attention(cudnn)"]
     assert table[2]["reason"] == "no | kernel, here"
-    markdown = render(rows, "md").splitlines()
+    markdown = [line for line in written(answer_of(rows), "md").splitlines() if line.startswith("|")]
     assert len(markdown) == 5
     assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1, (
         "the bar in a reason is escaped"
     )
-    assert "no | kernel" in render(rows, "table")
+    assert "no | kernel" in written(answer_of(rows), "table")
 
 
 def test_a_warning_that_all_rows_share_is_said_once() -> None:
@@ -196,7 +195,8 @@ def test_a_warning_that_all_rows_share_is_said_once() -> None:
     ]
     rows = rows_of(unsteady)
     assert shared_warnings(rows) == ["the warm-up ended before the times were steady"]
-    assert "steady" not in render(rows, "table")
+    assert sum("steady" in note for note in answer_of(rows).notes) == 1
+    assert not any(row.notes for row in results_table(rows).rows)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
     assert rows[1].outcome is Outcome.FAILED_QUALITY
     assert rows[1].latency is not None, "its time is shown all the same"
     assert rows[1].to_json()["outcome"] == "failed_quality"
-    assert "failed_quality" in render(rows, "table")
+    assert "failed_quality" in written(answer_of(rows), "table")
     text = summary(rows)
     assert text.startswith("tiny_vae is the fastest")
     assert "dtype(bf16) fails on quality; the table says why." in text
@@ -240,9 +240,7 @@ def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
 
 def test_narrow_terminals_keep_the_figures_that_matter() -> None:
     for width, all_shown in ((80, False), (180, True)):
-        out = io.StringIO()
-        print_table(rows_of(records()), Console(file=out, width=width, color_system=None))
-        text = out.getvalue()
+        text = "\n".join(line for line, _ in table_lines_of(results_table(rows_of(records())), width))
         assert ("first call" in text) == all_shown
         for always in ("s/image", "speed-up", "peak memory", "faster", "attention(cudnn): no | kernel, here"):
             assert always in text
@@ -257,9 +255,7 @@ def test_no_line_of_a_terminal_tears_a_technique_apart() -> None:
     recipe = long.trial.recipe.model_copy(update={"text": "+".join(techniques)})
     long = long.model_copy(update={"trial": long.trial.model_copy(update={"recipe": recipe})})
     assert len(recipe.text) > 80
-    out = io.StringIO()
-    print_table(rows_of([records()[0], long]), Console(file=out, width=80, color_system=None))
-    text = out.getvalue()
+    text = "\n".join(line for line, _ in table_lines_of(results_table(rows_of([records()[0], long])), 80))
     assert max(map(len, text.splitlines())) <= 80
     for technique in techniques:
         assert text.count(technique) == 2, technique
@@ -275,7 +271,7 @@ def test_random_weights_are_said_in_every_row() -> None:
     assert all(row.warnings[0].startswith("random weights:") for row in rows)
     assert shared_warnings(rows)[0].startswith("random weights:")
     assert summary(rows).endswith("Random weights: its effect on image quality is not known.")
-    table = list(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    table = list(csv.DictReader(io.StringIO(written(answer_of(rows), "csv"))))
     assert all("random weights" in row["warnings"] for row in table)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import vivace
 from tests.make import make_record, make_round
+from vivace.answers.page import in_notebook
 from vivace.benchmark.pairs import Paired
-from vivace.report.page import in_notebook
 
 PLACES = {
     "bench": ("vivace.benchmark.studies", "progress"),

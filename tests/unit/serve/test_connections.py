@@ -85,12 +85,3 @@ def test_bodies_are_bounded_together(server: Served, monkeypatch: pytest.MonkeyP
     holding.close()
     wait_until(lambda: in_progress[0].num_bytes == 0)
     assert server.send(EDITS, body, {"content-type": form}).status == 200, "what was read is forgotten"
-
-
-def test_a_socket_is_not_upgraded(server: Served) -> None:
-    upgrade = "upgrade: websocket\r\nconnection: upgrade, close\r\nsec-websocket-version: 13"
-    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
-    answer = received(
-        connect(server, f"GET / HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n{key}\r\n\r\n".encode())
-    )
-    assert not answer.startswith(b"HTTP/1.1 101")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from vivace.serve.worker.warm_session import Drawing
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
 OF_FLUX = Path("tinyworld/loras/tiny-flux-outlines.safetensors")
 CALL = {"height": 64, "width": 64, "num_inference_steps": 3}
+SESSION: Any = SimpleNamespace(defaults={"num_inference_steps": 20})
 
 
 def load(folder: Path, **fields: Any) -> Drawing:
@@ -119,12 +121,11 @@ def test_batches_are_allowed_where_they_gain_a_tenth(
 ) -> None:
     image = Image.new("RGB", (8, 8))
     by_number = dict(zip((1, 2, 4), seconds, strict=True))
-    monkeypatch.setattr(speeds, "_few_steps", lambda session: 4)
     monkeypatch.setattr(speeds, "_draw", lambda *args: [image])
     monkeypatch.setattr(
         speeds, "_timed", lambda session, width, height, steps, number: (by_number[number], [image] * number)
     )
-    assert tuple(speeds.time_batches(None, 8, 8, (2, 4))["allowed"]) == allowed
+    assert tuple(speeds.time_batches(SESSION, 8, 8, (2, 4))["allowed"]) == allowed
 
 
 @pytest.mark.parametrize(("gain", "timed"), [(1.02, [1, 2]), (1.06, [1, 2, 4])])
@@ -137,9 +138,8 @@ def test_four_at_once_are_not_timed_where_two_gain_nothing(
         numbers.append(number)
         return 1.0 if number == 1 else number / gain, [Image.new("RGB", (8, 8))] * number
 
-    monkeypatch.setattr(speeds, "_few_steps", lambda session: 4)
     monkeypatch.setattr(speeds, "_timed", time)
-    batching = speeds.time_batches(None, 8, 8, (2, 4))
+    batching = speeds.time_batches(SESSION, 8, 8, (2, 4))
     assert numbers == timed
     assert batching["allowed"] == [], "and nothing is drawn to compare with"
 

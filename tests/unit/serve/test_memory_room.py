@@ -16,6 +16,7 @@ from vivace.serve.worker.memory_room import check_fits
 from vivace.serve.worker.warm_session import Drawing
 
 GB = 10**9
+SESSION: Any = SimpleNamespace(defaults={"num_inference_steps": 20})
 
 
 def test_what_plan_predicts_not_to_fit_is_refused_before_it_is_loaded() -> None:
@@ -75,6 +76,5 @@ def test_memory_that_runs_out_is_said_in_words_on_a_cpu_too(
         except StopIteration:
             raise error from None
 
-    monkeypatch.setattr(speeds, "_few_steps", lambda session: 4)
     monkeypatch.setattr(speeds, "_timed", timed)
-    assert speeds.time_batches(None, 8, 8, (2, 4))["allowed"] == [], "two at once do not fit, and one does"
+    assert speeds.time_batches(SESSION, 8, 8, (2, 4))["allowed"] == [], "two at once do not fit, and one does"

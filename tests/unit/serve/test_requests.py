@@ -268,19 +268,6 @@ def test_a_worker_that_dies_is_started_again_and_its_image_drawn_once_more(serve
     assert server.states()["done"] == 1
 
 
-def test_an_image_whose_workers_die_is_given_up_and_the_server_goes_on(server: Served) -> None:
-    answer = server.draw("die")
-    assert (answer.status, answer.message) == (503, "the worker died twice while it drew this image")
-    assert server.draw(seed=1).status == 200
-
-
-def test_a_model_that_breaks_fails_its_request_alone(server: Served) -> None:
-    answer = server.draw("break")
-    assert (answer.status, answer.message) == (500, "drawing failed: RuntimeError: the model broke")
-    assert server.draw().status == 200
-    assert server.pool.replicas[0].num_restarts == 0
-
-
 def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
     settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
     with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:

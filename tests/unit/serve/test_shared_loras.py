@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save
 
 from tests.served import Served, served
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.queue.startup import Startup, past_starts
 from vivace.serve.settings import ServeSettings
 
 pytestmark = pytest.mark.long  # two servers and their workers
@@ -187,21 +186,3 @@ def restart(server: Served) -> None:
     while not (replica.num_restarts > restarts and replica.is_able):
         assert time.monotonic() < until
         time.sleep(0.05)
-
-
-def test_starts_of_two_servers_at_once_leave_a_list_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Times of one of them may be lost, and the list is not."""
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
-
-    def add(key: str) -> None:
-        for _ in range(20):
-            Startup(key, time.monotonic()).finish()
-
-    threads = [threading.Thread(target=add, args=(key,)) for key in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert past_starts().keys() & {"a", "b"}, "that of who wrote last"

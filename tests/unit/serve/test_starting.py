@@ -16,7 +16,7 @@ import pytest
 
 from tests.serve_worker import COMMAND
 from tests.served import served
-from vivace.foundation.hardware.cuda_context import open_context
+from vivace.foundation.hardware.this_machine import open_context
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.queue.process import Workers
 from vivace.serve.queue.replica import Replica

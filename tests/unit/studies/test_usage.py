@@ -11,12 +11,14 @@ from benchmarks.sittings import write_sittings
 from tests.make import make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
+from vivace.answers.answer import Table
+from vivace.answers.data import written
 from vivace.evidence.studies.sittings import read_sittings
-from vivace.evidence.studies.study_table import render
-from vivace.evidence.studies.usage import SHORT, usage_table
-from vivace.evidence.studies.view import views
+from vivace.evidence.studies.study_answer import answer_of
+from vivace.evidence.studies.view import PartView, views
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import GpuWindow, Outcome
+from vivace.report.usage import SHORT, no_limit, usage_table
 
 WINDOW = GpuWindow(
     calls=10, seconds=10.0, num_readings=90, energy_j=15_050.0, energy_from="counter", power_w=700.0,
@@ -31,10 +33,21 @@ COUNTED = sitting(
 ).model_copy(update={"ceilings": CEILINGS})
 
 
+def table_of(view: PartView, names: tuple[str, ...] = ()) -> Table:
+    return usage_table([entry for row in view.rows for entry in row.labelled], names)
+
+
+def headings(table: Table) -> list[str]:
+    return [column.name for column in table.columns][1:]
+
+
 def test_the_table_has_limit_energy_and_hours() -> None:
     (view,) = views(run(COUNTED))
-    usage = usage_table(view)
-    cells = {label: dict(zip(usage.headings, texts, strict=True)) for label, texts in usage.rows}
+    usage = table_of(view)
+    cells = {
+        row.cells[0].text: dict(zip(headings(usage), (cell.text for cell in row.cells[1:]), strict=True))
+        for row in usage.rows
+    }
     assert cells == {
         "baseline": {
             "at the limit": "0.350 s", "speed, of the limit's": "35 %", "lost to kernels": "0.250 s",
@@ -42,17 +55,16 @@ def test_the_table_has_limit_energy_and_hours() -> None:
             "energy an image": "1,505 J", "mean power": "700 W",
             "SM clock": "1785 MHz", "hours for 1,000 images": "0.279", "clocks held down by": "power cap",
         },
-        "VAE": dict.fromkeys(usage.headings, "–")
+        "VAE": dict.fromkeys(headings(usage), "–")
         | {"hours for 1,000 images": "0.14", "clocks held down by": "nothing"},
     }  # fmt: skip
-    assert usage.reasons == (
-        ("VAE", "no limit: the work of this recipe was not counted: one image on several GPUs"),
-    )
+    reason = "no limit: the work of this recipe was not counted: one image on several GPUs"
+    assert list(no_limit(entry for row in view.rows for entry in row.labelled)) == [("VAE", reason)]
 
 
 def test_times_alone_make_no_table() -> None:
     (view,) = views(run(sitting(baseline=lasting(1.0))))
-    assert usage_table(view).rows == usage_table(view, SHORT).rows == ()
+    assert table_of(view).rows == table_of(view, SHORT).rows == ()
 
 
 def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Path) -> None:
@@ -61,22 +73,21 @@ def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Pa
     assert read_sittings(tmp_path / "x.json") == [COUNTED]
     without = COUNTED.model_copy(update={"ceilings": None})
     (view,) = views(run(without))
-    assert "at the limit" not in usage_table(view).headings, "nothing to hold the count against"
+    assert "at the limit" not in headings(table_of(view)), "nothing to hold the count against"
 
 
 @pytest.mark.parametrize("price", [None, 3.6])
 def test_every_format_has_the_price_if_it_was_given(price: float | None) -> None:
     priced = replace(run(COUNTED), price_per_hour=price)
-    lines = list(csv.DictReader(io.StringIO(render(priced, "csv"))))
+    lines = list(csv.DictReader(io.StringIO(written(answer_of(priced), "csv"))))
     kept = {(line["row"], line["figure"]): (line["value"], line["unit"]) for line in lines}
     assert float(kept["baseline", "limit_share"][0]) == pytest.approx(0.35, rel=0.01)
     assert kept["baseline", "energy"] == ("1505.0", "J")
     assert ("baseline", "cost_per_1000") in kept or price is None
-    texts = [render(priced, "table"), render(priced, "md"), priced.page()]
+    texts = [written(answer_of(priced), "table"), written(answer_of(priced), "md"), priced.page()]
     for text in texts:
         assert "1,505 J" in text
         assert ("cost of 1,000" in text) is (price is not None)
     if price is not None:
         cost, unit = kept["baseline", "cost_per_1000"]
         assert (float(cost), unit) == (pytest.approx(1.0, rel=0.02), "price")
-        assert "1,000 images cost 1.00 at 3.6 an hour" in texts[2]

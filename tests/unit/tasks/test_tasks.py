@@ -17,10 +17,11 @@ import vivace
 from tests import typed
 from tests.exported import check, run
 from tests.families import load
+from vivace.answers.page import page_of
 from vivace.architectures import FAMILIES
 from vivace.benchmark import Timing
-from vivace.benchmark.run_page import page_of
 from vivace.benchmark.store.images import image_path, read_sources
+from vivace.benchmark.stored_answer import answer_of_stores
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.study import WorkloadRequest
@@ -420,7 +421,7 @@ def test_bench_keeps_sources_and_judges_against_them(tmp_path: Path) -> None:
     assert set(kept) == {source.image, source.mask}
     assert "outside_psnr_db" in run.to_dicts()[0]
     assert baseline.stages_s["encode"] > 0
-    page = page_of([tmp_path / "store"])
+    page = page_of(answer_of_stores([tmp_path / "store"]))
     assert page.count('alt="source"') == page.count('alt="mask"') == 1
     damaged = image_path(tmp_path / "store" / "sources", str(source.image))
     Image.new("RGB", (128, 128)).save(damaged)

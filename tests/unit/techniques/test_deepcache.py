@@ -9,12 +9,8 @@ import torch
 import vivace
 from benchmarks.flops import count_denoiser
 from tests.families import build, draw, session
-from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.deepcache import Deepcache
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -145,23 +141,6 @@ def test_deepcache_refuses_with_a_reason() -> None:
     assert str(made.refuted({})).startswith(
         "deepcache@denoiser: the cache never hit in 1 call of the denoiser: "
     )
-
-
-def test_deepcache_runs_on_random_weights() -> None:
-    pipe = build("sdxl")
-    target = target_of(pipe=pipe, has_random_weights=True)
-    assert Deepcache().unsupported(target) is None
-
-
-@pytest.mark.usefixtures("shallow")
-def test_memory_is_predicted_with_the_feature() -> None:
-    # Guidance makes two rows of 320 channels of 128 x 128 cells in fp16.
-    feature = 2 * 320 * 128 * 128 * 2
-    weightless = find_weightless("synthetic:sdxl")
-    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "deepcache"))
-    assert cached.model_bytes == plain.model_bytes, "its layers are the UNet's own"
-    more = cached.stages["vae"] - plain.stages["vae"]
-    assert more == pytest.approx(feature, rel=0.1), "while it is kept, which is until the call's end"
 
 
 def test_a_pipeline_without_its_session_starts_anew() -> None:

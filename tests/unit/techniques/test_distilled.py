@@ -13,9 +13,8 @@ from tests.families import draw, psnr
 from tests.targets import target_of
 from tests.typed import run_vivace
 from vivace.architectures import CATALOGUE
-from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart
+from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart, few_steps_of
 from vivace.errors import Unsupported, UnusableModel, WorkloadError
-from vivace.machinery.lora.distillations import distillations
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
 from vivace.models.find import WEIGHTS, find_model
@@ -138,7 +137,7 @@ def test_random_weights_take_the_steps_and_no_lora(distilled_tiny_sd: Path) -> N
     pipe = load_pipeline(find_model("tiny-sd"), "cpu")
     before = pipe.unet.get_submodule(LAYERS[0]).weight.clone()
     target = target_of(
-        this_machine("cpu"), pipe=pipe, has_random_weights=True, distillations=distillations(entry)
+        this_machine("cpu"), pipe=pipe, has_random_weights=True, distillations=few_steps_of(entry)
     )
     technique = Distilled(kind="lcm")
     assert technique.unsupported(target) is None
@@ -167,7 +166,7 @@ def test_sigmas_of_its_own_are_passed_and_no_other_number_of_steps(
 
 def test_todays_models_have_theirs() -> None:
     known = {
-        name: {(few.kind, *few.steps) for few in distillations(CATALOGUE[name])}
+        name: {(few.kind, *few.steps) for few in few_steps_of(CATALOGUE[name])}
         for name in ("qwen-image", "qwen-image-2512", "qwen-image-edit-2511", "qwen-image-2.1", "flux2-dev")
     }
     assert known == {
@@ -177,22 +176,21 @@ def test_todays_models_have_theirs() -> None:
         "qwen-image-2.1": {("lightning", 4)},
         "flux2-dev": {("turbo", 8)},
     }
-    (turbo,) = distillations(CATALOGUE["flux2-dev"])
+    (turbo,) = few_steps_of(CATALOGUE["flux2-dev"])
     assert len(turbo.call["sigmas"]) == 8
-    assert all(few.call["true_cfg_scale"] == 1 for few in distillations(CATALOGUE["qwen-image-2512"]))
+    assert all(few.call["true_cfg_scale"] == 1 for few in few_steps_of(CATALOGUE["qwen-image-2512"]))
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "pony", "flux-dev"])
 def test_the_catalogues_are_whole(name: str) -> None:
     import diffusers
 
-    for few_steps in distillations(CATALOGUE[name]):
-        assert hasattr(diffusers, few_steps.scheduler)
-        repo, weight_name, *_ = few_steps.arguments
-        assert "/" in repo
-        assert weight_name.endswith('.safetensors"')
+    for few_steps in few_steps_of(CATALOGUE[name]):
+        assert hasattr(diffusers, few_steps.scheduler.class_name)
+        assert isinstance(few_steps.lora, StoredPart)
+        assert few_steps.lora.files[0].endswith(".safetensors")
         assert set(few_steps.steps) <= set(range(1, 17))
-    kinds = {entry.kind for entry in distillations(CATALOGUE[name])}
+    kinds = {entry.kind for entry in few_steps_of(CATALOGUE[name])}
     expected = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
     assert kinds == expected.get(name, {"lcm", "hyper", "lightning"})
 

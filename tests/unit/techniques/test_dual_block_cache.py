@@ -17,10 +17,11 @@ from vivace.foundation.spec.recipe_syntax import RecipeSpec
 from vivace.machinery.step_caching.block_residual import blocks_of
 from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
+from vivace.machinery.step_caching.when import steps_of
 from vivace.machinery.technique import Machine
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.techniques.dual_block_cache import DualBlockCache, steps_of
+from vivace.techniques.dual_block_cache import DualBlockCache
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

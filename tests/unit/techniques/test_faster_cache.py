@@ -11,13 +11,10 @@ from diffusers.hooks.faster_cache import _split_low_high_freq
 import vivace
 from benchmarks.flops import count_denoiser
 from tests.families import build, draw, psnr, session
-from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique.pipeline_code import doubles_latents
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.faster_cache import FasterCache, _bands, _conditional
+from vivace.techniques.faster_cache import _bands, _conditional
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -230,17 +227,3 @@ def test_faster_cache_refuses_with_a_reason() -> None:
     assert str(made.refuted({})).startswith(
         "faster_cache@denoiser: the cache never hit in 1 call of the denoiser: "
     )
-
-
-def test_faster_cache_runs_on_random_weights() -> None:
-    pipe = build("sdxl")
-    target = target_of(pipe=pipe, has_random_weights=True)
-    assert FasterCache().unsupported(target) is None
-
-
-@pytest.mark.usefixtures("shallow")
-def test_memory_is_predicted_with_both_bands() -> None:
-    weightless = find_weightless("synthetic:sdxl")
-    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "faster_cache"))
-    assert cached.model_bytes == plain.model_bytes
-    assert cached.stages["vae"] - plain.stages["vae"] == 2 * 4 * 128 * 128 * 4, "kept until the call's end"

@@ -7,7 +7,6 @@ import torch
 from diffusers.hooks.sea_cache import _apply_sea_filter
 
 import vivace
-from benchmarks.flops import count_denoiser
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.architectures.family import grid_of_ids
@@ -16,8 +15,6 @@ from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.seacache import Seacache, sea_filtered, sea_gain
 
 CALL = {"num_inference_steps": 12}
@@ -123,16 +120,6 @@ def test_the_grid_is_read_from_the_tokens_places() -> None:
 # The cache
 
 
-def test_a_hit_of_seacache_computes_no_block() -> None:
-    pipe = build("flux")
-    size = {"height": 128, "width": 128, "text_length": 32}
-    alone = count_denoiser(pipe.transformer, **size).total
-    vivace.apply(pipe, "seacache(hits=0.99)")
-    whole, again, hit = (count_denoiser(pipe.transformer, **size).total for _ in range(3))
-    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
-    assert hit < 0.05 * alone
-
-
 @pytest.mark.parametrize(("threshold", "max_skip"), [(0.5, 5), (2.0, 2)])
 def test_changes_add_up_since_the_last_computed_step(threshold: float, max_skip: int) -> None:
     """Against a plain reckoning over the inputs that were really seen."""
@@ -215,15 +202,3 @@ def test_seacache_refuses_with_a_reason() -> None:
     target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     assert "give a fixed schedule, seacache(hits=0.5)" in (Seacache().unsupported(target) or "")
     assert Seacache(hits=0.5).unsupported(target) is None
-
-
-@pytest.mark.usefixtures("shallow")
-def test_memory_is_predicted_with_what_is_kept() -> None:
-    weightless = find_weightless("synthetic:flux-dev")
-    plain, cached, two = (
-        predict(weightless, resolve(recipe)).stages["vae"]
-        for recipe in ("baseline", "seacache(hits=0.5)", "seacache(hits=0.5, order=1)")
-    )
-    residual = 4096 * 3072 * 2
-    assert cached - plain == pytest.approx(residual, rel=0.1)
-    assert two - plain == pytest.approx(2 * residual, rel=0.1)

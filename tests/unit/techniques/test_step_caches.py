@@ -13,11 +13,16 @@ import torch
 from diffusers.hooks.mag_cache import FLUX_MAG_RATIOS
 
 import vivace
+from benchmarks.flops import count_denoiser
 from tests import exported
 from tests.families import build, draw, drawn, psnr
+from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.machinery.step_caching import model_fits
 from vivace.measure.timer import PipelineTimer
+from vivace.recipes.resolve import resolve
+from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.weightless import find_weightless
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -398,3 +403,45 @@ def test_a_script_with_a_step_cache_draws_the_same(
     model: str, recipe: str, own: list[str], tmp_path: Path
 ) -> None:
     exported.check_it_draws_the_same(model, recipe, own, tmp_path)
+
+
+# What a cache costs
+
+RESIDUAL = 4096 * 3072 * 2  # of FLUX at 1024 px in bf16
+
+
+@pytest.mark.parametrize("recipe", ["teacache(hits=0.99)", "seacache(hits=0.99)", "magcache(hits=0.99)"])
+def test_a_hit_computes_no_block(recipe: str) -> None:
+    pipe = build("flux")
+    size = {"height": 128, "width": 128, "text_length": 32}
+    alone = count_denoiser(pipe.transformer, **size).total
+    vivace.apply(pipe, recipe)
+    whole, again, hit = (count_denoiser(pipe.transformer, **size).total for _ in range(3))
+    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
+    assert hit < 0.05 * alone
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "kept"),
+    [
+        ("synthetic:flux-dev", "teacache", RESIDUAL),
+        ("synthetic:flux-dev", "seacache(hits=0.5)", RESIDUAL),
+        ("synthetic:flux-dev", "seacache(hits=0.5, order=1)", 2 * RESIDUAL),
+        # Guidance makes two rows of 320 channels of 128 x 128 cells in fp16.
+        ("synthetic:sdxl", "deepcache", 2 * 320 * 128 * 128 * 2),
+        ("synthetic:sdxl", "faster_cache", 2 * 4 * 128 * 128 * 4),
+    ],
+)
+@pytest.mark.usefixtures("shallow")
+def test_memory_is_predicted_with_what_is_kept(model: str, recipe: str, kept: int) -> None:
+    weightless = find_weightless(model)
+    plain, cached = (predict(weightless, resolve(text)) for text in ("baseline", recipe))
+    assert cached.model_bytes == plain.model_bytes
+    more = cached.stages["vae"] - plain.stages["vae"]
+    assert more == pytest.approx(kept, rel=0.1), "kept until the call's end"
+
+
+@pytest.mark.parametrize("recipe", ["deepcache", "faster_cache", "taylorseer", "pyramid_attention"])
+def test_what_does_not_look_at_values_takes_random_weights(recipe: str) -> None:
+    (technique,) = resolve(recipe)
+    assert technique.unsupported(target_of(pipe=build("sdxl"), has_random_weights=True)) is None

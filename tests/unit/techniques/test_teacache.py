@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import vivace
-from benchmarks.flops import count_denoiser
 from tests import exported
 from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
@@ -22,7 +21,6 @@ from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_teacache
-from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.teacache import Teacache
 
@@ -79,16 +77,6 @@ def test_a_hit_on_the_same_input_is_the_same_transformer_output() -> None:
     )
 
 
-def test_a_hit_of_teacache_computes_no_block() -> None:
-    pipe = build("flux")
-    size = {"height": 128, "width": 128, "text_length": 32}
-    alone = count_denoiser(pipe.transformer, **size).total
-    vivace.apply(pipe, "teacache(hits=0.99)")
-    whole, again, hit = (count_denoiser(pipe.transformer, **size).total for _ in range(3))
-    assert whole == again == alone, "with a fixed schedule nothing is computed for the cache's own sake"
-    assert hit < 0.05 * alone
-
-
 def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -> None:
     """Against a plain reckoning over the changes that were really seen."""
     made = with_fit("teacache(0.3)")
@@ -123,13 +111,6 @@ def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -
     assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(expected) / 12), "cache_calls": 12}
 
 
-def test_batches() -> None:
-    made = session("flux", "teacache(hits=0.5)")
-    pictures = draw(made, ["a red circle", "a blue square"], **CALL)
-    for k, prompt in enumerate(["a red circle", "a blue square"]):
-        assert psnr(pictures[k : k + 1], draw(made, prompt, seed=k, **CALL)) > 60
-
-
 def test_teacache_refuses_with_a_reason(cache: Path) -> None:
     with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
         session("sd", "teacache(hits=0.5)")
@@ -149,15 +130,6 @@ def test_teacache_refuses_with_a_reason(cache: Path) -> None:
     target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
     assert "give a fixed schedule, teacache(hits=0.5)" in (Teacache().unsupported(target) or "")
     assert Teacache(hits=0.5).unsupported(target) is None
-
-
-@pytest.mark.usefixtures("shallow")
-def test_memory_is_predicted_with_the_residual() -> None:
-    weightless = find_weightless("synthetic:flux-dev")
-    plain, cached = (predict(weightless, resolve(recipe)) for recipe in ("baseline", "teacache(hits=0.5)"))
-    residual = 4096 * 3072 * 2
-    assert cached.stages["vae"] - plain.stages["vae"] == pytest.approx(residual, rel=0.1)
-    assert predict(weightless, resolve("teacache")).peak_bytes == cached.peak_bytes
 
 
 # The fit

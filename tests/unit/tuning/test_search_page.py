@@ -10,19 +10,21 @@ import pytest
 from PIL import Image
 
 from tests.make import make_record, make_round
+from tests.pages import Page
 from tests.typed import run_vivace
+from vivace.answers.answer import Answer, Bar, Bars, Facts
+from vivace.answers.terminal import text_of
 from vivace.benchmark.store import Store
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.answer_page import page_of
-from vivace.tuning.answer_text import lines
 from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search_settings import SearchSettings
+from vivace.tuning.tune_answer import answer_of
 from vivace.tuning.tuner import drop_unproven_interval
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
@@ -82,41 +84,52 @@ def tuned(store: Path, **fields: Any) -> Tuned:
     return Tuned(**(values | fields))
 
 
-def test_the_page_has_the_answer_its_proof_and_its_images(tmp_path: Path) -> None:
-    page = page_of(tuned(tmp_path))
-    order = [
-        "tiny-sd on Test CPU: 2.50 times as fast",
-        "0.400 s",
-        "instead of 1.00 s",
-        'id="proof"',
-        'id="images"',
-        'id="front"',
-        'id="tried"',
-        'id="run"',
-        "vivace generate &#34;a prompt&#34; --model tiny-sd --recipe",
-        "vivace tune tiny-sd --minutes 3",
-        'id="conditions"',
+def facts(answer: Answer) -> dict[str, tuple[str, str]]:
+    assert answer.facts is not None
+    return {fact.name: (fact.value, fact.text) for fact in answer.facts.facts}
+
+
+def tried(answer: Answer) -> tuple[Bar, ...]:
+    (bars,) = [
+        b
+        for s in answer.sections
+        if s.title.startswith("What was tried")
+        for b in s.blocks
+        if isinstance(b, Bars)
     ]
-    places = [page.index(text) for text in order]
-    assert places == sorted(places)
-    assert page.count('<img class="picture"') == 2 * 3  # two prompts of three recipes
-    assert "baseline</small>" in page
-    assert "src=" not in page.replace('src="data:', "")  # nothing is fetched
-    assert '<pre class="answer"' not in page
-    assert "No recipe was faster" not in page
+    return bars.bars
+
+
+def test_the_answer_has_its_proof_and_its_images(tmp_path: Path) -> None:
+    answer = answer_of(tuned(tmp_path))
+    assert answer.headline == "tiny-sd on Test CPU: 2.50 times as fast"
+    assert answer.verdict == "proved"
+    assert facts(answer)["use"][0] == PICK
+    assert "0.400 s an image instead of 1.00 s" in facts(answer)["speed"][1]
+    titles = [section.title for section in answer.sections]
+    assert [title for title in ("Proof", "Images", "Trade-offs", "Conditions") if title in titles] == [
+        "Proof", "Images", "Trade-offs", "Conditions",
+    ]  # fmt: skip
+    assert answer.commands[0].value.startswith('vivace generate "a prompt" --model tiny-sd --recipe')
+    page = Page.of(answer)
+    assert len(page.all("img", "picture")) == 2 * 3, "two prompts of three recipes"
+    assert "vivace tune tiny-sd --minutes 3" in page.text
+    assert "no C++ compiler <script>" in page.text
 
 
 def test_what_was_tried_says_why_it_lost(tmp_path: Path) -> None:
-    page = page_of(tuned(tmp_path))
-    tried = page[page.index('id="tried"') : page.index('id="run"')]
-    assert tried.index(PICK.split("+")[0]) < tried.index("steps(20)") < tried.index("Crashed")
-    assert "Its quality fails: CLIP margin kept 61.0 %, the limit is 95 %." in tried
-    assert "no C++ compiler &lt;script&gt;" in tried
-    assert "3 options left out before anything was timed" in tried
-    assert tried.index("needs a GPU") < tried.index("--without")
+    answer = answer_of(tuned(tmp_path))
+    bars = tried(answer)
+    assert [bar.name for bar in bars] == ["baseline", PICK, RIVAL, "steps(4)", "steps(20)", "compile"]
+    assert (bars[1].badge, bars[1].parts[0].look, bars[3].parts[0].look) == ("the answer", "saving", "failed")
+    assert bars[3].below == "its quality fails: CLIP margin kept 61.0 %, the limit is 95 %"
+    (left_out,) = [s for s in answer.sections if "left out before" in s.title]
+    assert left_out.title.startswith("3 options")
+    assert isinstance(left_out.blocks[0], Facts)
+    assert [fact.name for fact in left_out.blocks[0].facts] == ["needs a GPU", "--without"]
 
 
-def test_the_page_is_about_this_search_alone(tmp_path: Path) -> None:
+def test_the_answer_is_about_this_search_alone(tmp_path: Path) -> None:
     with Store.create(tmp_path) as store:
         record = make_record("guidance(1.0)")
         other = record.trial.model_copy(
@@ -124,38 +137,28 @@ def test_the_page_is_about_this_search_alone(tmp_path: Path) -> None:
         )
         run = store.start_run("vivace bench --model other-model", [other], record.environment)
         store.append(run.keys[0], record.rounds[0])
-    page = page_of(tuned(tmp_path))
+    page = Page.of(answer_of(tuned(tmp_path))).text
     assert "other-model" not in page
     assert "guidance(1.0)" not in page
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_one_round_proves_nothing_and_has_no_interval(tmp_path: Path, rounds: int) -> None:
-    answer = tuned(tmp_path, rows=final(rounds))
-    page, text = page_of(answer), str(answer)
-    speed = next(line for line in text.splitlines() if line.startswith("speed"))
+    answer = answer_of(tuned(tmp_path, rows=final(rounds)))
     has_interval = rounds == 2
-    assert ("[2." in speed) is has_interval
-    assert ("not proved" in text.replace("\n         ", " ")) is not has_interval
-    assert ("95 % interval</small>" in page) is has_interval
-    assert ("2.50 times as fast in one round, not proved" in page) is not has_interval
-    assert (answer.to_json()["final"][2]["speedup"]["ci95"] is not None) is has_interval
+    assert ("[2." in facts(answer)["speed"][0]) is has_interval
+    assert ("not proved" in facts(answer)["speed"][1]) is not has_interval
+    assert answer.verdict == ("proved" if has_interval else "not proved")
+    assert (answer.data["final"][2]["speedup"]["ci95"] is not None) is has_interval
 
 
 def test_a_search_without_an_answer_has_a_page(tmp_path: Path) -> None:
     history = (HISTORY[0], HISTORY[4], result_of("steps(8)", 2.0))
-    page = page_of(tuned(tmp_path, pick=None, rows=(), history=history, notes=("the time ended",)))
-    assert "no recipe was shown to be better than the baseline" in page
-    assert "Better; there was no time to judge its quality." in page
-    assert "The time ended." in page
-    assert 'id="proof"' not in page
-    assert 'id="run"' not in page
-
-
-def test_a_command_in_a_note_can_be_copied(tmp_path: Path) -> None:
-    page = page_of(tuned(tmp_path, notes=("a judge adds much: vivace tune tiny-sd --scorer x", "it ended")))
-    assert "A judge adds much: vivace tune tiny-sd --scorer x</li>" in page
-    assert "It ended.</li>" in page
+    answer = answer_of(tuned(tmp_path, pick=None, rows=(), history=history, notes=("the time ended",)))
+    assert answer.verdict == "none"
+    assert "better; there was no time to judge its quality" in {bar.below for bar in tried(answer)}
+    assert not answer.commands
+    assert "the time ended" in Page.of(answer).text
 
 
 def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> None:
@@ -165,26 +168,19 @@ def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> Non
     less = rows[2].__class__(
         **{**rows[2].__dict__, "memory": memory.model_copy(update={"peak_bytes": 225_000_000})}
     )
-    page = page_of(tuned(tmp_path, objective=Objective("memory"), rows=(*rows[:2], less)))
-    assert "tiny-sd on Test CPU: 50 % less memory" in page
-
-
-def test_what_nothing_is_known_of_is_counted_and_not_listed() -> None:
-    gain = ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True)
-    explanation = Explanation((gain,), 31, (("this store", 7),), 12)
-    assert explanation.lines() == [
-        "tiny_vae  1.30x [1.20, 1.40]",
-        "31 more options were not tried, and nothing tells whether they help here",
-        "from this store: 7 figures",
-        "12 options were left out before timing (--format json says why)",
-    ]
+    answer = answer_of(tuned(tmp_path, objective=Objective("memory"), rows=(*rows[:2], less)))
+    assert answer.headline == "tiny-sd on Test CPU: 50 % less memory"
 
 
 def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
-    explanation = Explanation((ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True),))
-    answer = tuned(tmp_path, explanation=explanation)
-    assert any("1.30x [1.20, 1.40]" in line for line in lines(answer, explain=True))
-    assert not any("1.30x" in line for line in lines(answer, explain=False))
+    explanation = Explanation(
+        (ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True),), 31, (("this store", 7),)
+    )
+    answer = answer_of(tuned(tmp_path, explanation=explanation))
+    whole = text_of(answer)
+    assert "1.20 to 1.40" in whole
+    assert all(part in whole for part in ("31 more options were not tried", "this store: 7 figures"))
+    assert "1.20 to 1.40" not in text_of(answer, details=False)
 
 
 def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
@@ -200,8 +196,8 @@ def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(
     flags = ("--scorer", "none", "--witness", "org/blip", "--store", "s")
     done = run_vivace(tmp_path, "tune", "tiny-sd", *flags, "--format", "json")
     assert (calls[0].scorer, calls[0].witness) == (None, "org/blip")
-    assert "page with the proof and the images: s/tune-tiny-sd.html" in done.stderr
-    assert 'id="proof"' in (tmp_path / "s" / "tune-tiny-sd.html").read_text()
+    assert "page: s/tune-tiny-sd.html" in done.stderr
+    assert "2.50 times as fast" in (tmp_path / "s" / "tune-tiny-sd.html").read_text()
     assert json.loads(done.stdout)["recipe"] == PICK
     run_vivace(tmp_path, "tune", "tiny-sd", "--store", "s", "-o", "own.html")
     assert calls[-1].scorer == "auto"

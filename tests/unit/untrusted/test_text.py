@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.make import make_record, make_round
+from vivace.answers.data import written
 from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import (
@@ -19,7 +20,7 @@ from vivace.foundation.untrusted.streams import (
     plain,
 )
 from vivace.report.rows import rows_of
-from vivace.report.table import render
+from vivace.report.run_answer import answer_of
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
@@ -87,9 +88,9 @@ def test_tables_hold_foreign_reasons() -> None:
     reason = f"=cmd|x{ESCAPE}\n](javascript:x) <img src=x>"
     failed = make_record("steps(5)", make_round(0, outcome=Outcome.CRASHED, reason=reason))
     rows = rows_of([make_record("baseline"), failed])
-    row = list(csv.DictReader(io.StringIO(render(rows, "csv"))))[1]
+    row = list(csv.DictReader(io.StringIO(written(answer_of(rows), "csv"))))[1]
     assert row["reason"].startswith("'=cmd|x\\x1b]0")
-    heading, *lines = render(rows, "md").splitlines()
+    heading, *lines = [line for line in written(answer_of(rows), "md").splitlines() if line.startswith("|")]
     line = next(line for line in lines if "steps(5)" in line)
     assert line.replace("\\|", "").count("|") == heading.count("|")
     assert "\x1b" not in line

@@ -4,7 +4,7 @@ images_endpoint  the server: one HTTP exchange, its model, the images of an answ
 load_target      the body of each request, and what became of it
 stages           a closed loop of clients, Poisson arrivals, which follow each other for how long
 load_rows        what is stored of a load
-load_report      throughput, latency and goodput, as a table, as Markdown, JSON or CSV
-load_page        the figures and each request as an HTML page
+load_figures     throughput, latency and goodput
+load_answer      the figures and each request as an answer
 aiperf           a run of AIPerf as a row
 """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.answers.formatting import size
 from vivace.benchmark.rounds.worker_requests import PredictionsRequest
 from vivace.errors import VivaceError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
@@ -13,7 +14,6 @@ from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Memory, Outcome, Record
 from vivace.foundation.spec.trial import Trial
 from vivace.machinery.technique import Machine
-from vivace.report.summary import size
 
 _TIMEOUT_S = 120.0  # per trial; most take two or three seconds
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import few_steps_of
 from vivace.benchmark.rounds.worker_requests import SupportRequest, ask
 from vivace.errors import NoEffect, Unpredictable, Unsupported, VivaceError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.workload import Task
-from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     COMPONENTS,
     Component,
@@ -201,6 +201,6 @@ def pipeline_without_weights(model: str, task: Task | None, device: str) -> tupl
         name=model,
         defaults=weightless.defaults,
         load_tiny_vae=weightless.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(weightless.name.removeprefix(SYNTHETIC))),
+        distillations=few_steps_of(CATALOGUE.get(weightless.name.removeprefix(SYNTHETIC))),
         has_random_weights=is_synthetic,
     )

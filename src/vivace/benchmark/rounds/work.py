@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import few_steps_of
 from vivace.benchmark.deadline import Deadline, is_over, limit_s
 from vivace.benchmark.rounds.planned import machine_of
 from vivace.benchmark.rounds.worker_requests import WorkRequest
@@ -22,7 +23,6 @@ from vivace.foundation.spec.ceilings import ComponentWork, Work
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.trial import Trial
-from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     COMPONENTS,
     ModelFacts,
@@ -190,7 +190,7 @@ def _session(
     facts = ModelFacts(
         defaults=model.defaults | workload.call,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
+        distillations=few_steps_of(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         # The first step is never a hit; `hits` is a share of the steps after it.
         hits=None if hits is None else min(0.999, hits * calls / max(1, calls - 1)),

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from vivace.answers.formatting import seconds
 from vivace.cli.display.terminal import console
-from vivace.report.summary import seconds
 
 
 class Phases:

@@ -14,13 +14,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
+from vivace.answers.formatting import clock, seconds, whole_words
 from vivace.cli.display.terminal import console
-from vivace.foundation.spec.record import Outcome, Record, Round
+from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.streams import plain
-from vivace.report.summary import clock, seconds
-from vivace.report.value_text import whole_words
 
 # Share of a round that has passed when a phase begins; timing is interpolated.
 _PHASE_STARTS = {
@@ -45,12 +44,6 @@ def title(trial: Trial) -> str:
     workload = trial.workload
     task = f", {workload.task_in_words}" if workload.task != "text" else ""
     return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
-
-
-def title_of(record: Record) -> str:
-    """Return the title of a comparison's records, with their place if there are several."""
-    place = record.environment.place
-    return title(record.trial) + (f", {place.name}" if place is not None else "")
 
 
 class _RoundCount:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ from vivace.foundation.stats.until import Until
 
 if TYPE_CHECKING:
     from vivace.benchmark import Run
-    from vivace.report.rows import Row
+    from vivace.foundation.spec.limits import Limits
 
 GATE_FAILED = 1
 SOME_NOT_MEASURED = 4
@@ -115,67 +116,30 @@ def bench(settings: BenchCommand) -> int:
         click.echo(f"until: {answer}", err=True)
     for prediction in run.planned:
         click.echo(str(prediction), err=True)
-    return show(run, settings.format_, command_line(), settings.limits, settings.price_per_hour)
+    return show_run(run, settings.format_, command_line(), settings.limits, settings.price_per_hour)
 
 
-def show(
+def show_run(
     run: Run, format_: str, reproduce: str, limits: Limits | None = None, price_per_hour: float | None = None
 ) -> int:
-    """Print each comparison's table and verdict, then the next steps; return the exit code."""
-    from vivace.cli.display.progress_display import title_of
+    """Print the answer of a run, then the next steps; return the exit code."""
+    from vivace.cli.display.terminal import show
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.spec.record import Outcome
-    from vivace.report.rows import priced
-    from vivace.report.table import render
 
-    store = run.store
-    tables = [priced(compared.rows(limits or DEFAULT_LIMITS), price_per_hour) for compared in run.comparisons]
-    rows = [row for table in tables for row in table]
-    if format_ == "table":
-        _print_tables(tables)
-    elif format_ == "md" and len(tables) > 1:  # a Markdown table has no columns for the model and the batch
-        titled = [f"**{title_of(table[0].record)}**\n\n{render(table, format_)}" for table in tables]
-        click.echo("\n".join(titled), nl=False)
-    else:
-        click.echo(render(rows, format_), nl=False)
-    notes = [note for compared in run.comparisons for note in compared.limit_notes(limits or DEFAULT_LIMITS)]
-    for note in dict.fromkeys(notes):
-        click.echo(f"note: {note}", err=True)
+    used = limits or DEFAULT_LIMITS
+    answer = run.answer(used, price_per_hour)
+    notes = dict.fromkeys(note for compared in run.comparisons for note in compared.limit_notes(used))
+    show(replace(answer, notes=(*answer.notes, *notes), reproduce=reproduce), format_)
+    rows = run.rows(used)
     if format_ == "table":
         if any(row.outcome is Outcome.CRASHED for row in rows):
-            click.echo(f"output of crashed rounds: {store / 'logs'}", err=True)
-        where = "" if str(store) == ".vivace" else f" --store {store}"
+            click.echo(f"output of crashed rounds: {run.store / 'logs'}", err=True)
+        where = "" if str(run.store) == ".vivace" else f" --store {run.store}"
         click.echo(f"page with images: vivace report{where} -o page.html", err=True)
-        click.echo(f"reproduce: {reproduce}", err=True)
     if limits is not None and any(row.failed_quality for row in rows):
         return GATE_FAILED
     return 0 if all(row.record.outcome is Outcome.MEASURED for row in rows) else SOME_NOT_MEASURED
-
-
-def _print_tables(tables: list[list[Row]]) -> None:
-    """Print tables on standard output, and the notes on them on standard error."""
-    from vivace.cli.display.progress_display import title_of
-    from vivace.cli.display.terminal import console, say
-    from vivace.report.rows import shared_warnings
-    from vivace.report.summary import noise_floor, summary
-    from vivace.report.table import print_table, render
-
-    terminal = console()
-    for index, table in enumerate(tables):
-        if index > 0:
-            click.echo()
-        trial = table[0].record.trial
-        if len(tables) > 1 or trial.model.is_synthetic or trial.workload.task != "text":
-            click.echo(title_of(table[0].record))
-        if terminal.is_terminal:
-            print_table(table, terminal)
-        else:
-            click.echo(render(table, "table"), nl=False)
-        for warning in shared_warnings(table):
-            say(f"note, all rows: {warning}")
-        if floor := noise_floor(table[0]):
-            say(floor)
-        say(f"\n{summary(table)}")
 
 
 def able_to_tell(rounds: int) -> str:

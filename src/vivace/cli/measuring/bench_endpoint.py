@@ -307,13 +307,14 @@ class _Kept:
         self._path, self._rows = path, {row.key: row for row in rows}
 
     def add(self, row: LoadRow) -> None:
-        from vivace.benchmark.load_testing.load_report import render
+        from vivace.answers.terminal import table_lines
+        from vivace.benchmark.load_testing.load_answer import loads_table
         from vivace.benchmark.load_testing.load_rows import write_rows
 
         self._rows[row.key] = row
         if self._path is not None:
             write_rows(self._path, list(self._rows.values()))
-        click.echo(render([row], "table").splitlines()[1], err=True)
+        click.echo(list(table_lines(loads_table([row])))[1][0], err=True)
 
 
 class _LoadProgress:
@@ -329,23 +330,12 @@ class _LoadProgress:
 
 
 def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
-    from vivace.benchmark.load_testing.load_report import compared, notes, render, title
-    from vivace.benchmark.load_testing.load_rows import DONE
+    from vivace.benchmark.load_testing.load_answer import answer_of
+    from vivace.cli.display.terminal import show
 
-    click.echo(title(rows), err=format_ != "table")
-    click.echo(render(rows, format_), nl=False)
-    for line in notes(rows):
-        click.echo(f"note: {line}", err=True)
-    for line in compared(rows, others):
-        click.echo(line, err=format_ != "table")
-    if page is not None:
-        from vivace.benchmark.load_testing.load_page import page_of
-        from vivace.foundation.untrusted.destinations import replace
-
-        replace(page, page_of(rows, others, command_line()).encode())
-        click.echo(f"page: {page}", err=True)
-    click.echo(f"reproduce: {command_line()}", err=True)
-    return 0 if all(kind == DONE for row in rows for kind in row.samples.outcome) else _SOME_FAILED
+    answer = answer_of(rows, others, command_line())
+    show(answer, format_, page)
+    return 0 if answer.verdict == "done" else _SOME_FAILED
 
 
 class ByEndpoint(click.Command):

@@ -196,9 +196,9 @@ def cache(settings: CacheCommand) -> int:
     \b
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
+    from vivace.answers.formatting import clock
     from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
     from vivace.cli.display.progress_display import for_this_terminal
-    from vivace.report.summary import clock
 
     most = settings.runs * len(settings.caches or CACHES)
     click.echo(f"at most {most} settings, each measured beside the baseline", err=True)

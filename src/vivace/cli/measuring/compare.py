@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,13 +32,8 @@ from vivace.foundation.spec.study import TextForm, WorkloadRequest
 from vivace.foundation.spec.timing import MaxWarmup, Repeats, Timing
 
 if TYPE_CHECKING:
-    from vivace.benchmark.pairs import Paired
     from vivace.foundation.spec.record import Record
     from vivace.foundation.stats.sequential import Decision
-
-REGRESSED = 1
-NOT_MEASURED = 4
-UNCLEAR = 5
 
 
 def parse_percentage(value: str) -> float:
@@ -130,65 +124,17 @@ def compare(settings: CompareCommand) -> int:
         )
     except KeyboardInterrupt:
         return interrupted("finished rounds are kept")
-    return show(paired, settings.format_)
+    from vivace.benchmark.pairs_answer import answer_of
+    from vivace.cli.display.terminal import show
 
-
-def show(paired: Paired, format_: str) -> int:
-    """Print the result and return the exit code."""
-    status, sentence = judge(paired)
-    if format_ == "json":
-        click.echo(json.dumps(paired.to_dict() | {"exit_code": status}, indent=2))
-    else:
-        click.echo(sentence)
-        for warning in paired.to_dict()["warnings"]:
-            click.echo(f"note: {warning}", err=True)
-    return status
-
-
-def judge(paired: Paired) -> tuple[int, str]:
-    """Return the exit code of a comparison, and the verdict in a sentence."""
-    from vivace.foundation.spec.record import Outcome
-    from vivace.foundation.stats import Verdict
-    from vivace.report.value_text import count
-
-    decision = paired.decision
-    if decision is None:
-        failed = next(record for record in paired.records if record.outcome is not Outcome.MEASURED)
-        return NOT_MEASURED, f"{failed.trial.title}: {failed.outcome.value}: {failed.reason}"
-    a, b = (record.trial.title for record in paired.records)
-    result = f"{b} against {a}: {difference(decision)}, {count(decision.num_pairs, 'pair')}"
-    if decision.fail_if is not None:
-        allowed = f"{100 * decision.fail_if:g} %"
-        if decision.regressed is None:
-            return (
-                UNCLEAR,
-                f"unclear: {result}; whether it is slower by more than {allowed} is not sure{_limit(paired)}",
-            )
-        if decision.regressed:
-            return REGRESSED, f"slower than allowed: {result}; {allowed} is allowed"
-        return 0, f"not slower by more than {allowed}: {result}"
-    if decision.verdict is Verdict.UNCLEAR:
-        return UNCLEAR, f"unclear: {result}{_limit(paired)}"
-    return (REGRESSED if decision.verdict is Verdict.SLOWER else 0), f"{decision.verdict.value}: {result}"
-
-
-def difference(decision: Decision) -> str:
-    """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
-    ratio = decision.shown
-    percent = 100 * (ratio.point - 1)
-    text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
-    if ratio.low is None or ratio.high is None:
-        return text
-    return f"{text} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
-
-
-def _limit(paired: Paired) -> str:
-    option = "--max-minutes" if paired.stopped_by == "minutes" else "--max-pairs"
-    return f"; give a larger {option} to the same command, or a quieter machine"
+    answer = answer_of(paired)
+    show(answer, settings.format_)
+    return int(answer.data["exit_code"])
 
 
 def say_pair(decision: Decision, records: Sequence[Record]) -> None:
-    from vivace.report.summary import seconds
+    from vivace.answers.formatting import seconds
+    from vivace.benchmark.pairs_answer import difference
 
     times = " and ".join(seconds(_last_s(record)) for record in records)
     click.echo(f"pair {decision.num_pairs}: {times} a call; so far {difference(decision)}", err=True)

@@ -26,10 +26,11 @@ def demo(settings: DemoCommand) -> int:
     added: the one that helps this machine most, a tiny VAE, 20 steps, DPM++ 2M, guidance for the first 40 % only.
     Prints the table and writes a page with charts and images.
     """
+    from vivace.answers.page import page_of
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
-    from vivace.benchmark.run_page import page_of
+    from vivace.benchmark.stored_answer import answer_of_stores
     from vivace.cli.display.progress_display import for_this_terminal
-    from vivace.cli.measuring.bench import show
+    from vivace.cli.measuring.bench import show_run
 
     check_writable(settings.output)
     if not settings.store.exists():
@@ -43,8 +44,8 @@ def demo(settings: DemoCommand) -> int:
         click.echo(
             f"none of {candidates} is clearly faster on this machine, so the demo skips that step\n", err=True
         )
-    status = show(run, "table", line)
-    replace(settings.output, page_of([settings.store]).encode())
+    status = show_run(run, "table", line)
+    replace(settings.output, page_of(answer_of_stores([settings.store], command="demo")).encode())
     click.echo(settings.output, err=is_standard_output(settings.output))
     click.echo("\nThese recipes were picked by hand. To have the fastest one found and proven:", err=True)
     click.echo("  vivace tune tiny-sd --minutes 4", err=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 from pydantic import Field
@@ -145,26 +144,12 @@ def profile(settings: ProfileCommand) -> int:
             click.echo(f"took: {phases.took()}", err=True)
             if file is not None:
                 click.echo(f"wrote {file}; open it at https://ui.perfetto.dev", err=True)
-    click.echo(_shown(profiles, settings.format_, settings.top), nl=False)
-    return 0
-
-
-def _shown(profiles: list[Profile], format_: str, top: int) -> str:
-    from vivace.report import profile_tables as report
+    from vivace.cli.display.terminal import show
+    from vivace.report.profile_answer import answer_of
 
     *before, after = profiles
-    if format_ == "json":
-        content: dict[str, Any] = {"profile": report.profile_json(after)}
-        if before:
-            content["against"] = report.profile_json(before[0])
-            content["changes"] = [change.to_dict() for change in report.changes(before[0], after)]
-        return json.dumps(content, indent=2) + "\n"
-    if format_ == "csv":
-        return report.changes_csv(report.changes(before[0], after)) if before else report.profile_csv(after)
-    texts = [report.profile_text(profile_, format_, top) for profile_ in profiles]
-    if before:
-        texts.append(report.changes_text(before[0], after, format_, top))
-    return "\n".join(texts)
+    show(answer_of(after, before[0] if before else None, settings.top), settings.format_)
+    return 0
 
 
 def _traces(trace: Path | None, is_pair: bool, force: bool) -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +13,13 @@ from vivace.cli.command import command, command_line, interrupted
 from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import FILE, Argument, Option
-from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
+from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 from vivace.proofs.prover import ProveSettings
 
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.proofs.sides.plan import ProofPlan
     from vivace.proofs.sides.proof_store import Letter, ProofStore
-    from vivace.proofs.verdicts.proof import Proof
     from vivace.proofs.verdicts.scoring import Judges
 
 _SAY_EVERY_S = 5.0
@@ -57,12 +55,12 @@ def prove(settings: ProveCommand) -> int:
         vivace prove tiny-sd:baseline http://127.0.0.1:8000/v1 --claim same
         vivace prove old new --prompts prompts.txt --seeds 1
     """
+    from vivace.answers.formatting import date
     from vivace.proofs.checks.side_loads import check_loads, measure_loads
     from vivace.proofs.prover import FOLDER, find_judges, passes
     from vivace.proofs.sides.plan import prepare
     from vivace.proofs.sides.proof_store import ProofStore
     from vivace.proofs.verdicts.conclude import Options
-    from vivace.report.value_text import date
 
     if settings.output is not None:
         check_writable(settings.output)
@@ -142,20 +140,15 @@ class ProofProgress:
 def _conclude(
     plan: ProofPlan, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
 ) -> int:
+    from vivace.cli.display.terminal import show
     from vivace.cli.watched.guarded import guarded_scorers
     from vivace.proofs.verdicts.conclude import conclude
+    from vivace.proofs.verdicts.proof_answer import answer_of
 
     def judge(is_read: Callable[[], None]) -> int:
         proof = conclude(plan, kept, judges, judging, is_read)
-        _write(proof, output, format_)
+        show(answer_of(proof, command_line()), format_, output)
         kept.end()
         return proof.exit_code
 
     return guarded_scorers(judges.all, judge)
-
-
-def _write(proof: Proof, output: Path | None, format_: str) -> None:
-    click.echo(json.dumps(proof.to_dict(), indent=2) if format_ == "json" else str(proof))
-    if output is not None:
-        replace(output, proof.page(command_line()).encode())
-        click.echo(f"page: {output}", err=True)

@@ -156,24 +156,16 @@ def _recorded(
 def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, format_: str) -> int:
     """Show a run, write its page, and return the exit code."""
     run = dataclasses.replace(run, price_per_hour=price_per_hour)
-    _show(run, format_)
+    from vivace.answers.page import page_of
+    from vivace.cli.display.terminal import show
+    from vivace.evidence.studies.study_answer import answer_of
+
+    answer = answer_of(run, command_line())
+    show(answer, format_)
     if output is not None:
-        replace(output, run.page().encode())
+        replace(output, page_of(answer).encode())
         click.echo(output, err=format_ != "table" or is_standard_output(output))
     return 0 if run.is_complete else SOME_NOT_MEASURED
-
-
-def _show(run: StudyRun, format_: str) -> None:
-    from vivace.cli.display.terminal import console
-    from vivace.evidence.studies.study_table import print_tables, render
-
-    terminal = console()
-    if format_ == "table" and terminal.is_terminal:
-        print_tables(run, terminal)
-    else:
-        click.echo(render(run, format_), nl=False)
-    if format_ == "table":
-        click.echo(f"reproduce: {command_line()}", err=True)
 
 
 def _list(format_: str) -> int:
@@ -211,8 +203,8 @@ def _list(format_: str) -> int:
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
     """Print each trial with its known or estimated time and memory."""
     from vivace.architectures import CATALOGUE
-    from vivace.cli.display.terminal import console
-    from vivace.evidence.studies.dry_run import estimates, planner, print_estimates
+    from vivace.cli.display.terminal import show
+    from vivace.evidence.studies.dry_run import answer_of, estimates, planner
     from vivace.measure.surroundings import surroundings
     from vivace.models.find import find_model
 
@@ -222,8 +214,5 @@ def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, forma
     on_gpu = device != "cpu"
     predict = planner(lambda line: click.echo(line, err=True)) if with_plan and on_gpu else None
     estimated = estimates(planned, store, predict, on_gpu=on_gpu)
-    if format_ == "json":
-        click.echo(json.dumps([estimate.to_json() for estimate in estimated], indent=2))
-        return 0
-    print_estimates(estimated, console(), without_gpu=surroundings().has_no_gpu)
+    show(answer_of(estimated, without_gpu=surroundings().has_no_gpu), format_)
     return 0

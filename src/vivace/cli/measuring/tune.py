@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 import time
@@ -15,7 +14,6 @@ import click
 from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import FILE, Argument, Option
 from vivace.foundation.untrusted.destinations import check_writable
-from vivace.foundation.untrusted.destinations import replace as write
 from vivace.tuning.search_settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -57,7 +55,9 @@ def tune(settings: TuneCommand) -> int:
         vivace tune synthetic:sdxl --max-memory 8GB --max-first-call 60s
         vivace tune tiny-flux --task inpaint
     """
-    from vivace.report.downloads import file_stem
+    from vivace.answers.formatting import file_stem
+    from vivace.cli.display.terminal import show
+    from vivace.tuning.tune_answer import answer_of
     from vivace.tuning.tuner import search_recipe
 
     if settings.output is not None:
@@ -69,14 +69,7 @@ def tune(settings: TuneCommand) -> int:
     except KeyboardInterrupt:
         return interrupted("finished rounds are kept")
     page = settings.output or settings.store / f"{file_stem(f'tune-{settings.model}')}.html"
-    write(page, tuned.page().encode())
-    if settings.format_ == "json":
-        click.echo(json.dumps(tuned.to_json(), indent=2))
-    else:
-        from vivace.tuning.answer_text import lines
-
-        click.echo("\n".join(lines(tuned, settings.explain)))
-    click.echo(f"page with the proof and the images: {page}", err=True)
+    show(answer_of(tuned), settings.format_, page, details=settings.explain)
     return 0 if tuned.pick is not None else NOTHING_FOUND
 
 

@@ -1,4 +1,4 @@
-"""Run a part of a command in a fresh process, on systems that cannot fork.
+"""Run a part of a command in a fresh process.
 
     python -m vivace.cli.watched.fresh_part PART FILE ARGUMENTS...
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.formatting import seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables
@@ -43,7 +44,6 @@ from vivace.foundation.stats import Interval
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe
-from vivace.report.summary import seconds, size
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction

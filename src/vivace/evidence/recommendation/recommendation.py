@@ -210,11 +210,12 @@ class Recommendation(Spec):
 
     def _repr_html_(self) -> str:
         """Return the answer for notebooks."""
-        from vivace.report.page import in_notebook
+        from vivace.answers.page import in_notebook
 
         return in_notebook(str(self))
 
     def __str__(self) -> str:
-        from vivace.evidence.recommendation.recommendation_text import text_of
+        from vivace.answers.terminal import text_of
+        from vivace.evidence.recommendation.recommend_answer import answer_of
 
-        return text_of(self)
+        return text_of(answer_of(self)).rstrip()

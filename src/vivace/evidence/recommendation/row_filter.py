@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
+from vivace.answers.formatting import size
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import decides_on_values
@@ -20,7 +21,6 @@ from vivace.foundation.spec.limits import ONE_VIEW, Limits
 from vivace.foundation.stats import Gate, gate
 from vivace.machinery.technique import Machine, Target
 from vivace.recipes.recipe import Recipe
-from vivace.report.summary import size
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.predict import Prediction
 

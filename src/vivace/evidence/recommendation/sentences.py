@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.evidence.parsed import resolve
 from vivace.evidence.standing import only_compiled
@@ -12,7 +13,6 @@ from vivace.foundation.hardware import Gpu, capability_of, known_gpu
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Gate
 from vivace.models.find import SYNTHETIC
-from vivace.report.summary import plus_minus, ratio, seconds, size
 
 if TYPE_CHECKING:
     from vivace.evidence.recommendation.recommendation import (

@@ -14,10 +14,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from vivace.answers.formatting import seconds, size
 from vivace.errors import nearest
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.stats import Interval, Verdict
-from vivace.report.summary import seconds, size
 
 _MAX_SHOWN = 3
 Kind = Literal["faster", "slower", "same", "ratio", "limit", "best", "gpu", "open"]

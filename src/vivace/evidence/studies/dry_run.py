@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from vivace.answers.answer import Answer, Section, Table
+from vivace.answers.formatting import count, seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.benchmark.store import Store
@@ -30,9 +29,6 @@ from vivace.foundation.spec.workload import Workload
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.recipes.resolve import resolve
-from vivace.report.summary import seconds, size
-from vivace.report.text_table import TextTable
-from vivace.report.value_text import count
 from vivace.runtime.workloads import workload_of
 from vivace.techniques.compile import Compile
 from vivace.techniques.steps import Steps
@@ -295,8 +291,8 @@ def planner(report: Callable[[str], None]) -> Predict:
     return peak
 
 
-def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_gpu: bool = False) -> None:
-    """Print the trials by part and model, and the total of the study.
+def answer_of(estimates: Sequence[Estimate], *, without_gpu: bool = False) -> Answer:
+    """Return the trials by part and model, and the total of the study.
 
     Args:
         without_gpu: whether this machine has no GPU, so that a GPU's figures are not this machine's.
@@ -304,48 +300,45 @@ def print_estimates(estimates: Sequence[Estimate], console: Console, *, without_
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
     for estimate in estimates:
         groups.setdefault((estimate.part, estimate.model, estimate.measured_on), []).append(estimate)
-    for (part, model, measured_on), rows in groups.items():
-        stand_in = "" if measured_on == model else f" ({measured_on})"
-        console.print(Text(f"{model}{stand_in}, part {part}", style="bold"))
-        TextTable(
-            ("recipe", "s/image", "trial", "peak"),
-            [(estimate.recipe, *_cells(estimate, without_gpu)) for estimate in rows],
-            label_width=max(24, console.width - 40),
-            keeps_figures=True,
-        ).print(console)
-        for source in dict.fromkeys(
-            s for estimate in rows for s in (estimate.time_from, estimate.memory_from) if s != "unknown"
-        ):
-            console.print(Text(f"estimates from: {source}", style="dim"))
-        for estimate in rows:
-            if estimate.refused:
-                console.print(Text(f"{estimate.row}: refused: {estimate.refused}"))
-        console.print()
-    trials = {
-        (estimate.measured_on, estimate.recipe): estimate
-        for estimate in estimates
-        if estimate.refused is None
-    }.values()
-    todo = [estimate for estimate in trials if estimate.rounds_left]
-    known_s = [estimate.trial_s for estimate in todo if estimate.trial_s is not None]
-    rounds = sum(estimate.rounds_left for estimate in todo)
-    text = f"{count(len(trials), 'trial')}, {count(rounds, 'round')} to run"
-    is_elsewhere = without_gpu and any(
-        estimate.time_is_of_gpu or estimate.memory_is_of_gpu for estimate in estimates
+    is_elsewhere = without_gpu and any(each.time_is_of_gpu or each.memory_is_of_gpu for each in estimates)
+    note = (
+        "This machine has no GPU: these times and peaks are a GPU's, and nothing is known of its CPU. --device cpu "
+        "leaves them out."
     )
+    data = [estimate.to_json() for estimate in estimates]
+    return Answer(
+        command="study --dry-run",
+        headline=_total(estimates, is_elsewhere),
+        data=data,
+        table=data,
+        sections=tuple(_group(*about, rows, without_gpu) for about, rows in groups.items()),
+        notes=(note,) if is_elsewhere else (),
+    )
+
+
+def _group(part: str, model: str, measured_on: str, rows: Sequence[Estimate], without_gpu: bool) -> Section:
+    stand_in = "" if measured_on == model else f" ({measured_on})"
+    sources = dict.fromkeys(s for each in rows for s in (each.time_from, each.memory_from) if s != "unknown")
+    table = Table.of(
+        ("recipe", "s/image", "trial", "peak"), [(each.recipe, *_cells(each, without_gpu)) for each in rows]
+    )
+    refused = tuple(f"{each.row}: refused: {each.refused}" for each in rows if each.refused)
+    return Section(
+        f"{model}{stand_in}, part {part}",
+        (table, *(f"estimates from: {source}" for source in sources), *refused),
+    )
+
+
+def _total(estimates: Sequence[Estimate], is_elsewhere: bool) -> str:
+    trials = {(each.measured_on, each.recipe): each for each in estimates if each.refused is None}.values()
+    todo = [each for each in trials if each.rounds_left]
+    known_s = [each.trial_s for each in todo if each.trial_s is not None]
+    text = f"{count(len(trials), 'trial')}, {count(sum(each.rounds_left for each in todo), 'round')} to run"
     if known_s:
         where = " on such a GPU" if is_elsewhere else ""
         text += f": about {_long(sum(known_s))}{where} for {count(len(known_s), 'trial')}"
-    if unknown := len(todo) - len(known_s):
-        text += f"; the time of {unknown} is unknown"
-    console.print(Text(text))
-    if is_elsewhere:
-        console.print(
-            Text(
-                "This machine has no GPU: these times and peaks are a GPU's, and nothing is known of its CPU. "
-                "--device cpu leaves them out."
-            )
-        )
+    unknown = len(todo) - len(known_s)
+    return text + (f"; the time of {unknown} is unknown" if unknown else "")
 
 
 def _long(number: float) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from vivace.answers.formatting import seconds
 from vivace.evidence.studies.claims import (
     Check,
     Claim,
@@ -27,7 +28,6 @@ from vivace.recipes.recipe import Recipe
 from vivace.report.host import LEAST_CPU_SHARE, allowing_for, most_stretch, stretch_of
 from vivace.report.machine_speed import moves_of
 from vivace.report.rows import Row
-from vivace.report.summary import seconds
 
 _UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9

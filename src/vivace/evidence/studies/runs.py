@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vivace.answers.data import dataframe
 from vivace.benchmark import studies as benches
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
@@ -25,7 +26,6 @@ from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.task_names import Device
-from vivace.report.dataframe import dataframe
 from vivace.report.rows import Row
 
 _NOT_MEASURED = StudyCell("not_measured", note="the record has no round of it yet")
@@ -190,7 +190,7 @@ class StudyRun:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return one flat dictionary for each cell: published and measured, in seconds, bytes or the figure's unit."""
-        from vivace.evidence.studies.study_table import flat
+        from vivace.evidence.studies.study_answer import flat
 
         return flat(self)
 
@@ -204,13 +204,14 @@ class StudyRun:
 
     def page(self) -> str:
         """Return the page as HTML: published beside measured, conclusions, charts and images; no scripts, no links."""
-        from vivace.evidence.studies.study_page import page_of
+        from vivace.answers.page import page_of
+        from vivace.evidence.studies.study_answer import answer_of
 
-        return page_of(self)
+        return page_of(answer_of(self))
 
     def _repr_html_(self) -> str:
         """Return the page for notebooks."""
-        from vivace.report.page import in_notebook
+        from vivace.answers.page import in_notebook
 
         return in_notebook(self.page())
 
@@ -221,9 +222,10 @@ class StudyRun:
         return len(self.records)
 
     def __str__(self) -> str:
-        from vivace.evidence.studies.study_table import render
+        from vivace.answers.markdown import markdown_of
+        from vivace.evidence.studies.study_answer import answer_of
 
-        return render(self, "md")
+        return markdown_of(answer_of(self))
 
 
 def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[StudyColumn]:

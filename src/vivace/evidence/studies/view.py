@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vivace.answers.formatting import ratio, seconds
 from vivace.evidence.studies.claims import value_with_unit
 from vivace.evidence.studies.expand import Case, ModelPart
 from vivace.evidence.studies.judging import SpeedUp, speed_up, spread_of, time_of
@@ -13,7 +14,6 @@ from vivace.evidence.studies.study_columns import FIGURES, StudyCell, StudyColum
 from vivace.evidence.studies.study_file import StudyFile
 from vivace.foundation.stats import Interval
 from vivace.report.rows import Row, priced
-from vivace.report.summary import ratio, seconds
 
 if TYPE_CHECKING:
     from vivace.evidence.studies.runs import MeasuredPart, StudyRun

@@ -105,17 +105,13 @@ def _serve_in_child(request: RequestT, serve: Callable[[RequestT, TextIO], None]
     send_event(events, {"event": "ended", "status": status})
 
 
-def fork_child(work: Callable[[], int], *, failed: int = 1) -> int:
-    """Fork a child that does `work` and exits with its return value as status; return the child's id.
-
-    Args:
-        failed: the child's status if `work` raises. Nothing is printed then.
-    """
+def fork_child(work: Callable[[], int]) -> int:
+    """Fork a child that does `work` and exits with its return value as status, or 1 if it raises; return its id."""
     _flush()
     pid = os.fork()
     if pid:
         return pid
-    status = failed
+    status = 1
     try:
         status = work()
     finally:

@@ -36,7 +36,7 @@ def limitations() -> list[str]:
     lacks = []
     if not can_fork():
         why = f"{NO_FORK} is set" if is_without_fork() else "this system cannot fork"
-        lacks.append(f"{why}: each round and each foreign model starts a fresh process, which takes seconds")
+        lacks.append(f"{why}: each round starts a fresh process, which takes seconds")
     if not is_linux():
         lacks.append("the processes of a command that is killed end a moment later")
     if not sys.platform.startswith("linux"):

@@ -41,18 +41,28 @@ SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale
 class SandwichChain(BlockChain):
     """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
 
+    Args:
+        modulations: the layer of each block; none if nothing modulates them. For the others see `BlockChain`.
+
     Attributes:
         norms: weights of each block's norms: in front of attention and behind it, of the MLP (blocks, 4, channels).
         loras: what is added to the modulations.
-        attention_norm1, adaLN_modulation: the first block's, by whose output step caches decide.
+        attention_norm1, first_modulation: the first block's, by whose output step caches decide.
     """
 
     def __init__(
-        self, blocks: Sequence[Any], num_heads: int, quantize: bool, bounded: Sequence[bool], places: Places
+        self,
+        blocks: Sequence[Any],
+        form: ChainForm,
+        num_heads: int,
+        modulations: Sequence[nn.Linear],
+        quantize: bool,
+        bounded: Sequence[bool],
+        places: Places,
     ) -> None:
         first = blocks[0]
         eps = first.attention_norm1.eps, first.attention.norm_q.eps
-        super().__init__(blocks, SANDWICH, (num_heads, num_heads), eps, quantize, bounded, places)
+        super().__init__(blocks, form, (num_heads, num_heads), eps, quantize, bounded, places)
         norms = [
             torch.stack([block.attention_norm1.weight, block.attention_norm2.weight,
                          block.ffn_norm1.weight, block.ffn_norm2.weight])
@@ -62,13 +72,43 @@ class SandwichChain(BlockChain):
         self.modulation: nn.Linear | None = None
         self.attention_norm1 = first.attention_norm1
         self.loras = LorasBeside()
-        if first.modulation:
-            layers = [block.adaLN_modulation[0] for block in blocks]
-            for index, layer in enumerate(layers):
-                outputs = slice(index * layer.out_features, (index + 1) * layer.out_features)
-                self.loras.add_layer(layer, layer.in_features, outputs)
-            self.adaLN_modulation = nn.Sequential(_FirstModulation(layers[0], self.loras))
-            self.modulation = _one_layer(layers).to(places.home)
+        for index, layer in enumerate(modulations):
+            outputs = slice(index * layer.out_features, (index + 1) * layer.out_features)
+            self.loras.add_layer(layer, layer.in_features, outputs)
+        if modulations:
+            self.first_modulation = _FirstModulation(modulations[0], self.loras)
+            self.modulation = _one_layer(modulations).to(places.home)
+
+    @property
+    def lora_slots(self) -> list[LoraSlot]:
+        return list(self.loras.slots)
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        self.loras.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return self.loras.tensors()
+
+    def vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
+        """Return the factors of each block's norms, (batch, blocks, 4, channels), in fp32."""
+        if self.modulation is None:
+            return self.norms.expand(batch, -1, -1, -1)
+        assert conditioning is not None
+        conditioning = conditioning.bfloat16()
+        made = self.modulation(conditioning)
+        self.loras.add(conditioning, made)
+        modulations = made.float().view(batch, *self.norms.shape)
+        factors = torch.stack(
+            [modulations[:, :, 0::2] + 1.0, modulations[:, :, 1::2].tanh()], dim=3
+        )  # (batch, blocks, attention or MLP, scale or gate, channels)
+        return factors.flatten(2, 3) * self.norms
+
+
+class ZImageChain(SandwichChain):
+    @property
+    def adaLN_modulation(self) -> nn.Module:  # noqa: N802, diffusers' name
+        return self.first_modulation
 
     def forward(
         self,
@@ -88,32 +128,7 @@ class SandwichChain(BlockChain):
             )
         angles = freqs_cis[0] if len(x) == 1 else freqs_cis
         rope = angles.real.float().contiguous(), angles.imag.float().contiguous()
-        return self.over_stream(x, self._vectors(adaln_input, len(x)), rope, attn_mask)
-
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
-    def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
-        self.loras.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return self.loras.tensors()
-
-    def _vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
-        """Return the factors of each block's norms, (batch, blocks, 4, channels), in fp32."""
-        if self.modulation is None:
-            return self.norms.expand(batch, -1, -1, -1)
-        assert conditioning is not None
-        conditioning = conditioning.bfloat16()
-        made = self.modulation(conditioning)
-        self.loras.add(conditioning, made)
-        modulations = made.float().view(batch, *self.norms.shape)
-        factors = torch.stack(
-            [modulations[:, :, 0::2] + 1.0, modulations[:, :, 1::2].tanh()], dim=3
-        )  # (batch, blocks, attention or MLP, scale or gate, channels)
-        return factors.flatten(2, 3) * self.norms
+        return self.over_stream(x, self.vectors(adaln_input, len(x)), rope, attn_mask)
 
 
 class _FirstModulation(nn.Module):
@@ -149,7 +164,8 @@ def _fuse(
         of_chain, bounded = bounded[: len(blocks)], bounded[len(blocks) :]
         if not blocks:
             continue
-        chain = SandwichChain(blocks, transformer.n_heads, quantize, of_chain, places)
+        modulations = [block.adaLN_modulation[0] for block in blocks if block.modulation]
+        chain = ZImageChain(blocks, SANDWICH, transformer.n_heads, modulations, quantize, of_chain, places)
         take_blocks(transformer, name, chain)
         made.append(chain)
     return FusedTransformer(True, lambda: min(chain.num_calls for chain in made))

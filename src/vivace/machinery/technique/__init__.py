@@ -19,7 +19,6 @@ from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.target import (
     Backend,
     CallContext,
-    Distillation,
     Effect,
     Facts,
     Machine,
@@ -39,7 +38,6 @@ __all__ = [
     "Backend",
     "CallContext",
     "Component",
-    "Distillation",
     "Effect",
     "Facts",
     "Machine",

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from vivace.architectures.entry import FewSteps
 from vivace.machinery.technique.anatomy import Component, attribute_of, component_of
 
 if TYPE_CHECKING:
@@ -116,35 +117,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Distillation:
-    """A LoRA that makes a model draw in few steps, and its intended use.
-
-    Attributes:
-        steps: the numbers of steps that it was made for, the usual one first.
-        scheduler: a class of diffusers.
-        scheduler_config: how it differs from the pipeline's own configuration.
-        scale: the weight of the LoRA.
-        call: further arguments of the pipeline's call that it was made for.
-        where: the file, for the Record.
-        arguments: what `pipe.load_lora_weights` takes to load it in a script.
-        merge: downloads it if needed and merges it into a pipeline; returns the number of changed layers.
-        adds_the_same: whether diffusers, loading it in a script, adds to a pipeline what `merge` adds.
-    """
-
-    kind: str
-    steps: tuple[int, ...]
-    guidance_scale: float
-    scheduler: str
-    scheduler_config: Mapping[str, Any]
-    scale: float
-    call: Mapping[str, Any]
-    where: str
-    arguments: tuple[str, ...]
-    merge: Callable[[Any], int]
-    adds_the_same: Callable[[Any], bool]
-
-
-@dataclass(frozen=True)
 class Placement:
     """Where the pipeline runs and where its weights are.
 
@@ -180,7 +152,7 @@ class ModelFacts:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
     tiny_vae_arguments: tuple[str, ...] = ()
-    distillations: tuple[Distillation, ...] = ()
+    distillations: tuple[FewSteps, ...] = ()
     has_random_weights: bool = False
     has_weights: bool = True
     stored: Mapping[str, Effect] = field(default_factory=dict)

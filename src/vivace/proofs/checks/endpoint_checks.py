@@ -43,34 +43,25 @@ _SUFFIXES = {"png": ".png", "jpeg": ".jpg", "jpg": ".jpg", "webp": ".webp"}
 
 def check_all(plan: ProofPlan, images: StoredImages) -> Iterator[ServerCheck]:
     """Yield every check of B; none if it draws nothing."""
-    if plan.b.draws:
-        server = _Served(plan.b, images) if isinstance(plan.b, EndpointSide) else None
-        drawn = [(job, images.image("b", job)) for job in main_jobs(plan)]
-        job, first = drawn[0]
-        if server is not None:
-            yield from _check_answers([image for _, image in drawn])
-        if not first.is_there:
-            yield ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)
-        else:
-            yield from check_requests(plan, images)
-            if server is not None:
-                yield from server.check_numbers(job, first)
-                yield from server.check_fields(job)
-                yield from server.check_loras(job, first, images.image("a", job))
-                yield from server.check_negative_prompt(job, first)
-                yield server.check_at_once(drawn)
-                yield server.check_cancelled(drawn)
+    drawn = [(job, images.image("b", job)) for job in main_jobs(plan)]
+    first = drawn[0][1]
+    if isinstance(plan.b, EndpointSide):
+        yield from _check_answers([image for _, image in drawn])
+    if plan.b.draws and first.is_there:
+        yield from check_requests(plan, images)
+        if isinstance(plan.b, EndpointSide):
+            yield from _Served(plan.b, images).check(drawn, images.image("a", drawn[0][0]))
+    elif plan.b.draws:
+        yield ServerCheck("the first image is drawn", Status.UNCLEAR, first.reason, first.kept.request)
 
 
 def _check_answers(images: Sequence[ReadImage]) -> Iterator[ServerCheck]:
     """Yield that answers of status 200 have no image, or several, if some do: an error that looks like none."""
     wrong = [image for image in images if image.reason.startswith(NO_IMAGES)]
-
-    def observe() -> str:
-        raise CheckFailed(f"{len(wrong)} of {len(images)} have not, e.g. {wrong[0].reason}")
-
     if wrong:
-        yield run_check("an answer of status 200 has the image", wrong[0].kept.request, observe)
+        reason = f"{len(wrong)} of {len(images)} have not, e.g. {wrong[0].reason}"
+        name = "an answer of status 200 has the image"
+        yield ServerCheck(name, Status.FAILED, reason, wrong[0].kept.request)
 
 
 @dataclass(frozen=True)
@@ -79,6 +70,23 @@ class _Served:
 
     side: EndpointSide
     images: StoredImages
+
+    def check(
+        self, drawn: Sequence[tuple[DrawJob, ReadImage]], reference: ReadImage
+    ) -> Iterator[ServerCheck]:
+        """Yield the checks.
+
+        Args:
+            drawn: the images of the proof, in order.
+            reference: A's first image.
+        """
+        job, first = drawn[0]
+        yield from self.check_numbers(job, first)
+        yield from self.check_fields(job)
+        yield from self.check_loras(job, first, reference)
+        yield from self.check_negative_prompt(job, first)
+        yield self.check_at_once(drawn)
+        yield self.check_cancelled(drawn)
 
     def draw(self, body: dict[str, Any]) -> ReadImage:
         content = self.side.images(body).contents[0]
@@ -163,9 +171,9 @@ class _Served:
         def observe() -> str:
             with ThreadPoolExecutor(len(chosen)) as pool:
                 together = list(pool.map(draw, [job for job, _ in chosen]))
-            for (job, alone), drawn in zip(chosen, together, strict=True):
-                if drawn is not None:
-                    image = self.images.read(drawn)
+            for (job, alone), answer in zip(chosen, together, strict=True):
+                if answer is not None:
+                    image = self.images.read(answer)
                     require(alone, image)
                     if not is_near(alone, image):
                         is_others = any(other is not alone and are_equal(other, image) for _, other in chosen)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vivace.answers.formatting import count
 from vivace.proofs.checks.pair_figures import (
     ROUNDING_DB,
     PairFigures,
@@ -21,7 +22,6 @@ from vivace.proofs.checks.pair_figures import (
 )
 from vivace.proofs.sides.jobs import hypotheses
 from vivace.proofs.sides.plan import ProofPlan
-from vivace.report.value_text import count
 
 _NEARER_DB = 20.0
 """By how much B's image is nearer to A's of another request, if that is what B drew."""

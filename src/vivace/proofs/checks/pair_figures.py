@@ -27,7 +27,7 @@ from vivace.measure.image_metrics import (
 )
 from vivace.measure.lpips import MIN_SIDE, Lpips, default_weights
 from vivace.proofs.sides.proof_store import KeptImage, Letter, ProofStore
-from vivace.proofs.sides.side import DrawJob, DrawnImage, Settings
+from vivace.proofs.sides.side import DrawJob, DrawnImage, ImageSettings
 
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
 ROUNDING_DB = 48.0
@@ -178,7 +178,7 @@ class PairFigures:
     seed: int
     a: ReadImage
     b: ReadImage
-    settings: Settings = field(default_factory=Settings)
+    settings: ImageSettings = field(default_factory=ImageSettings)
     size: str = ""
     against: dict[str, float] = field(default_factory=dict)
     has_hole: bool = False

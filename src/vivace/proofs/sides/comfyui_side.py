@@ -20,7 +20,7 @@ from vivace.proofs.sides.side import (
     DrawingFailed,
     DrawJob,
     DrawnImage,
-    Settings,
+    ImageSettings,
     Side,
     suffix_of,
 )
@@ -65,7 +65,7 @@ class Workflow:
                 + " in the inputs that take them"
             )
 
-    def filled(self, prompt: str, seed: int, settings: Settings) -> dict[str, Any]:
+    def filled(self, prompt: str, seed: int, settings: ImageSettings) -> dict[str, Any]:
         """Return the workflow for one image. Settings that have no value stay as they are saved."""
         call = settings.call
         values = {

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.answers.formatting import count
 from vivace.architectures import CATALOGUE
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.folders import SUFFIXES
 from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Side, suffix_of
-from vivace.report.value_text import count
 
 if TYPE_CHECKING:
     from vivace.proofs.sides.plan import ProofPlan

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter
-from vivace.proofs.sides.side import DrawJob, Settings
-from vivace.report.value_text import count
+from vivace.proofs.sides.side import DrawJob, ImageSettings
 
 _NUM_REPEATS = 3
 _GRID = 64  # pixels; sizes that every published model draws are multiples of it
@@ -178,7 +178,7 @@ def _with(job: DrawJob, **settings: Any) -> DrawJob:
     return replace(job, settings=replace(job.settings, **settings))
 
 
-def _other_size(settings: Settings) -> tuple[int, int] | None:
+def _other_size(settings: ImageSettings) -> tuple[int, int] | None:
     """Return a width and a height of another aspect ratio; None if the size is unknown."""
     if settings.width is None or settings.height is None:
         return None

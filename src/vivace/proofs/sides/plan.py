@@ -29,7 +29,7 @@ from vivace.proofs.sides.folder_side import FolderSide
 from vivace.proofs.sides.function_side import FunctionSide
 from vivace.proofs.sides.proof_store import Letter
 from vivace.proofs.sides.recipe_side import RecipeSide
-from vivace.proofs.sides.side import Settings, Side
+from vivace.proofs.sides.side import ImageSettings, Side
 
 DEFAULT_NUM_PROMPTS = 13
 Pair = tuple[str, int]
@@ -94,9 +94,9 @@ class DrawRequest(CallSettings):
     threads: Threads = None
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ImageSettings:
         """Size, steps and guidance of every image."""
-        return Settings(self.height, self.width, self.num_inference_steps, self.guidance_scale)
+        return ImageSettings(self.height, self.width, self.num_inference_steps, self.guidance_scale)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ProofPlan:
     pairs: tuple[Pair, ...]
     knows_prompts: bool
     prompt_set: str
-    settings: Settings
+    settings: ImageSettings
     request: DrawRequest
 
     def side(self, letter: Letter) -> Side:
@@ -135,7 +135,7 @@ class ProofPlan:
         )
 
     @property
-    def settings_by_size(self) -> tuple[Settings, ...]:
+    def settings_by_size(self) -> tuple[ImageSettings, ...]:
         """The settings of the images, for each size."""
         sizes = self.request.sizes
         return tuple(replace(self.settings, width=s.width, height=s.height) for s in sizes) or (
@@ -194,7 +194,7 @@ def prepare(a: str, b: str, request: DrawRequest) -> ProofPlan:
     return plan
 
 
-def _settings(sides: tuple[Side, Side], request: DrawRequest) -> Settings:
+def _settings(sides: tuple[Side, Side], request: DrawRequest) -> ImageSettings:
     """Return the requested settings, with the first of several sizes; what is not requested is A's own, then B's."""
     settings = request.settings
     for size in request.sizes[:1]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import few_steps_of
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.files import reason, user_path
@@ -27,8 +28,8 @@ from vivace.proofs.sides.side import (
     DrawingFailed,
     DrawJob,
     DrawnImage,
+    ImageSettings,
     OnNote,
-    Settings,
     Side,
     as_png,
 )
@@ -73,7 +74,6 @@ class RecipeSide(Side):
 
     @property
     def recipe_settings(self) -> dict[str, Any]:
-        from vivace.machinery.lora.distillations import distillations
         from vivace.techniques.distilled import Distilled
         from vivace.techniques.guidance import Guidance
         from vivace.techniques.steps import Steps
@@ -85,7 +85,7 @@ class RecipeSide(Side):
             elif isinstance(technique, Guidance):
                 call["guidance_scale"] = technique.scale
             elif isinstance(technique, Distilled):
-                call |= technique.call_with(distillations(self.located.entry))
+                call |= technique.call_with(few_steps_of(self.located.entry))
         return call
 
     @property
@@ -126,7 +126,7 @@ class RecipeSide(Side):
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _draw(self, session: Any, job: DrawJob, usual: Settings) -> DrawnImage:
+    def _draw(self, session: Any, job: DrawJob, usual: ImageSettings) -> DrawnImage:
         """Draw an image; only what is not as usual is given to the call, as the rest is the recipe's own."""
         from vivace.models.load import explained
         from vivace.models.quiet import quiet
@@ -151,7 +151,7 @@ class RecipeSide(Side):
         told = {name: how[name] for name in (*SETTINGS, "scheduler") if how.get(name) is not None}
         return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=told)
 
-    def _request(self, plan: ProofPlan, settings: Settings) -> CheckedRequest:
+    def _request(self, plan: ProofPlan, settings: ImageSettings) -> CheckedRequest:
         """Return the checked call.
 
         Raises:

@@ -30,7 +30,7 @@ class DrawingFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
+class ImageSettings:
     """How an image is drawn. None leaves a value to the side."""
 
     height: int | None = None
@@ -44,7 +44,7 @@ class Settings:
         values = {name: getattr(self, name) for name in SETTINGS}
         return {name: value for name, value in values.items() if value is not None}
 
-    def filled(self, defaults: dict[str, Any]) -> Settings:
+    def filled(self, defaults: dict[str, Any]) -> ImageSettings:
         """Return the settings with defaults in the place of None."""
         return replace(self, **{name: defaults.get(name) for name in SETTINGS if getattr(self, name) is None})
 
@@ -73,7 +73,7 @@ class DrawJob:
 
     prompt: str
     seed: int
-    settings: Settings = field(default_factory=Settings)
+    settings: ImageSettings = field(default_factory=ImageSettings)
     repeat: int = 0
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vivace.answers.formatting import count
 from vivace.measure.lpips import Lpips
 from vivace.proofs.checks.endpoint_checks import check_all
 from vivace.proofs.checks.findings import ImageFinding, find_broken, find_faults
@@ -25,7 +26,7 @@ from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.jobs import main_jobs, own_jobs, timing_jobs
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import Letter, ProofStore
-from vivace.proofs.sides.side import DrawJob, Settings
+from vivace.proofs.sides.side import DrawJob, ImageSettings
 from vivace.proofs.verdicts.as_good import as_good, witness_results
 from vivace.proofs.verdicts.fast import speed
 from vivace.proofs.verdicts.legible import NOTHING_READ, Legibility, left_out, legibility
@@ -41,7 +42,6 @@ from vivace.proofs.verdicts.proof import (
 from vivace.proofs.verdicts.same import OwnDistances, add_nearness, means, same_picture
 from vivace.proofs.verdicts.scoring import Judges, add_all_scores
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
-from vivace.report.value_text import count
 
 _MOST_NAMES = 2
 _LETTERS: tuple[Letter, ...] = ("a", "b")
@@ -194,7 +194,7 @@ def _default_claims(plan: ProofPlan, words: Legibility) -> Iterator[Claim]:
 def _own_distances(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> OwnDistances:
     """Return the metrics of A's images against its repetitions, and against other seeds of the same prompt."""
     own = own_jobs(plan)
-    by_prompt: dict[tuple[str, Settings], list[DrawJob]] = {}
+    by_prompt: dict[tuple[str, ImageSettings], list[DrawJob]] = {}
     for job in (*main_jobs(plan), *(job for job in own if not job.repeat)):
         by_prompt.setdefault((job.prompt, job.settings), []).append(job)
     others = itertools.chain.from_iterable(itertools.pairwise(jobs) for jobs in by_prompt.values())

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from vivace.answers.formatting import count
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.checks.side_loads import SideLoad
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
-from vivace.report.value_text import count
 
 MARGIN = math.log(1.05)
 """Margin of the logarithm of the ratio: up to 5 % more time is not slower."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from vivace.answers.formatting import count
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
-from vivace.report.value_text import count
 
 MARGIN = 0.05
 """Share of the letters by which B's images may miss more than A's on average."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from vivace.answers.formatting import count
+from vivace.benchmark.load_testing.load_answer import as_dict
 from vivace.foundation.stats import EquivalenceTest
 from vivace.proofs.checks.findings import ImageFinding
 from vivace.proofs.checks.pair_figures import AGAINST, Nearness, PairFigures, ReadImage
@@ -15,10 +17,8 @@ from vivace.proofs.checks.request_checks import ServerCheck
 from vivace.proofs.verdicts.as_good import Standing, WitnessResult, witness_results
 from vivace.proofs.verdicts.fast import SpeedAnswer
 from vivace.proofs.verdicts.legible import Legibility
-from vivace.proofs.verdicts.proof_text import speed_dict
 from vivace.proofs.verdicts.same import OwnDistances, means, worst_pairs
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict
-from vivace.report.value_text import count
 
 Claim = Literal["same", "as-good", "legible", "honest", "fast"]
 _QUESTIONS: dict[Claim, str] = {
@@ -198,23 +198,25 @@ class Proof:
         return text
 
     def __str__(self) -> str:
-        from vivace.proofs.verdicts.proof_text import lines
+        from vivace.answers.terminal import text_of
+        from vivace.proofs.verdicts.proof_answer import answer_of
 
-        return "\n".join(lines(self))
+        return text_of(answer_of(self)).rstrip()
 
-    def page(self, command: str | None = None) -> str:
+    def page(self, command: str = "") -> str:
         """Return the result as HTML, with images, in one file that needs no network.
 
         Args:
-            command: the command that repeats it; None to leave it out.
+            command: the command that repeats it; "" to leave it out.
         """
-        from vivace.proofs.verdicts.proof_page import page_of
+        from vivace.answers.page import page_of
+        from vivace.proofs.verdicts.proof_answer import answer_of
 
-        return page_of(self, command)
+        return page_of(answer_of(self, command))
 
     def _repr_html_(self) -> str:
         """Return the page for notebooks."""
-        from vivace.report.page import in_notebook
+        from vivace.answers.page import in_notebook
 
         return in_notebook(self.page())
 
@@ -245,7 +247,7 @@ class Proof:
                 "a_to_another_seed": _metrics(means(self.own.other_seeds)),
             },
             "witnesses": [_witness_result(t) for t in self.witness_results],
-            "speed": speed_dict(self.speed),
+            "speed": _speed(self.speed),
             "words": _words(self.legibility),
             "checks": [
                 {"name": c.name, "status": c.status.value, "reason": c.reason, "request": c.request}
@@ -374,3 +376,27 @@ def _by_size(pairs: Sequence[PairFigures]) -> dict[str, list[PairFigures]]:
     for pair in pairs:
         groups.setdefault(pair.size or "{}x{}".format(*(pair.a.size or (0, 0))), []).append(pair)
     return groups
+
+
+def _speed(speed: SpeedAnswer) -> dict[str, Any]:
+    test = speed.test
+    return {
+        "a_median_s": speed.a_s,
+        "b_median_s": speed.b_s,
+        "pairs": speed.num_pairs,
+        "log_ratio": _interval(test),
+        "log_ratio_to_a_again": _interval(speed.after),
+        "margin": None if test is None else test.margin,
+        "prompts_needed": None if test is None else test.needed,
+        "loads": [
+            {"side": load.side} | ({"reason": load.reason} if load.row is None else as_dict(load.row))
+            for load in speed.loads
+        ],
+    }
+
+
+def _interval(test: EquivalenceTest | None) -> dict[str, Any] | None:
+    if test is None:
+        return None
+    low, high = test.interval.low, test.interval.high
+    return {"mean": test.interval.point, "interval90": None if low is None else [low, high]}

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vivace.answers.formatting import count
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats import mean_interval
 from vivace.proofs.checks.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
 from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
 from vivace.report.fidelity import other_pictures
-from vivace.report.value_text import count
 
 _CLOSER_BY_DB = 1.0
 _DEFAULT_OTHER = 0.0

@@ -15,13 +15,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.architectures import CATALOGUE, family_of
+from vivace.architectures.entry import few_steps_of
 from vivace.errors import Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import STRENGTHS, Task
 from vivace.foundation.untrusted.files import reading, reason
-from vivace.machinery.lora.distillations import distillations
 from vivace.machinery.technique import (
     DENOISERS,
     Machine,
@@ -214,7 +214,7 @@ def _predict(
     facts = ModelFacts(
         defaults=defaults,
         load_tiny_vae=model.build_tiny_vae,
-        distillations=distillations(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
+        distillations=few_steps_of(CATALOGUE.get(model.name.removeprefix(SYNTHETIC))),
         has_weights=False,
         stored=stored,
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vivace.architectures import ARCHITECTURES, CATALOGUE, pipeline_named
-from vivace.architectures.components import Architecture, Component, Library
+from vivace.architectures.components import Architecture, ComponentConfig, Library
 from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, reading, user_path
@@ -261,7 +261,7 @@ def _component(config: dict[str, Any], library: Library, class_name: str) -> Any
         import diffusers
 
         config = getattr(diffusers, class_name).extract_init_dict(config)[0]
-    return on_meta(Component(library=library, class_name=class_name, config=config))
+    return on_meta(ComponentConfig(library=library, class_name=class_name, config=config))
 
 
 def _in_dtype(module: Any, dtype: str) -> Any:

@@ -169,7 +169,6 @@ def _add_health(app: FastAPI) -> None:
 
 
 def _state(pool: ReplicaPool) -> str:
-    """Return the state of the server in one word, as `Health` lists them."""
     if pool.problem is not None:
         return "unusable"
     if pool.state is None:

@@ -54,14 +54,6 @@ class Uploads:
     mask: bytes | None
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Images fitted to a size, and the assumptions about the received ones."""
-
-    source: RequestSource
-    notes: tuple[str, ...]
-
-
 async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
     """Return the text fields of a form, and its images.
 
@@ -80,12 +72,7 @@ async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
 
 
 async def _read_parts(request: Request) -> FormData:
-    """Return the parts of a form, which is to be closed.
-
-    Raises:
-        RequestError: it is no form, is damaged, or too many parts.
-        JobError: the client went away, or the disk is full.
-    """
+    """Return the parts of a form, which is to be closed."""
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith(_KIND):
         raise RequestError("image", f"send a form ({_KIND}) with the image in it")
@@ -203,7 +190,9 @@ def task_for(uploads: Uploads, state: ModelState) -> Task:
     return task
 
 
-async def fitted(body: EditRequest, uploads: Uploads, settings: ServeSettings, state: ModelState) -> Fitted:
+async def fitted(
+    body: EditRequest, uploads: Uploads, settings: ServeSettings, state: ModelState
+) -> RequestSource:
     """Read the images of a request, beside the event loop, and fit them to the size that is drawn.
 
     Raises:
@@ -230,7 +219,7 @@ def _read(
     call: dict[str, Any],
     settings: ServeSettings,
     state: ModelState,
-) -> Fitted:
+) -> RequestSource:
     notes: list[str] = []
     images = [_image(data, number, notes) for number, data in enumerate(uploads.images)]
     names = names_of("", task)
@@ -250,7 +239,7 @@ def _read(
                 "mask", "it marks nothing: make transparent what is to change, or paint it white on black"
             )
         pictures.append(_sent(names.mask, fit(mask, size.height, size.width)))
-    return Fitted(RequestSource(task, size, tuple(pictures), call), tuple(notes))
+    return RequestSource(task, size, tuple(pictures), call, tuple(notes))
 
 
 async def keep_unmasked(drawn: Drawn, job: ImageJob) -> Drawn:

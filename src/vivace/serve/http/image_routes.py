@@ -65,7 +65,7 @@ def add_images(app: FastAPI) -> None:
     @router.post("/v1/images/generations", response_model=None, responses=IMAGES)
     async def generations(request: Request, body: GenerationRequest) -> Response:
         """Draw images from a prompt."""
-        return await _answer(request, body, _state_of(request))
+        return await _answer(request, body, _state_of(request), RequestSource())
 
     app.include_router(router)
 
@@ -80,8 +80,8 @@ def add_images(app: FastAPI) -> None:
             raise RequestValidationError(error.errors()) from None
         # before images are read, which takes longer than refusing them
         request.app.state.pool.check_room(body.n, request.state.owner)
-        made = await fitted(body, uploads, request.app.state.settings, state)
-        return await _answer(request, body, state, made.source, made.notes)
+        source = await fitted(body, uploads, request.app.state.settings, state)
+        return await _answer(request, body, state, source)
 
     @app.get(f"{FILES}{{name}}", response_model=None, responses=FILE)
     async def files(name: str, request: Request) -> Response:
@@ -117,12 +117,7 @@ class _StrictRoute(APIRoute):
 
 
 def _state_of(request: Request) -> ModelState:
-    """Return the state of the model.
-
-    Raises:
-        JobError: it cannot be used.
-        HTTPException: it is being loaded.
-    """
+    """Return the state of the model."""
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
         raise JobError(503, f"the model cannot be used: {pool.problem}")
@@ -131,14 +126,7 @@ def _state_of(request: Request) -> ModelState:
     return pool.state
 
 
-async def _answer(
-    request: Request,
-    body: ImageBody,
-    state: ModelState,
-    source: RequestSource | None = None,
-    notes: tuple[str, ...] = (),
-) -> Response:
-    """Draw the images of a request and return them as it asks."""
+async def _answer(request: Request, body: ImageBody, state: ModelState, source: RequestSource) -> Response:
     settings: ServeSettings = request.app.state.settings
     if request.query_params:
         name = next(iter(request.query_params))[:100]
@@ -149,7 +137,7 @@ async def _answer(
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
     if body.stream:
-        return await _streamed(request, body, jobs, "generation" if source is None else "edit", notes)
+        return await _streamed(request, body, jobs, source)
     await request.app.state.pool.submit(jobs)
     in_json = accepted is None and body.response_format != "url"
 
@@ -165,7 +153,7 @@ async def _answer(
     headers = {"Server-Timing": server_timing(phases)}
     if accepted is not None:
         return Response(encoded[0].data, media_type=encoded[0].mime, headers=headers)
-    notes = tuple(dict.fromkeys([*notes, *(note for image in images for note in image.notes)]))
+    notes = tuple(dict.fromkeys([*source.notes, *(note for image in images for note in image.notes)]))
     content = {
         "created": int(time.time()),
         "output_format": body.output_format,
@@ -179,11 +167,7 @@ async def _answer(
 
 
 async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
-    """Wait for an image.
-
-    Raises:
-        JobError: it ended without one.
-    """
+    """Wait for an image."""
     image: Drawn = await request.app.state.pool.wait(job)
     if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
         return await keep_unmasked(image, job)
@@ -223,11 +207,7 @@ async def _all_of(
     jobs: list[ImageJob],
     encoded_image: Callable[[ImageJob], Coroutine[Any, Any, tuple[Drawn, EncodedImage]]],
 ) -> list[tuple[Drawn, EncodedImage]]:
-    """Wait for all jobs, each of which is encoded as soon as it is drawn; end them if one fails or the client goes.
-
-    Raises:
-        JobError: one ended without an image.
-    """
+    """Wait for all jobs, each of which is encoded as soon as it is drawn; end them if one fails or the client goes."""
     waiting = asyncio.gather(*(encoded_image(job) for job in jobs))
     try:
         while not waiting.done():
@@ -246,14 +226,10 @@ async def _all_of(
 
 
 async def _streamed(
-    request: Request, body: ImageBody, jobs: list[ImageJob], kind: str, notes: tuple[str, ...]
+    request: Request, body: ImageBody, jobs: list[ImageJob], source: RequestSource
 ) -> Response:
-    """Return a stream of partial images and the finished ones. An image that fails ends it, and the other images.
-
-    Args:
-        kind: "generation" or "edit", as events name it.
-        notes: on the images that were sent.
-    """
+    """Return a stream of partial images and the finished ones. An image that fails ends it, and the other images."""
+    kind = "generation" if source.task == "text" else "edit"
     pool: ReplicaPool = request.app.state.pool
     queue: asyncio.Queue[tuple[ImageJob, Drawn | JobError, int | None]] = asyncio.Queue()
     for job in jobs:
@@ -295,8 +271,8 @@ async def _streamed(
                 yield event_text(f"image_{kind}.partial_image", fields, encoded.b64)
             else:
                 fields |= {"seconds": round(sum(result.phases.values()), 3), "usage": NO_USAGE}
-                if notes or result.notes:
-                    fields["notes"] = [*notes, *result.notes]
+                if source.notes or result.notes:
+                    fields["notes"] = [*source.notes, *result.notes]
                 yield event_text(f"image_{kind}.completed", fields, encoded.b64)
 
     tasks = [asyncio.create_task(finish(job)) for job in jobs]

@@ -132,34 +132,33 @@ class RequestSource:
         task: "text" for a prompt alone.
         size: of the images; None for what the request says.
         call: arguments of the pipeline's call besides.
+        notes: what was cut off or assumed.
     """
 
     task: Task = "text"
     size: Size | None = None
     pictures: tuple[JobPicture, ...] = ()
     call: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def jobs_of(
     request: ImageBody,
     settings: ServeSettings,
     state: ModelState,
-    source: RequestSource | None = None,
-    owner: str = "",
+    source: RequestSource,
+    owner: str,
 ) -> list[ImageJob]:
     """Return the jobs of a request.
 
     Args:
-        source: None for the prompt alone.
         owner: of the request's key.
 
     Raises:
         RequestError: it asks for something that this server does not do.
     """
-    if source is None:
-        if not state.draws_text:
-            raise RequestError(None, "this server draws from images; POST /v1/images/edits")
-        source = RequestSource()
+    if source.task == "text" and not state.draws_text:
+        raise RequestError(None, "this server draws from images; POST /v1/images/edits")
     check_model(request, settings, state)
     _check_output(request, state)
     size = source.size or requested_size(request.size, settings, state) or state.size

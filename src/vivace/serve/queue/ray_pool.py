@@ -113,7 +113,6 @@ class RayPool(JobPool):
             stream.cancel()
 
     async def _load(self) -> None:
-        """Wait until a replica has the model."""
         while self.state is None and self.problem is None:
             try:
                 self.state, self.problem = await self._drawers.state()
@@ -122,7 +121,6 @@ class RayPool(JobPool):
                 await asyncio.sleep(_PAUSE_S)
 
     async def _count(self) -> None:
-        """Follow how many replicas Ray runs."""
         while True:
             try:
                 running = await self._drawers.num_running()
@@ -173,7 +171,6 @@ class RayPool(JobPool):
             await self._again(job, why)
 
     async def _again(self, job: ImageJob, why: str) -> None:
-        """Let a job whose replica was lost be drawn by another."""
         job.attempts += 1
         LOG.warning("%s: its replica was lost (%s); attempt %d", job.id, why, job.attempts)
         if job.attempts >= _MOST_ATTEMPTS:

@@ -123,7 +123,6 @@ class Replica:
                 await self._process.stop(at_once=True)
 
     async def _start(self) -> bool:
-        """Start a worker and load the model; return whether that worked."""
         self.phase, self.doing, self.lora = Phase.STARTING, "starting", None
         self._known.clear()
         self._process = self.make_process()
@@ -173,7 +172,8 @@ class Replica:
             return None
 
     def _log(self, state: ModelState) -> None:
-        """Log which parts of the model are not served, and the gain of batches."""
+        for note in state.notes:
+            LOG.warning("worker %d: %s", self.number, note)
         for path, reason in state.unfit_loras.items():
             LOG.warning("worker %d: the LoRA %s cannot be used: %s", self.number, Path(path).stem, reason)
         for task, reason in state.edits.refused.items():
@@ -256,7 +256,6 @@ class Replica:
         )
 
     async def _unload(self) -> None:
-        """End the idle worker, and wait for a job."""
         assert self._process is not None
         await self._process.stop()
         self.phase, self.doing, self.memory = Phase.UNLOADED, "unloaded; the next request loads it again", {}
@@ -303,7 +302,6 @@ class Replica:
         sent.begin()
 
     async def _note(self, event: dict[str, Any]) -> None:
-        """Handle an event of the worker."""
         sent = next((each for each in self._sent if each.id == event.get("id")), None)
         if sent is None:
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.architectures import pipeline_named
-from vivace.errors import VivaceError, WorkloadError
+from vivace.errors import VivaceError
 from vivace.foundation.spec.workload import Task
 from vivace.machinery.technique import call_parameters
 from vivace.models.find import LocatedModel
@@ -17,6 +17,7 @@ from vivace.models.sources import example_images
 from vivace.models.tasks import own_task, rounds_up
 from vivace.runtime.calls import accepted_by
 from vivace.runtime.session import Session
+from vivace.serve.worker.speeds import in_few_steps
 
 _SHARED: tuple[Task, ...] = ("image", "inpaint")
 _WARM_STEPS = 2
@@ -105,13 +106,9 @@ def _draw(session: Session, width: int, height: int) -> None:
     call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
     if "strength" in accepted_by(session.pipe):
         call["strength"] = 1.0
-    own = int(session.defaults["num_inference_steps"])
 
     def draw(steps: int) -> None:
         generator = torch.Generator("cpu").manual_seed(0)
         session("an apple", num_inference_steps=steps, generator=generator, **call)
 
-    try:
-        draw(min(own, _WARM_STEPS))
-    except WorkloadError:  # a sampler that cannot take so few steps
-        draw(own)
+    in_few_steps(session, _WARM_STEPS, draw)

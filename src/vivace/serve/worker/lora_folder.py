@@ -74,11 +74,7 @@ class LoraFolder:
         return time.perf_counter() - began
 
     def _load(self, session: Session, path: str, scale: float) -> None:
-        """Load a file with its factor, unless it is loaded.
-
-        Raises:
-            Unsupported: it is gone, or has changed since the start.
-        """
+        """Load a file with its factor, unless it is loaded."""
         try:
             identity = _identity(path)
             if identity != self._loaded:

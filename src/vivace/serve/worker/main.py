@@ -16,11 +16,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import json
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import time
@@ -29,9 +27,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, NotFinite, VivaceError
-from vivace.foundation.hardware.cuda_context import open_context
+from vivace.foundation.hardware.this_machine import open_context
 from vivace.foundation.processes.protocol import send_event
-from vivace.foundation.processes.resident import die_with_parent, end_with_pipe, open_events
+from vivace.foundation.processes.resident import die_with_parent, open_events
+from vivace.foundation.processes.template import fork_on_orders
 from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.models.quiet import quiet
 from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
@@ -41,7 +40,6 @@ from vivace.serve.worker.completion_thread import CompletionThread, Finish
 if TYPE_CHECKING:
     from vivace.serve.worker.warm_session import Drawing
 
-_LONGEST_ORDER = 65_536
 _SENDING = threading.Lock()
 
 
@@ -117,10 +115,16 @@ def main() -> None:
         _import_libraries()
         _import_model(sys.argv[-1])
         gc.freeze()  # what is imported stays, and is shared as long as nobody counts its references
-        forked = _fork_workers(events)
+        forked = fork_on_orders(events)
         if forked is None:
             return
         events = forked
+        torch = sys.modules.get("torch")
+        # A library may have asked CUDA something when it was imported, which no fork can do again.
+        if torch is not None and torch.cuda._is_in_bad_fork():
+            flags = [WITH_GPU] if WITH_GPU in sys.argv else []
+            os.dup2(events.fileno(), 1)
+            os.execv(sys.executable, [sys.executable, "-m", "vivace.serve.worker.main", *flags])
     if WITH_GPU in sys.argv:
         threading.Thread(target=open_context, daemon=True).start()
     _report(events, "importing libraries", began)
@@ -136,60 +140,7 @@ def main() -> None:
             _draw(message, inbox, events, ending)
 
 
-def _fork_workers(events: TextIO) -> TextIO | None:
-    """Fork a worker for each order. Return in each of them, with its events, and None once the server has gone."""
-    orders = socket.socket(fileno=os.dup(0))
-    numbers: dict[int, int] = {}
-
-    def note_ends(*_: object) -> None:
-        for pid in list(numbers):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                status = os.waitstatus_to_exitcode(status)
-                send_event(events, {"number": numbers.pop(pid), "status": status})
-
-    signal.signal(signal.SIGCHLD, note_ends)
-    while True:
-        text, files, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
-        if not text:
-            return None
-        order = json.loads(text)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if pid == 0:
-            orders.close()
-            events.close()
-            return _become_worker(files, order["variables"])
-        for file in files:
-            os.close(file)
-        numbers[pid] = order["number"]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-
-
-def _become_worker(files: list[int], variables: dict[str, str]) -> TextIO:
-    """Make a forked child what a process of its own would be; return its events."""
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-        os.close(file)
-    os.environ.update(variables)
-    threading.Thread(
-        target=end_with_pipe, args=(0,), daemon=True
-    ).start()  # with the server, not with the template
-    torch = sys.modules.get("torch")
-    # A library may have asked CUDA something when it was imported.
-    if torch is not None and torch.cuda._is_in_bad_fork():
-        flags = [WITH_GPU] if WITH_GPU in sys.argv else []
-        os.execv(sys.executable, [sys.executable, "-m", "vivace.serve.worker.main", *flags])
-    events = open_events()
-    send_event(events, {"event": "forked", "pid": os.getpid()})
-    return events
-
-
 def _import_libraries() -> None:
-    """Import the libraries that every model needs."""
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
 
@@ -281,7 +232,6 @@ def _send(events: TextIO, event: dict[str, Any]) -> None:
 
 
 def _event_of(error: Exception) -> dict[str, Any]:
-    """Return the event that says why there is no image."""
     if isinstance(error, Cancelled):
         return {"event": "cancelled"}
     if isinstance(error, NotFinite):

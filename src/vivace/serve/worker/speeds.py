@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from vivace.runtime.session import Session
 
+_Result = TypeVar("_Result")
 _TIMED_STEPS = 4
 _LEAST_GAIN = 1.1
 """Smallest ratio of a batch's images per second to those of single images for which batches are formed."""
@@ -44,12 +46,7 @@ class TimedSize:
 
 def time_size(session: Session, width: int, height: int) -> TimedSize:
     """Draw twice, so that later images of this size compile nothing, and time the second call."""
-    steps = _few_steps(session)
-    try:
-        _draw(session, width, height, steps)
-    except WorkloadError:  # a sampler that cannot take so few steps
-        steps = int(session.defaults["num_inference_steps"])
-        _draw(session, width, height, steps)
+    steps, _ = in_few_steps(session, _TIMED_STEPS, lambda few: _draw(session, width, height, few))
     times = CallTimes(session.device)
     latents: list[Any] = [None]
 
@@ -76,12 +73,9 @@ def time_batches(session: Session, width: int, height: int, numbers: tuple[int, 
     A batch size is allowed if it gains a tenth over single images, and something over smaller sizes. If a size gains
     almost nothing its double is not timed: a second doubling brings no more than the first.
     """
-    steps = _few_steps(session)
-    try:
-        alone_s, _ = _timed(session, width, height, steps, 1)
-    except WorkloadError:
-        steps = int(session.defaults["num_inference_steps"])
-        alone_s, _ = _timed(session, width, height, steps, 1)
+    steps, (alone_s, _) = in_few_steps(
+        session, _TIMED_STEPS, lambda few: _timed(session, width, height, few, 1)
+    )
     alone: list[np.ndarray[Any, Any]] = []
     gains: dict[int, float] = {}
     allowed: list[int] = []
@@ -135,8 +129,13 @@ def _draw(
     return list(output.images)
 
 
-def _few_steps(session: Session) -> int:
-    return min(int(session.defaults["num_inference_steps"]), _TIMED_STEPS)
+def in_few_steps(session: Session, most: int, draw: Callable[[int], _Result]) -> tuple[int, _Result]:
+    """Draw in few steps, or in the model's own number with a sampler that takes no fewer; return it and the result."""
+    own = int(session.defaults["num_inference_steps"])
+    try:
+        return min(own, most), draw(min(own, most))
+    except WorkloadError:
+        return own, draw(own)
 
 
 def _difference(image: Image, alone: np.ndarray[Any, Any]) -> int:

@@ -257,7 +257,6 @@ class Drawing:
         return Pixels.of(output.images, session.check)
 
     def _keep(self, request: Draw, name: str, arrays: list[NDArray[np.uint8]]) -> list[dict[str, Any]]:
-        """Put the pixels of each job's image into a file."""
         kept = []
         for job, array in zip(request.ids, arrays, strict=True):
             path = image_file(Path(self.load_request.folder), job, name)
@@ -311,7 +310,6 @@ def _arguments(request: Draw) -> dict[str, Any]:
 
 
 def _memory(device: str) -> dict[str, int]:
-    """Return the resident set of this process, and what it has allocated on the GPU."""
     import psutil
     import torch
 

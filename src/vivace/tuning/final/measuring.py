@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from vivace.answers.formatting import size
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
 from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.progress import Forwarding
@@ -23,7 +24,6 @@ from vivace.foundation.stats import MIN_GROUPS
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.report.summary import size
 from vivace.runtime.workloads import workload_of
 from vivace.tuning.final.finals import Finals
 from vivace.tuning.final.image_plan import ImagePlan, needs_floor

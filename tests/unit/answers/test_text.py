@@ -1,0 +1,70 @@
+"""Any answer on a terminal, as Markdown and as CSV."""
+
+import io
+
+from rich.console import Console
+
+from vivace.answers.answer import Answer, Cell, Column, Fact, Facts, Row, Section, Table
+from vivace.answers.data import csv_text
+from vivace.answers.markdown import markdown_of, table_markdown
+from vivace.answers.terminal import print_answer, table_lines, text_of
+
+TABLE = Table(
+    (Column("recipe", is_text=True), Column("s/image"), Column("verdict", is_text=True), Column("n", rank=2)),
+    (
+        Row((Cell("tiny_vae+steps(20)"), Cell("1.2 s"), Cell("faster"), Cell("100")), ("slow | first",)),
+        Row((Cell("a|b\x1b[31m"), Cell("10.5 s"), Cell("-"), Cell("7")), look="bad"),
+    ),
+)
+LONG = "vivace bench --recipe baseline --recipe " + "tiny_vae+" * 9 + "steps(3)"
+ANSWER = Answer(
+    "x",
+    "the answer",
+    about=("tiny-sd",),
+    sections=(Section("Table", (TABLE,)), Section("More", ("text",), is_detail=True)),
+    facts=Facts((Fact("gain", "1.5x"), Fact("sure", "high", is_detail=True))),
+    notes=("careful",),
+    commands=(Fact("next", LONG, is_command=True),),
+)
+
+
+def test_names_are_aligned_to_the_left_and_figures_to_the_right() -> None:
+    assert [line for line, _ in table_lines(TABLE)][:3] == [
+        "recipe              s/image  verdict    n",
+        "tiny_vae+steps(20)    1.2 s  faster   100",
+        "a|b\\x1b[31m          10.5 s  -          7",
+    ]
+
+
+def test_a_narrow_terminal_drops_columns_then_breaks_a_label_at_a_plus_sign() -> None:
+    lines = [line.split() for line, _ in table_lines(TABLE, 34)]
+    assert lines[0] == ["recipe", "s/image", "verdict"]
+    assert lines[1:3] == [["tiny_vae+", "1.2", "s", "faster"], ["steps(20)"]]
+    for width in (40, 80, 120):
+        out = io.StringIO()
+        print_answer(ANSWER, Console(file=out, width=width, color_system=None))
+        assert "10.5 s" in out.getvalue()
+
+
+def test_a_short_answer_leaves_details_out_and_a_command_can_be_copied() -> None:
+    brief, whole = text_of(ANSWER, details=False), text_of(ANSWER)
+    assert "sure" in whole
+    assert "More" in whole
+    assert "sure" not in brief
+    assert "More" not in brief
+    assert brief.index("tiny-sd") < brief.index("the answer") < brief.index("recipe") < brief.index("careful")
+    (first, second) = [line for line in brief.splitlines() if "--recipe" in line]
+    assert first.endswith("\\")
+    assert second.startswith(" " * 10)
+
+
+def test_no_cell_changes_a_table_in_markdown() -> None:
+    lines = table_markdown(TABLE)
+    assert lines[:2] == ["| recipe | s/image | verdict | n | notes |", "| --- | --- | --- | --- | --- |"]
+    assert lines[2].endswith("| slow \\| first |")
+    assert lines[3] == "| a\\|b\\x1b[31m | 10.5 s | - | 7 |  |"
+    assert "\n- sure: high\n" in markdown_of(ANSWER)
+
+
+def test_no_cell_of_csv_is_a_formula() -> None:
+    assert csv_text([{"name": "=1+1", "value": -1.5}]) == "name,value\n'=1+1,-1.5\n"

@@ -1,0 +1,415 @@
+"""What a comparison answers: its table, what it says of quality, its charts, its images, and how to repeat it."""
+
+import csv
+import io
+import itertools
+import json
+import shlex
+
+import pytest
+
+from tests.make import make_record, make_round
+from tests.pages import Page
+from vivace.answers.answer import Answer, Bar, Bars, Facts, ImageGrid, Plot, Table
+from vivace.answers.plots import draw
+from vivace.cli import app
+from vivace.cli.measuring.bench import bench
+from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.record import ImageRecord, Outcome, Record
+from vivace.report import Row, rows_of
+from vivace.report.run_answer import answer_of
+from vivace.report.run_charts import calls, memory_plot, plots, stages, waterfall
+from vivace.report.run_images import MAX_ROWS, image_grid
+from vivace.report.summary import summary
+
+SCORER = "clip@1"
+NUM = 8  # images of a judged record
+
+
+def failed(recipe: str, outcome: Outcome = Outcome.CRASHED, reason: str = "signal 9") -> Record:
+    return make_record(recipe, make_round(0, outcome=outcome, reason=reason))
+
+
+def timed(recipe: str, seconds: float, spread: float = 0.01) -> Record:
+    """A measured record whose samples lie within `spread` of `seconds`."""
+    return make_record(
+        recipe, make_round(0, times=tuple(seconds * (1 + spread * k) for k in (-1, -0.5, 0, 0.5, 1)))
+    )
+
+
+def drawn(recipe: str, identical: int = 0, black: int = 0, num: int = NUM) -> Record:
+    """A record with images, of which the first are the baseline's, and the last black."""
+    pictures = tuple(
+        ImageRecord(
+            index=i,
+            prompt=f"prompt {i}",
+            seed=0,
+            sha256=f"{'baseline' if i < identical else recipe} {i}",
+            faults=("black",) if i >= num - black else (),
+        )
+        for i in range(num)
+    )
+    times = (1.0, 1.01, 0.99) if recipe == "baseline" else (0.5, 0.51, 0.49)
+    return make_record(recipe, make_round(0, times=times).model_copy(update={"pictures": pictures}))
+
+
+def figures(record: Record, ssim: float = 0.9, kept: float | None = None) -> list[ImageFigures]:
+    """Every image's SSIM and match, and its CLIP score as a share of the baseline's margin; both vary a little."""
+    rated = []
+    for i, picture in enumerate(record.rounds[0].pictures):
+        reference, jitter = f"baseline {i}", 0.01 * (-1) ** i
+        is_reference = picture.sha256 == reference
+        alone = {"sharpness": 5.0}
+        if kept is not None:
+            alone["clip_score"] = 30.0 if is_reference else 10 + 20 * (kept + jitter)
+            alone |= {"clip_score_of_others": 10.0} if is_reference else {}
+        against = (
+            {} if is_reference else {"psnr_db": 33.25 - i, "ssim": ssim + jitter, "match": ssim + jitter}
+        )
+        rated.append(
+            ImageFigures(
+                sha256=picture.sha256, reference=reference, prompt=picture.prompt, scorer=SCORER, alone=alone,
+                against=against,
+            )
+        )  # fmt: skip
+    return rated
+
+
+def judged(
+    *drawings: tuple[Record, list[ImageFigures]],
+    limits: Limits | None = None,
+    floor: NoiseFloor | None = None,
+) -> list[Row]:
+    by_key = {f.key: f for _, rated in drawings for f in rated}
+    return rows_of([r for r, _ in drawings], QualityPass(by_key, SCORER, floor), limits or Limits())
+
+
+def with_quality() -> list[Row]:
+    """One recipe for each thing that can be said of quality."""
+    base, greedy, few = drawn("baseline"), drawn("steps(1)"), drawn("steps(12)")
+    return judged(
+        (base, figures(base, kept=1.0)),
+        (drawn("bf16"), figures(drawn("bf16"), ssim=0.98, kept=1.0)),
+        (drawn("int4"), figures(drawn("int4"), ssim=0.4, kept=1.0)),
+        (greedy, figures(greedy, kept=0.3)),
+        (few, figures(few, kept=0.952)),
+        (drawn("channels_last", identical=NUM), []),
+        (drawn("steps(20)", black=2), []),
+    )
+
+
+def results(answer: Answer) -> Table:
+    return next(block for block in answer.blocks() if isinstance(block, Table))
+
+
+def column(table: Table, name: str) -> list[tuple[str, str]]:
+    """The cells of a column as a page shows them: both lines."""
+    number = [each.name for each in table.columns].index(name)
+    cells = [row.cells[number] for row in table.rows]
+    return [
+        ((cell.main or cell.text).replace("\u00a0", " "), cell.below.replace("\u00a0", " ")) for cell in cells
+    ]
+
+
+def test_quality_stands_beside_speed_with_its_evidence() -> None:
+    table = results(answer_of(with_quality()))
+    assert column(table, "quality") == [
+        ("-", ""),
+        ("passed", "CLIP kept 100 % [99, 101], match 0.980"),
+        ("failed", "CLIP kept 100 % [99, 101], match 0.400"),
+        ("failed", "CLIP kept 30 % [29, 31]"),
+        ("unclear", "CLIP kept 95 % [94, 96]"),
+        ("passed", "identical"),
+        ("failed", "broken images"),
+    ]
+    verdicts = [text for text, _ in column(table, "verdict")]
+    assert verdicts == [
+        "baseline",
+        "faster",
+        "failed quality",
+        "failed quality",
+        "faster",
+        "faster",
+        "failed quality",
+    ]
+    assert [text for text, _ in column(table, "speed-up")][2] == "2.00×", "what failed keeps its times"
+    ranks = {row.cells[3].main or row.cells[3].text: row.cells[3].value for row in table.rows}
+    assert ranks["faster"] < ranks["baseline"] < ranks["failed quality"]
+
+
+def test_what_is_not_measured_or_does_not_pass_has_its_reason() -> None:
+    rows = with_quality()
+    for row, line in zip(rows, results(answer_of(rows)).rows, strict=True):
+        is_open = row.judgement is not None and row.judgement.gate != "passed"
+        assert (
+            any(row.judgement.reason in note for note in line.notes) == is_open
+            if row.judgement
+            else not line.notes
+        )
+    answer = answer_of(
+        rows_of([make_record("baseline"), failed("tiny_vae", Outcome.UNSUPPORTED, "no tiny VAE")])
+    )
+    assert results(answer).rows[1].notes == ("no tiny VAE",)
+    assert column(results(answer), "verdict")[1][0] == "unsupported"
+
+
+def test_a_failed_baseline_is_no_reference_and_nothing_measured_has_no_charts() -> None:
+    rows = rows_of([failed("baseline", Outcome.TIMED_OUT, "no call ended within 600 s"), timed("bf16", 1.0)])
+    answer = answer_of(rows)
+    assert "not measured" in answer.headline
+    assert column(results(answer), "speed-up")[1] == ("-", "")
+    nothing = answer_of(rows_of([failed("baseline"), failed("bf16")]))
+    assert not [block for block in nothing.blocks() if isinstance(block, Bars | Plot | ImageGrid)]
+
+
+def test_what_several_rows_share_is_said_once() -> None:
+    def warned(recipe: str, *warnings: str) -> Record:
+        return make_record(recipe, make_round(0).model_copy(update={"warnings": warnings}))
+
+    answer = answer_of(
+        rows_of([warned("baseline", "hot"), warned("tiny_vae", "hot", "loud"), warned("bf16", "hot")])
+    )
+    assert "all rows: hot" in answer.notes
+    assert [row.notes for row in results(answer).rows] == [(), ("loud",), ()]
+    blind = judged(*((r, figures(r, ssim=0.98)) for r in map(drawn, ("baseline", "steps(8)", "bf16"))))
+    assert sum("no CLIP model scored the images" in note for note in answer_of(blind).notes) == 1
+    assert not any(row.notes for row in results(answer_of(blind)).rows)
+
+
+def test_the_limits_and_the_noise_floor_are_said() -> None:
+    base, other, again = drawn("baseline"), drawn("bf16"), drawn("attention(math)")
+    rows = judged(
+        (base, figures(base, kept=1.0) + figures(again, ssim=0.95, kept=1.0)),
+        (other, figures(other, kept=1.0)),
+        floor=NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures),
+        limits=Limits(match=0.85, ssim=0.8, psnr_db=20, clip=0.9),
+    )
+    answer = answer_of(rows)
+    text = " ".join(block for block in answer.blocks() if isinstance(block, str))
+    assert all(
+        part in text
+        for part in ("90 % of the baseline’s CLIP margin", "match of at least 0.85", "SSIM of at")
+    )
+    assert any(
+        note.startswith("noise floor, the baseline against itself (attention(math)") for note in answer.notes
+    )
+
+
+def test_what_a_reader_must_know_before_quoting_a_number() -> None:
+    answer = answer_of(rows_of([make_record("baseline"), timed("steps(10)", 0.5)]))
+    assert any("say nothing about SDXL" in note for note in answer.notes)
+    assert any(
+        "resident set" in block and "350 MB" in block for block in answer.blocks() if isinstance(block, str)
+    )
+    assert column(results(answer), "recipe")[1][1] == "changes the image"
+    assert column(
+        results(answer_of(rows_of([make_record("baseline", make_round(0, times=(1.0,)))]))), "s/image"
+    )[0][1].startswith("no interval")
+    page = Page.of(answer)
+    assert {"unclear", "unsupported", "no effect"} <= {dt.text for dt in page.all("dt")}
+
+
+def test_the_answer_is_the_summary_and_its_data_are_the_rows() -> None:
+    rows = with_quality()
+    answer = answer_of(rows, reproduce="vivace bench")
+    assert " ".join([answer.headline, *answer.paragraphs]) == summary(rows)
+    assert answer.verdict == "dtype(bf16)", "as fast as steps(1), which fails"
+    assert answer.data == [row.to_json() for row in rows]
+    table, rows_json, prompts = answer.files
+    assert len(list(csv.DictReader(io.StringIO(table.text)))) == len(rows)
+    assert json.loads(rows_json.text) == json.loads(json.dumps(answer.data))
+    assert prompts.text.splitlines() == list(rows[0].record.trial.workload.prompts)
+
+
+def test_all_figures_of_the_images_are_there_to_read() -> None:
+    base, other = drawn("baseline"), drawn("tiny_vae")
+    answer = answer_of(judged((base, figures(base)), (other, figures(other))))
+    (table,) = [b for b in answer.blocks() if isinstance(b, Table) and b.columns[-1].name == "sharpness"]
+    assert dict(zip((c.name for c in table.columns), (c.text for c in table.rows[1].cells), strict=True)) == {
+        "recipe": "tiny_vae",
+        "identical": "0 of 8",
+        "match": "0.900",
+        "SSIM": "0.900",
+        "PSNR, worst": "29.8, 26.2 dB",
+        "sharpness": "5 (+0)",
+    }
+
+
+def test_a_comparison_can_be_measured_again_from_its_page() -> None:
+    records = [make_record("baseline"), timed("steps(10)", 0.5), make_record("dtype(bf16)")]
+    facts = [
+        f for block in answer_of(rows_of(records)).blocks() if isinstance(block, Facts) for f in block.facts
+    ]
+    (again,) = [fact.value for fact in facts if fact.is_command]
+    words = shlex.split(again.replace("\\\n", ""))
+    assert words[:4] == ["vivace", "bench", "--model", "tiny-sd"]
+    parameters = bench.make_context("bench", words[2:], **app.context_settings).params
+    assert parameters["recipes"] == tuple(r.trial.recipe.text for r in records)
+    workload = records[0].trial.workload
+    for name in ("height", "width", "num_inference_steps", "guidance_scale"):
+        assert parameters[name] == getattr(workload, name)
+    odd = workload.model_copy(update={"prompts": ("two\nlines",), "batch": 4, "text": "embeddings"})
+    record = records[0].model_copy(update={"trial": records[0].trial.model_copy(update={"workload": odd})})
+    answer = answer_of(rows_of([record]))
+    assert "prompts.txt" not in {file.name for file in answer.files}
+    assert "4 images per call · prompts encoded beforehand" in answer.about[1]
+
+
+def bars_of(chart: Bars | None) -> tuple[Bar, ...]:
+    assert chart is not None
+    return chart.bars
+
+
+def test_the_waterfall_falls_from_the_baseline_to_the_last_measured_row() -> None:
+    records = [
+        timed("baseline", 2.0),
+        timed("tiny_vae", 1.5),
+        failed("steps(9)"),
+        timed("tiny_vae+steps(10)", 1.0),
+    ]
+    falls = bars_of(waterfall(rows_of(records)))
+    assert [(f.number, f.parts[0].look, f.value) for f in falls] == [
+        (1, "total", "2.00 s"),
+        (2, "saving", "−0.50 s (−25 %)"),
+        (4, "saving", "−0.50 s (−33 %)"),
+    ]
+    assert [(f.parts[0].start, f.parts[0].start + f.parts[0].width) for f in falls] == [
+        (0, 100),
+        (75, 100),
+        (50, 75),
+    ]
+    for before, after in itertools.pairwise(falls):
+        assert after.marks[0] in (before.parts[0].start, before.parts[0].start + before.parts[0].width)
+
+
+def test_alternatives_are_compared_with_the_recipe_that_they_extend() -> None:
+    texts = {
+        "baseline": 2.0,
+        "bf16": 1.5,
+        "steps(10)": 1.0,
+        "bf16+tiny_vae": 1.2,
+        "bf16+tiny_vae+steps(10)": 0.5,
+    }
+    falls = bars_of(waterfall(rows_of([timed(text, s) for text, s in texts.items()])))
+    assert [f.below.partition(", from ")[2] for f in falls] == ["", "", "row 1", "row 2", ""]
+    assert [f.value for f in falls][2:] == ["−1.00 s (−50 %)", "−0.30 s (−20 %)", "−0.70 s (−58 %)"]
+
+
+def test_a_loss_rises_and_overlapping_intervals_are_not_called_a_change() -> None:
+    records = [timed("baseline", 1.0), timed("tiny_vae", 1.2), timed("tiny_vae+steps(10)", 1.21, spread=0.1)]
+    assert [f.parts[0].look for f in bars_of(waterfall(rows_of(records)))] == ["total", "loss", "unclear"]
+    few = [make_record(r, make_round(0, times=(t,))) for r, t in (("baseline", 2.0), ("steps(10)", 1.0))]
+    assert bars_of(waterfall(rows_of(few)))[1].parts[0].look == "unclear", "without intervals"
+    assert waterfall(rows_of([timed("baseline", 1.0), failed("bf16")])) is None
+
+
+def test_stages_fill_their_share_on_one_scale() -> None:
+    slow, fast = bars_of(stages(rows_of([timed("baseline", 2.0), failed("bf16"), timed("steps(10)", 1.0)])))
+    assert (slow.number, fast.number) == (1, 3)
+    assert [p.width for p in slow.parts] == pytest.approx([1, 80, 10, 9])
+    assert fast.parts[-1].start + fast.parts[-1].width == pytest.approx(50)
+    assert "steps 0.800 s" in fast.below
+
+
+def test_calls_stand_in_order_and_slower_ones_higher() -> None:
+    times = (1.0, 1.01, 0.99, 1.03, 1.0)
+    (bar,) = bars_of(calls(rows_of([make_record("baseline", make_round(0, times), make_round(1, times))])))
+    assert len(bar.dots) == 10
+    assert [x for x, *_ in bar.dots] == sorted(x for x, *_ in bar.dots)
+    assert [times[i] for i in sorted(range(5), key=lambda i: -bar.dots[i][1])] == sorted(times)
+    assert "−1 % to +3 %" in bar.below
+    (start, end, _), (after, *_) = bar.levels
+    assert start < bar.dots[0][0] < bar.dots[4][0] < end < after
+
+
+def test_an_outlier_stands_at_the_edge_and_of_many_calls_the_extremes_are_drawn() -> None:
+    steady = tuple(1 + 0.01 * (-1) ** i for i in range(49))
+    chart = calls(rows_of([make_record("baseline", make_round(0, (*steady, 5.0)))]))
+    assert chart is not None
+    assert "+2 % of the recipe" in chart.about
+    assert [beyond for *_, beyond in chart.bars[0].dots].count(True) == 1
+    times = tuple(1 + 0.001 * (i % 7) for i in range(5000))
+    record = make_record("baseline", make_round(0, (*times[:2500], 1.009, *times[2500:])))
+    (bar,) = bars_of(calls(rows_of([record])))
+    assert 300 < len(bar.dots) <= 402
+    assert calls(rows_of([make_record("baseline", make_round(0, (1.0,)))])) is None
+
+
+def test_speed_stands_against_quality_and_memory() -> None:
+    quality, memory = plots(with_quality())
+    assert quality.y_name == "CLIP margin kept, %"
+    assert quality.limits == ((95.0, "limit 95 %"),)
+    assert [p.is_out for p in quality.points] == [r.failed_quality for r in with_quality() if r.fidelity]
+    assert sum(p.is_below for p in draw(quality).points) == 1, "steps(1) keeps 30 %: below the axis"
+    assert memory.y_name == "peak memory, MB"
+    base, other = drawn("baseline"), drawn("bf16")
+    same, _ = plots(judged((base, figures(base, kept=1.0)), (other, figures(other, ssim=0.98, kept=1.0))))
+    assert [p.label for p in same.points] == [
+        "1 baseline: 1.00×, SSIM 1.000",
+        "2 dtype(bf16): 2.00×, SSIM 0.980",
+    ]
+    assert not plots(rows_of([failed("baseline"), timed("bf16", 1.0), timed("steps(10)", 0.5)]))
+    assert memory_plot(memory.points[:1]) is None
+
+
+def grid_of(rows: list[Row]) -> ImageGrid:
+    grid = image_grid(rows, lambda key: "none")
+    assert grid is not None
+    return grid
+
+
+def order(grid: ImageGrid) -> list[int]:
+    return [int(row.prompt.removeprefix("prompt ")) for row in grid.rows]
+
+
+def test_without_figures_images_are_in_the_order_of_drawing() -> None:
+    grid = grid_of(judged((drawn("baseline", num=20), []), (drawn("steps(8)", num=20), [])))
+    assert order(grid) == list(range(MAX_ROWS))
+    assert "The first 12 of 20, in the order of generation." in grid.about
+    assert grid.has_reference
+    assert image_grid(rows_of([failed("baseline")]), lambda key: "none") is None
+
+
+def test_every_recipe_has_its_worst_picture_before_any_has_its_second_worst() -> None:
+    base, hopeless, good = drawn("baseline"), drawn("steps(1)"), drawn("tiny_vae")
+    rated = [
+        f.model_copy(update={"against": f.against | {"ssim": 0.1 * k}})
+        for k, f in enumerate(figures(hopeless))
+    ]
+    fine = [
+        f.model_copy(update={"against": f.against | {"ssim": 0.99 - 0.01 * k}})
+        for k, f in enumerate(figures(good))
+    ]
+    grid = grid_of(judged((base, figures(base)), (hopeless, rated), (good, fine)))
+    assert order(grid) == [0, 7, 1, 6, 2, 5, 3, 4]
+    assert [cell.note for cell in grid.rows[0].cells][1] == "SSIM 0.000, this recipe’s worst"
+
+
+def test_each_recipe_is_ordered_by_the_figure_that_it_is_held_to() -> None:
+    base, other = drawn("baseline"), drawn("steps(9)")
+    rated = [
+        f.model_copy(update={"alone": f.alone | {"clip_score": 20.0 + k}})
+        for k, f in enumerate(figures(other, kept=1.0))
+    ]
+    assert order(grid_of(judged((base, figures(base, kept=1.0)), (other, rated)))) == list(range(NUM)), (
+        "by CLIP"
+    )
+    same = drawn("bf16")
+    ssim = [
+        f.model_copy(update={"against": f.against | {"ssim": 0.9 - 0.01 * k}})
+        for k, f in enumerate(figures(same))
+    ]
+    assert order(grid_of(judged((base, figures(base)), (same, ssim)))) == list(range(NUM))[::-1]
+
+
+def test_a_broken_picture_is_worst_unless_the_baseline_draws_it_broken_too() -> None:
+    base, other = drawn("baseline", black=1), drawn("bf16", black=2)
+    grid = grid_of(judged((base, figures(base)), (other, figures(other))))
+    assert order(grid)[:2] == [6, 7], "the baseline's own is broken, and ranked by itself"
+    assert grid.rows[0].cells[1].note.startswith("black")
+
+
+def test_a_picture_of_the_same_bytes_is_called_identical() -> None:
+    same = judged((drawn("baseline"), []), (drawn("channels_last", identical=NUM), []))
+    assert {row.cells[1].note for row in grid_of(same).rows} == {"identical to the baseline’s"}
