@@ -53,7 +53,7 @@ class AsMeasured:
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         return recipe
 
-    def assembled(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
+    def assemble(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         return recipe
 
 

@@ -19,7 +19,7 @@ from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.recipe_syntax import BEST
-from vivace.foundation.spec.settings import Argument, Option, Settings
+from vivace.foundation.spec.settings import Option, Positional, Settings
 
 S = TypeVar("S", bound=Settings)
 _ELSEWHERE = ("ray", "ray_address", "endpoint", "dry_run", "replicas")
@@ -117,7 +117,7 @@ def _parameters(kind: type[BaseModel]) -> list[click.Parameter]:
         field = kind.model_fields[name]
         if (nested := _nested(field)) is not None:
             parameters += _parameters(nested)
-        elif (argument := _rule(field, Argument)) is not None:
+        elif (argument := _rule(field, Positional)) is not None:
             parameters.append(_argument(name, field, argument))
         elif (option := _rule(field, Option)) is not None:
             parameters += _options(name, field, option)
@@ -130,7 +130,7 @@ def _own_first(kind: type[BaseModel]) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in kind.model_fields]
 
 
-def _argument(name: str, field: FieldInfo, argument: Argument) -> click.Argument:
+def _argument(name: str, field: FieldInfo, argument: Positional) -> click.Argument:
     attributes = _type_of(field, Option())
     if attributes.pop("multiple", False):
         attributes |= {"nargs": -1, "required": True}

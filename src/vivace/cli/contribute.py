@@ -9,12 +9,12 @@ import click
 
 from vivace.cli.command import command
 from vivace.errors import UsageError
-from vivace.foundation.spec.settings import FILE, Argument, Option, Settings
+from vivace.foundation.spec.settings import FILE, Option, Positional, Settings
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output, replace
 
 
 class ContributeCommand(Settings):
-    stores: Annotated[tuple[Path, ...], Argument()] = ()
+    stores: Annotated[tuple[Path, ...], Positional()] = ()
     output: Annotated[Path, Option("File to write.", "-o --output", metavar="FILE", path=FILE)] = Path(
         "contribution.json"
     )

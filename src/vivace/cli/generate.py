@@ -21,12 +21,12 @@ from vivace.cli.command import RecipeName, command
 from vivace.errors import OutputError, UsageError
 from vivace.foundation.spec.settings import (
     FILE,
-    Argument,
     CallSettings,
     DeviceName,
     ModelName,
     NumSeeds,
     Option,
+    Positional,
     Seed,
     SourceSettings,
     Threads,
@@ -53,7 +53,7 @@ _QUALITY = 95
 
 
 class GenerateCommand(SourceSettings, CallSettings):
-    prompt: Annotated[str, Argument()]
+    prompt: Annotated[str, Positional()]
     model: ModelName = "tiny-sd"
     recipe: RecipeName = "baseline"
     seed: Annotated[Seed, Option("Seed of the first image.")] = 0

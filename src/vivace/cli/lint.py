@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from vivace.cli.command import command
-from vivace.foundation.spec.settings import Argument, Option, Settings, Steps
+from vivace.foundation.spec.settings import Option, Positional, Settings, Steps
 from vivace.foundation.untrusted.streams import plain
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ IMPOSSIBLE = 1
 
 
 class LintCommand(Settings):
-    files: Annotated[tuple[Path, ...], Argument()]
+    files: Annotated[tuple[Path, ...], Positional()]
     model: Annotated[str | None, Option("Model of rows that name none, for the limit of the chip.")] = None
     gpu: Annotated[
         str | None, Option("GPU of rows that name none, as for vivace recommend.", metavar="NAME")

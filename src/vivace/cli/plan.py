@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from vivace.cli.card import CardMemory, card_of, parse_card
 from vivace.cli.command import AsJson, command
 from vivace.cli.display.plan_answer import CardFit, answer_of
-from vivace.foundation.spec.settings import Argument, Batch, Option, Settings, Side, TaskName, read_by
+from vivace.foundation.spec.settings import Batch, Option, Positional, Settings, Side, TaskName, read_by
 
 if TYPE_CHECKING:
     from vivace.cli.display.attempts import Attempts
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PlanCommand(Settings):
-    model: Annotated[str, Argument()]
+    model: Annotated[str, Positional()]
     recipe: Annotated[str, Option("Recipe to predict.", metavar="R")] = "baseline"
     height: Side = None
     width: Side = None

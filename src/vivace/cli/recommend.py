@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from vivace.cli.command import command
 from vivace.evidence.recommendation.criteria import Goal
 from vivace.foundation.spec.limits import MinQuality
-from vivace.foundation.spec.settings import Argument, Option, PricePerHour, Settings, TaskName
+from vivace.foundation.spec.settings import Option, Positional, PricePerHour, Settings, TaskName
 
 
 class RecommendCommand(Settings):
-    model: Annotated[str, Argument()]
+    model: Annotated[str, Positional()]
     gpu: Annotated[
         str | None,
         Option('GPU, such as A100 or "RTX 4090"; default: this machine\'s, if it has one.', metavar="NAME"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from vivace.cli.command import RecipeName, command
-from vivace.foundation.spec.settings import DEFAULT_STORE, Argument, DeviceName, Option, Settings, Store
+from vivace.foundation.spec.settings import DEFAULT_STORE, DeviceName, Option, Positional, Settings, Store
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.record import Record
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class SaveCommand(Settings):
-    model: Annotated[str, Argument()]
-    destination: Annotated[Path, Argument("DIR")]
+    model: Annotated[str, Positional()]
+    destination: Annotated[Path, Positional("DIR")]
     recipe: RecipeName
     kind: Annotated[
         Literal["folder", "comfyui"],

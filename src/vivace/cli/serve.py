@@ -19,9 +19,9 @@ from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.recipe_syntax import BEST
 from vivace.foundation.spec.settings import (
     FOLDER,
-    Argument,
     DeviceName,
     Option,
+    Positional,
     Settings,
     Threads,
     read_by,
@@ -42,7 +42,7 @@ _FILES = 8_192
 
 
 class ServeCommand(Settings):
-    model: Annotated[str, Argument()]
+    model: Annotated[str, Positional()]
     recipe: Annotated[
         str | None,
         Option(

@@ -11,11 +11,11 @@ import click
 
 from vivace.cli.command import AsJson, command
 from vivace.errors import UsageError
-from vivace.foundation.spec.settings import Argument, DeviceName, Settings
+from vivace.foundation.spec.settings import DeviceName, Positional, Settings
 
 
 class TechniquesCommand(Settings):
-    name: Annotated[str | None, Argument()] = None
+    name: Annotated[str | None, Positional()] = None
     device: DeviceName = "auto"
     as_json: AsJson = False
 

@@ -11,7 +11,7 @@ import click
 
 from vivace.cli.command import command
 from vivace.errors import OutputError
-from vivace.foundation.spec.settings import FILE, Argument, Batch, CallSettings, DeviceName, Option, Threads
+from vivace.foundation.spec.settings import FILE, Batch, CallSettings, DeviceName, Option, Positional, Threads
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.untrusted.destinations import (
     check_writable,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WarmCommand(CallSettings):
-    model: Annotated[str | None, Argument()] = None
+    model: Annotated[str | None, Positional()] = None
     recipe: Annotated[str | None, Option("Recipe to compile; default: compile.", metavar="R")] = None
     output: Annotated[
         Path | None,

@@ -13,12 +13,12 @@ from pydantic import Field
 from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
-    Argument,
     Batch,
     CallSettings,
     DeviceName,
     ModelName,
     Option,
+    Positional,
     Prompts,
     Seed,
     SourceSettings,
@@ -53,8 +53,8 @@ def parse_percentage(value: str) -> float:
 
 
 class CompareCommand(SourceSettings, CallSettings):
-    recipe_a: Annotated[str, Argument()]
-    recipe_b: Annotated[str, Argument()]
+    recipe_a: Annotated[str, Positional()]
+    recipe_b: Annotated[str, Positional()]
     model: ModelName = "tiny-sd"
     fail_if: Annotated[
         float | None,

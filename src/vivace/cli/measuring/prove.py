@@ -12,7 +12,7 @@ import click
 from vivace.cli.command import command, command_line, interrupted
 from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
-from vivace.foundation.spec.settings import FILE, Argument, Option
+from vivace.foundation.spec.settings import FILE, Option, Positional
 from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
 from vivace.proofs.prover import ProveSettings
 
@@ -26,8 +26,8 @@ _SAY_EVERY_S = 5.0
 
 
 class ProveCommand(ProveSettings):
-    a: Annotated[str, Argument()]
-    b: Annotated[str, Argument()]
+    a: Annotated[str, Positional()]
+    b: Annotated[str, Positional()]
     output: Annotated[
         Path | None,
         Option(

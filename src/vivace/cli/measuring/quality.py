@@ -12,7 +12,15 @@ import click
 from vivace.cli.command import AsJson, command
 from vivace.errors import UsageError
 from vivace.foundation.spec.limits import MinQuality
-from vivace.foundation.spec.settings import Argument, Option, Settings, TaskName, Texts, Witness, read_prompts
+from vivace.foundation.spec.settings import (
+    Option,
+    Positional,
+    Settings,
+    TaskName,
+    Texts,
+    Witness,
+    read_prompts,
+)
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Task
@@ -22,8 +30,8 @@ COMPARISON_FAILED = 1
 
 
 class QualityCommand(Settings):
-    dir_a: Annotated[Path, Argument()]
-    dir_b: Annotated[Path, Argument()]
+    dir_a: Annotated[Path, Positional()]
+    dir_b: Annotated[Path, Positional()]
     prompts: Annotated[
         Path | None,
         Option(

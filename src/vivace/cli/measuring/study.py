@@ -17,10 +17,10 @@ from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
     FILE,
-    Argument,
     DeviceName,
     NumGpus,
     Option,
+    Positional,
     PricePerHour,
     Ray,
     Settings,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class StudyCommand(Settings):
-    name: Annotated[str | None, Argument("[STUDY]")] = None
+    name: Annotated[str | None, Positional("[STUDY]")] = None
     tiny: Annotated[bool, Option("Embedded models in place of the study's: minutes on a CPU.")] = False
     synthetic: Annotated[
         bool, Option("The study's models with random weights: full size, no download, no quality.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from vivace.cli.command import command, command_line, interrupted
-from vivace.foundation.spec.settings import FILE, Argument, Option
+from vivace.foundation.spec.settings import FILE, Option, Positional
 from vivace.foundation.untrusted.destinations import check_writable
 from vivace.tuning.search_settings import SearchSettings
 
@@ -24,7 +24,7 @@ NOTHING_FOUND = 4
 
 
 class TuneCommand(SearchSettings):
-    model: Annotated[str, Argument()] = "tiny-sd"
+    model: Annotated[str, Positional()] = "tiny-sd"
     explain: Annotated[bool, Option("Also print the expected gain of each technique, and its sources.")] = (
         False
     )

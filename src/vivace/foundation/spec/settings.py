@@ -1,6 +1,6 @@
 """Settings: one frozen class for a command and its function in Python, and one rule for each thing that they share.
 
-A field says how it is given on the command line by an `Option` or `Argument` in its annotation; other fields are for
+A field says how it is given on the command line by an `Option` or `Positional` in its annotation; other fields are for
 Python alone. `vivace.cli.command` makes the options.
 """
 
@@ -67,7 +67,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Argument:
+class Positional:
     """A field that is given by its place on the command line. With a default it may be left out."""
 
     metavar: str | None = None
