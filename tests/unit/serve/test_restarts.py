@@ -92,7 +92,7 @@ def test_a_worker_that_hangs_while_it_loads_is_killed_and_started_again(
     with served(SETTINGS, COMMAND, **variables) as server:
         assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
         assert server.pool.replicas[0].num_restarts == 1
-    assert f"it hung: {phase} took more than 3 s, and no earlier start had it" in caplog.text
+    assert f"it hung: {phase} took more than 3 s" in caplog.text
 
 
 def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path) -> None:
