@@ -115,6 +115,13 @@ def check_qk_norm_rope(
         expected = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *of_images, tokens, heads)  # type: ignore[call-arg]
         for got, want, factor in zip(own, expected, factors, strict=True):
             assert error(got.double() * factor.double(), want) < allowed(quantize, device)
+    # Of a pair each channel has angles of its own.
+    by_channel = [torch.cat([part, part.flip(0)], dim=1) for part in (cos, sin)]
+    own = [torch.empty_like(each) for each in made]
+    qk_norm_rope(qkv, bias, weights, *by_channel, tokens, *own, scales)  # type: ignore[call-arg]
+    expected = ref.qk_norm_rope(qkv.double(), bias.double(), weights.double(), *by_channel, tokens, heads)  # type: ignore[call-arg]
+    for got, want, factor in zip(own, expected, factors, strict=True):
+        assert error(got.double() * factor.double(), want) < allowed(quantize, device)
     check_grouped_heads(qkv, weights, (cos, sin), tokens, scales, made)
     # Queries apart, and a token's key and value side by side. Neither reads the other.
     q, both = torch.zeros_like(made[0]), torch.zeros_like(torch.stack(made[1:], dim=2))

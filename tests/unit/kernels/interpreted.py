@@ -13,6 +13,7 @@ from triton.runtime import interpreter
 
 from tests import fused_kernels as kernels
 from tests.unit.fused import test_krea2 as krea2
+from tests.unit.fused import test_later_models as later
 from tests.unit.fused import test_qwen_image as qwen_image
 from tests.unit.fused import test_qwen_image21 as qwen_image21
 from tests.unit.fused import test_sd3 as sd3
@@ -89,6 +90,12 @@ def check_models() -> None:
         made, plain = (krea2.transformer(num_layers=1, channels=32) for _ in range(2))
         Fused(precision="bf16").apply(target(made))
         assert kernels.error(made(**arguments)[0], plain(**arguments)[0]) < 0.02
+        for form in ("ernie_image", "ideogram4"):
+            arguments = later.FORMS[form][2]((3,), 2, 3)
+            made, plain = (later.transformer(form) for _ in range(2))
+            Fused(precision="bf16").apply(target(made))
+            image = slice(-6, None)
+            assert kernels.error(made(**arguments)[0][:, image], plain(**arguments)[0][:, image]) < 0.02
         two = {"channels": 32, "num_layers": 2, "dual_attention_layers": [0]}
         made, plain = (sd3.transformer(**two) for _ in range(2))
         Fused(precision="bf16").apply(target(made))

@@ -15,6 +15,7 @@ from tests import fused_unets
 from tests.unit.fused import test_flux as flux
 from tests.unit.fused import test_flux2 as flux2
 from tests.unit.fused import test_krea2 as krea2
+from tests.unit.fused import test_later_models as later
 from tests.unit.fused import test_qwen_image as qwen_image
 from tests.unit.fused import test_qwen_image21 as qwen_image21
 from tests.unit.fused import test_sd3 as sd3
@@ -114,6 +115,10 @@ def fused_models(allowed: dict[str, Fused]) -> None:
         model = qwen_image21.transformer()
         technique.apply(flux.target(model))
         qwen_image21.steps(model, qwen_image21.inputs((7,), (4, 4), (4, 8)))
+        for form in later.FORMS:
+            model = later.transformer(form)
+            technique.apply(flux.target(model))
+            model(**later.FORMS[form][2]((7,), 4, 8))
 
 
 def group_norms_of_sd15(is_padded_in_fp8: bool) -> None:
