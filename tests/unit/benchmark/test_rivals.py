@@ -86,7 +86,7 @@ def test_wrong_prompt_sets_are_named() -> None:
         checked_request("tiny-sd", "baseline", prompt_set="tinyword")
     with pytest.raises(UsageError, match="give one of them"):
         checked_request("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
-    with pytest.raises(WorkloadError, match="at least one seed"):
+    with pytest.raises(WorkloadError, match="num-seeds 0 must be at least 1"):
         checked_request("tiny-sd", "baseline", prompt_set="real", num_seeds=0)
 
 

@@ -181,8 +181,8 @@ def test_bench_mentions_random_weights_in_every_output(
     benched: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = benched
-    assert out.startswith("synthetic:sd15\n")
-    assert "note, all rows: random weights: times and memory are the architecture's" in err
+    assert out.startswith("synthetic:sd15 on ")
+    assert "random weights: times and memory are the architecture's" in out
     assert "quality pass" not in err
     assert "plan," not in err, "a CPU's resident set is not predicted"
     with Store.read_only(tmp_path / ".vivace") as store:

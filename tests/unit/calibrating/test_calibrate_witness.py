@@ -138,7 +138,7 @@ def test_damaged_scores_are_refused(machine: Machine, calibrated: dict[str, Any]
     file.write_text("{}")
     result = machine.calibrate("--witness", str(machine.clip))
     file.write_text(content)
-    assert result.return_value == StoreError.exit_code
+    assert isinstance(result.exception, StoreError)
 
 
 @pytest.mark.parametrize(

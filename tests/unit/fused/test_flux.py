@@ -197,7 +197,7 @@ def test_older_gpus_are_refused(precision: Any, capability: tuple[int, int], nee
 
 def test_other_denoisers_have_no_fused_form() -> None:
     reason = str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
-    assert "made for the transformers of FLUX.1, FLUX.2, Qwen-Image, Z-Image" in reason
+    assert "made for transformers of FLUX.1, " in reason
 
 
 @torch.no_grad()

@@ -153,7 +153,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
     out = run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "h100").stdout
     (compute,) = (line for line in out.splitlines() if line.startswith("compute"))
     assert "28 steps (denoiser 28 x " in compute
-    assert "by the data sheet of H100: 989.5 TFLOP/s in 16 bits, 1979 in 8" in out
+    assert "by the data sheet of H100: 989.5 TFLOP/s in 16 bits, 1979 in 8" in " ".join(out.split())
     answer = json.loads(run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "H100", "--json").stdout)
     assert answer["least_s"] > 0
     assert answer["work"]["components"][0]["component"] == "denoiser"

@@ -33,7 +33,7 @@ def answer_of(rows: Sequence[LoadRow], others: Sequence[LoadRow] = (), command: 
         about=(_title(rows),),
         sections=(
             Section("", (loads_table(rows),)),
-            Section("Beside other servers", tuple(_compared(rows, others))),
+            Section("Beside other servers", tuple(compare(rows, others))),
             Section(
                 "Requests",
                 (
@@ -124,7 +124,7 @@ def _notes(rows: Sequence[LoadRow]) -> list[str]:
     return texts
 
 
-def _compared(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
+def compare(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
     """Return a line for each common load with each of the other servers."""
     lines = []
     for other in _groups(others):

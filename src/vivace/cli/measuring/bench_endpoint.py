@@ -330,11 +330,13 @@ class _LoadProgress:
 
 
 def _show(rows: list[LoadRow], others: list[LoadRow], format_: str, page: Path | None) -> int:
-    from vivace.benchmark.load_testing.load_answer import answer_of
+    from vivace.benchmark.load_testing.load_answer import answer_of, compare
     from vivace.cli.display.terminal import show
 
     answer = answer_of(rows, others, command_line())
     show(answer, format_, page)
+    for line in compare(rows, others) if format_ in ("json", "csv") else ():
+        click.echo(line, err=True)
     return 0 if answer.verdict == "done" else _SOME_FAILED
 
 
