@@ -113,7 +113,10 @@ def _serve(folder: Path, arguments: Sequence[str], log: int) -> None:
 
         torch.set_num_threads(1)
         from vivace.cli import main
+        from vivace.cli.watched import guarded
 
+        # Files are read in this process, which is watched, instead of in a fresh one.
+        guarded.has_command_line = lambda _: False
         sys.argv = ["vivace", *arguments]
         main()
     except SystemExit as error:
