@@ -116,7 +116,7 @@ def _serve(folder: Path, arguments: Sequence[str], log: int) -> None:
         from vivace.cli.watched import guarded
 
         # Files are read in this process, which is watched, instead of in a fresh one.
-        guarded.has_command_line = lambda _: False
+        guarded.__dict__["has_command_line"] = lambda _: False
         sys.argv = ["vivace", *arguments]
         main()
     except SystemExit as error:
