@@ -34,6 +34,7 @@ from docgen import (
     costs,
     coverage,
     energy,
+    families,
     fastest,
     hardware,
     lint,
@@ -95,6 +96,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": partial(api.page, NOTE),
     "docs/choosing.md": lambda: choosing.page(NOTE, RESULTS, all_measurements()),
     "docs/cli.md": partial(command_line.page, NOTE),
+    "docs/compatibility.md": lambda: families.filled((DOCS / "compatibility.md").read_text(encoding="utf-8")),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text(encoding="utf-8")),
     "docs/hardware.md": partial(
         hardware.page, NOTE, RESULTS / "kernels-compiled.json", capped.PLAN, capped.RECORD
