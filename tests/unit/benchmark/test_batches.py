@@ -105,7 +105,8 @@ def test_each_batch_has_its_own_table(tmp_path: Path) -> None:
     done = run(
         tmp_path, "bench", "--recipe", "baseline", "--batch", "1,2,2", "--no-quality", *QUICK
     ).stdout.splitlines()
-    assert [line for line in done if line.startswith("tiny-sd")] == ["tiny-sd", "tiny-sd, batch 2"]
+    headings = [line.partition(" on ")[0] for line in done if line.startswith("tiny-sd")]
+    assert headings == ["tiny-sd", "tiny-sd, batch 2"]
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 63, 64, 65, 1000, 4096, 9999])

@@ -156,13 +156,14 @@ def test_it_is_planned_benched_and_generates(
 ) -> None:
     name = f"synthetic:{model}"
     assert typed(monkeypatch, "plan", name) == 0
-    assert "vae encoder" in capfd.readouterr().out
+    assert "vae encoder" in " ".join(capfd.readouterr().out.split())
     picture = str(FOLDER / "03.png")
     command = ["bench", "--model", name, "--task", "edit", "--image", picture, "--steps", "3"]
     command += ["--recipe", "baseline", "--recipe", "taylorseer(hits=0.5)", *QUICK]
     assert typed(monkeypatch, *command) == 0, capfd.readouterr().err
     out, err = capfd.readouterr()
-    assert f"{name}, edit" in out
+    assert f"{name} on " in out
+    assert "\nedit · " in out
     assert "ignored" not in out + err, "nothing is passed that its pipeline has no use for"
     with Store.read_only(tmp_path / ".vivace") as store:
         records = [store.record(key) for key in store.runs()[0].keys]
