@@ -103,11 +103,15 @@ class Template:
     async def _read(self) -> None:
         """Note the ends of workers, and of those that outlive this process."""
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            if (event := parse_event(line)) is not None:
-                self._workers[event["number"]].note_end(event["status"])
-        self._orders.close()
-        await asyncio.gather(*(worker.follow() for worker in self._workers))
+        try:
+            while line := await self._process.stdout.readline():
+                if (event := parse_event(line)) is not None:
+                    self._workers[event["number"]].note_end(event["status"])
+            self._orders.close()
+            await asyncio.gather(*(worker.follow() for worker in self._workers))
+        finally:  # the loop's end cancels this task before those that wait for workers
+            for worker in self._workers:
+                worker.note_end(None)
 
     def fork(self, worker: WorkerProcess, variables: Mapping[str, str], files: tuple[int, int]) -> None:
         """Order a worker, which is forked once the libraries are imported.
