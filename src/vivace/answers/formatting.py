@@ -75,7 +75,7 @@ def between_s(interval: Interval) -> str | None:
     return f"{low} to {high} {unit}"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Shorten a recipe for charts and column headings. Both ends stay, since recipes of one study may differ at either
     end."""
     return text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL // 2 - 4]} … {text[-_MAX_LABEL // 2 :]}"

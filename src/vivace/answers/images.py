@@ -115,18 +115,18 @@ def _row(grid: ImageGrid, row: ImageRow) -> EmbeddedRow:
         if not isinstance(image, Image.Image):
             cells.append(EmbeddedCell(None, image or cell.note))
         elif number == 0 or not grid.has_reference:
-            cells.append(EmbeddedCell(_embedded(image), cell.note))
+            cells.append(EmbeddedCell(_embed(image), cell.note))
         else:
             cells.append(_compared(image, reference, cell.note, grid.shows_difference))
     sources = ((name, by_key[key]) for name, key in row.sources)
-    shown = tuple((name, _embedded(image)) for name, image in sources if isinstance(image, Image.Image))
+    shown = tuple((name, _embed(image)) for name, image in sources if isinstance(image, Image.Image))
     return EmbeddedRow(row, tuple(cells), shown)
 
 
 def _compared(
     image: Image.Image, reference: Image.Image | str | None, note: str, with_place: bool
 ) -> EmbeddedCell:
-    embedded = _embedded(image)
+    embedded = _embed(image)
     if not isinstance(reference, Image.Image):
         return EmbeddedCell(embedded, note, None, "no image of the reference")
     if image.size != reference.size:
@@ -137,11 +137,11 @@ def _compared(
     largest = max(high for _, high in difference.getextrema())  # type: ignore[misc]
     if largest == 0:
         return EmbeddedCell(embedded, note, None, "identical")
-    amplified = _reduced(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
+    amplified = _reduce(difference).point([min(255, AMPLIFIED * v) for v in range(256)] * 3)
     return EmbeddedCell(
         embedded,
         note,
-        _encoded(amplified, "WEBP", quality=50, method=4),
+        _encode(amplified, "WEBP", quality=50, method=4),
         f"at most {largest} of 255",
         place_of(difference) if with_place else None,
     )
@@ -159,7 +159,7 @@ def place_of(difference: Image.Image) -> tuple[float, float, float, float]:
     return round(left, 2), round(top, 2), round(100 * wide / width, 2), round(100 * tall / height, 2)
 
 
-def decoded(content: bytes | None) -> Image.Image | str:
+def decode(content: bytes | None) -> Image.Image | str:
     """Return a stored PNG as an image, or the reason why it is none."""
     if content is None:
         return "the image file is missing"
@@ -170,14 +170,14 @@ def decoded(content: bytes | None) -> Image.Image | str:
         return "the image file is damaged"
 
 
-def _embedded(image: Image.Image) -> EmbeddedImage:
+def _embed(image: Image.Image) -> EmbeddedImage:
     """Return an image with its exact pixels, or a thumbnail of a large one."""
     if max(image.size) <= MAX_EMBEDDED_SIDE:
-        return _encoded(image, "PNG", optimize=True)
-    return _encoded(_reduced(image), "WEBP", quality=85, method=4)
+        return _encode(image, "PNG", optimize=True)
+    return _encode(_reduce(image), "WEBP", quality=85, method=4)
 
 
-def _reduced(image: Image.Image) -> Image.Image:
+def _reduce(image: Image.Image) -> Image.Image:
     if max(image.size) <= MAX_EMBEDDED_SIDE:
         return image
     small = image.copy()
@@ -185,7 +185,7 @@ def _reduced(image: Image.Image) -> Image.Image:
     return small
 
 
-def _encoded(image: Image.Image, format_: str, **options: int | bool) -> EmbeddedImage:
+def _encode(image: Image.Image, format_: str, **options: int | bool) -> EmbeddedImage:
     out = io.BytesIO()
     image.save(out, format_, **options)
     uri = f"data:image/{format_.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -80,7 +80,7 @@ def page_of(answer: Answer) -> str:
     """Return the answer as one HTML document."""
     style, script = _template("style.css"), _template("sorting.js")
     # Only trusted texts are exempt from escaping: style sheet and script, whose bytes are hashed, and the policy.
-    return _rendered(
+    return _render(
         "page.html",
         answer=answer,
         page=_Page(answer),
@@ -100,7 +100,7 @@ def page_of(answer: Answer) -> str:
 def svg_of(title: str, block: Bars | Plot) -> str:
     """Return a chart as an SVG file, without scripts, links and fonts of its own."""
     drawn = draw(block) if isinstance(block, Plot) else None
-    return _rendered("chart.svg", title=plain(title), block=block, c=drawn)
+    return _render("chart.svg", title=plain(title), block=block, c=drawn)
 
 
 def in_notebook(page: str) -> str:
@@ -141,7 +141,7 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _rendered(template: str, **variables: object) -> str:
+def _render(template: str, **variables: object) -> str:
     environment = Environment(
         loader=PackageLoader("vivace.answers"),
         autoescape=True,

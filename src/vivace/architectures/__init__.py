@@ -21,7 +21,7 @@ from vivace.architectures.cogview4 import COGVIEW4
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Embedded, Entry
 from vivace.architectures.ernie_image import ERNIE_IMAGE
-from vivace.architectures.family import Blocks, Doubled, Family, Pipeline
+from vivace.architectures.family import BatchDoubling, Blocks, Family, Pipeline
 from vivace.architectures.flux import FLUX
 from vivace.architectures.flux2 import FLUX2
 from vivace.architectures.ideogram4 import IDEOGRAM4
@@ -39,8 +39,8 @@ __all__ = [
     "ARCHITECTURES",
     "CATALOGUE",
     "FAMILIES",
+    "BatchDoubling",
     "Blocks",
-    "Doubled",
     "Family",
     "Pipeline",
     "family_of",

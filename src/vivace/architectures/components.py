@@ -83,12 +83,12 @@ class Architecture(Spec):
                 f"{self.name} has no {', '.join(sorted(unknown))}; it has {', '.join(self.components)}"
             )
         components = self.components | {
-            name: replaced(self.components[name], **config) for name, config in configs.items()
+            name: reconfigure(self.components[name], **config) for name, config in configs.items()
         }
         return self.model_copy(update={"components": components})
 
 
-def replaced(component: ComponentConfig, **config: Any) -> ComponentConfig:
+def reconfigure(component: ComponentConfig, **config: Any) -> ComponentConfig:
     return component.model_copy(update={"config": component.config | config})
 
 

@@ -13,8 +13,8 @@ from vivace.architectures.components import FLOW, Architecture, of_diffusers, of
 from vivace.architectures.entry import Entry, Hub
 from vivace.architectures.family import (
     Arguments,
+    BatchDoubling,
     Blocks,
-    Doubled,
     Family,
     Handle,
     Handles,
@@ -118,7 +118,7 @@ _MINISTRAL_3B = of_transformers(
 _SAMPLER = of_diffusers(FLOW, shift=4.0, use_dynamic_shifting=False)
 
 
-def _published(name: str, repo: str, title: str, labels: str, step_flop: int, **own: Any) -> PublishedModel:
+def _publish(name: str, repo: str, title: str, labels: str, step_flop: int, **own: Any) -> PublishedModel:
     entry = Entry(
         name=name,
         licence="Apache-2.0",
@@ -134,7 +134,7 @@ def _published(name: str, repo: str, title: str, labels: str, step_flop: int, **
 
 # Steps and guidance are the pipeline's defaults; of Turbo 8 steps, as its card says, and none.
 _MODELS = (
-    _published(
+    _publish(
         "ernie-image",
         "ERNIE-Image",
         "ERNIE-Image",
@@ -145,7 +145,7 @@ _MODELS = (
         guidance_scale=4.0,
         arguments={"use_pe": False, "negative_prompt": ""},
     ),
-    _published(
+    _publish(
         "ernie-image-turbo",
         "ERNIE-Image-Turbo",
         "ERNIE-Image-Turbo",
@@ -187,7 +187,7 @@ ERNIE_IMAGE = Family(
         text=None,
         tokens_first=True,
     ),
-    doubled=Doubled(off=1.0),
+    doubled=BatchDoubling(off=1.0),
     text_of_any_length=True,
     cells=lambda _: 2,
     fused="ernie_image",

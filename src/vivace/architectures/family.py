@@ -127,7 +127,7 @@ class PublishedFit:
 
 
 @dataclass(frozen=True)
-class Doubled:
+class BatchDoubling:
     """Guidance as one call of a doubled batch.
 
     Attributes:
@@ -317,7 +317,7 @@ class Family:
     few_blocks: Mapping[str, Any] = field(default_factory=dict)
     is_transformer: bool = True
     blocks: Blocks | None = None
-    doubled: Doubled | None = None
+    doubled: BatchDoubling | None = None
     cells: Callable[[Any], int] = lambda _: 2
     side_in_tokens: int = 1
     rows_in_lists: bool = False

@@ -60,7 +60,7 @@ class Signature:
     notes_by_name: Mapping[str, str] = field(default_factory=dict)
 
 
-def refused(advice: str, *rows: tuple[str, tuple[str, ...]], sizes: Sizes = ()) -> tuple[Signature, ...]:
+def refuse(advice: str, *rows: tuple[str, tuple[str, ...]], sizes: Sizes = ()) -> tuple[Signature, ...]:
     """Return signatures of files that are refused with the same advice."""
     return tuple(Signature(what, has, sizes, advice=advice) for what, has in rows)
 

@@ -114,7 +114,7 @@ def _few_steps() -> tuple[FewSteps, ...]:
     return (*hyper, turbo)
 
 
-def _published(
+def _publish(
     entry: Entry,
     transformer: ComponentConfig,
     sampler: ComponentConfig,
@@ -164,7 +164,7 @@ _MODELS = (
         )
     ),
     # The card uses 50 steps; the pipeline's default is 28.
-    _published(
+    _publish(
         Entry(
             name="flux-dev",
             summary="FLUX.1 [dev], 12 B parameters, guidance distilled into the transformer",
@@ -183,7 +183,7 @@ _MODELS = (
         r"flux(?![ ._-]?2)(?!.*kontext).*dev",
         74_384_653_418_496,
     ),
-    _published(
+    _publish(
         Entry(
             name="flux-schnell",
             summary="FLUX.1 [schnell], distilled to 1 to 4 steps",
@@ -204,7 +204,7 @@ _MODELS = (
     # Its transformer has FLUX.1 [dev]'s shape, and takes the image's latents as further tokens. Guidance from the
     # example in diffusers, steps from the pipeline's default. Its commit is not known, and its card was not read: size,
     # access and scheduler are those of FLUX.1 [dev], which copies of its repository quote.
-    _published(
+    _publish(
         Entry(
             name="flux-kontext",
             summary="FLUX.1 Kontext [dev], 12 B parameters: edits an image as the prompt says",

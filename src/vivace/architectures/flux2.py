@@ -120,7 +120,7 @@ _TURBO = FewSteps(
 )
 
 
-def _published(
+def _publish(
     entry: Entry,
     transformer: ComponentConfig,
     text_encoder: ComponentConfig,
@@ -175,8 +175,8 @@ def _klein(
     )
     of_base = title.replace("] ", "] base ")
     return (
-        _published(distilled, *networks, title, f"^(?!.*base){labels}", step_flop, is_distilled=True),
-        _published(base, *networks, of_base, f"^(?=.*base){labels}", 2 * step_flop, is_distilled=False),
+        _publish(distilled, *networks, title, f"^(?!.*base){labels}", step_flop, is_distilled=True),
+        _publish(base, *networks, of_base, f"^(?=.*base){labels}", 2 * step_flop, is_distilled=False),
     )
 
 
@@ -194,7 +194,7 @@ _MODELS = (
         gated=True,
     ),
     # Guidance is an input of the transformer. The card's example has 50 steps, and says that 28 are a good compromise.
-    _published(
+    _publish(
         Entry(
             name="flux2-dev",
             summary="FLUX.2 [dev], 32 B parameters, guidance distilled into the transformer",

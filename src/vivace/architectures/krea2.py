@@ -103,7 +103,7 @@ _KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
 _KREA2_FLOW = of_diffusers(FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
 
 
-def _published(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **own: Any) -> PublishedModel:
+def _publish(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **own: Any) -> PublishedModel:
     entry = Entry(
         name=f"krea-2-{kind.lower()}",
         licence="Krea 2 Community",
@@ -124,7 +124,7 @@ def _published(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **
 # 3.5. The licence is that of their pages, access as others report it; the download is counted from the parameters in
 # bf16.
 _MODELS = (
-    _published(
+    _publish(
         "Turbo",
         r"krea[ _-]?2.*turbo",
         128_987_188_690_944,
@@ -134,7 +134,7 @@ _MODELS = (
         guidance_scale=0.0,
     ),
     # Its velocity is that with the prompt, and the scale times what it differs from that without: 4.5 is 5.5 elsewhere.
-    _published(
+    _publish(
         "Raw",
         r"krea[ _-]?2.*raw",
         257_974_377_381_888,

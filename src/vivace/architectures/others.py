@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.architectures.files import Signature, refused
+from vivace.architectures.files import Signature, refuse
 
 OTHER_NAMES = (
     r"\bsd(?![a-z])|xl\b|diffusion|qwen|pixart|hunyuan|lumina|kolors|klein|chroma|hidream|pony|playground|kandinsky"
@@ -12,7 +12,7 @@ OTHER_NAMES = (
 _FLUX_KEY_NORM = "double_blocks.0.img_attn.norm.key_norm.scale"
 _NO_IMAGES = "vivace makes single images from text; {supported}"
 CONFUSABLE: tuple[Signature, ...] = (
-    *refused(
+    *refuse(
         "diffusers 0.42.1 draws with it in modular blocks alone, and vivace with pipelines; {supported}",
         ("FLUX.3, which has no pipeline in diffusers", ("early_stream_modulations.image.lin.weight",)),
         (
@@ -20,11 +20,11 @@ CONFUSABLE: tuple[Signature, ...] = (
             ("early_stream_modulations.image.linear.weight",),
         ),
     ),
-    *refused(_NO_IMAGES, ("an AnimateDiff motion module", ("*.motion_modules.0.*",))),
+    *refuse(_NO_IMAGES, ("an AnimateDiff motion module", ("*.motion_modules.0.*",))),
 )
 """Those that have the tensors of a family, too."""
 OTHERS: tuple[Signature, ...] = (
-    *refused(
+    *refuse(
         "",
         ("AuraFlow", ("double_layers.0.*", "cond_seq_linear.weight")),
         ("AuraFlow in diffusers' layout", ("joint_transformer_blocks.0.*", "register_tokens")),
@@ -47,7 +47,7 @@ OTHERS: tuple[Signature, ...] = (
         ("Kandinsky 5", ("visual_transformer_blocks.0.*",)),
         ("DeepFloyd IF", ("encoder_hid_proj.weight", "add_embedding.norm1.weight")),
     ),
-    *refused(
+    *refuse(
         _NO_IMAGES,
         ("HunyuanVideo, which makes videos", ("txt_in.individual_token_refiner.*",)),
         ("Wan, which makes videos", ("head.modulation", "blocks.0.*")),
@@ -65,7 +65,7 @@ OTHERS: tuple[Signature, ...] = (
         ("Cosmos, which makes videos", ("x_embedder.proj.1.weight",)),
         ("Stable Audio, which makes sound", ("pretransform.*",)),
     ),
-    *refused(
+    *refuse(
         "",
         (
             "part of a FLUX.1 transformer with scaled fp8 weights, without its input",
@@ -74,7 +74,7 @@ OTHERS: tuple[Signature, ...] = (
         ("part of a FLUX.1 transformer, without its input", (_FLUX_KEY_NORM,)),
         ("a model with FLUX's blocks, but another one", ("double_blocks.0.*", "single_blocks.0.*")),
     ),
-    *refused(
+    *refuse(
         "one component in diffusers' layout; give the folder of the whole pipeline",
         (
             "FLUX.1's transformer",
@@ -86,7 +86,7 @@ OTHERS: tuple[Signature, ...] = (
         ),
         ("SDXL's UNet", ("down_blocks.0.resnets.0.*", "add_embedding.linear_1.weight")),
     ),
-    *refused(
+    *refuse(
         "give the file that holds the whole model, or a folder in diffusers' format with all parts ({supported})",
         ("a VAE alone (of Wan)", ("decoder.middle.0.residual.0.gamma",)),
     ),

@@ -19,7 +19,7 @@ from vivace.architectures.components import (
     ComponentConfig,
     of_diffusers,
     of_transformers,
-    replaced,
+    reconfigure,
     rope,
 )
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
@@ -93,13 +93,13 @@ QWEN25_VL_7B = of_transformers(
 # Qwen/Qwen-Image: the class's default.
 _QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
 # Qwen/Qwen-Image-Edit-2511: the tokens of its sources are modulated by a timestep of 0.
-_EDIT_2511 = replaced(_QWEN_IMAGE, zero_cond_t=True)
+_EDIT_2511 = reconfigure(_QWEN_IMAGE, zero_cond_t=True)
 QWEN_FLOW = of_diffusers(
     FLOW, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
 )
 
 
-def _published(
+def _publish(
     name: str,
     repo: str,
     title: str,
@@ -159,7 +159,7 @@ def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
 
 # All have the same components; the text encoder of those that edit sees the image.
 _MODELS = (
-    _published(
+    _publish(
         "qwen-image",
         "Qwen-Image",
         "Qwen-Image",
@@ -172,7 +172,7 @@ _MODELS = (
         ),
     ),
     # As Qwen-Image, of which its publishers call it the update; its card was not checked.
-    _published(
+    _publish(
         "qwen-image-2512",
         "Qwen-Image-2512",
         "Qwen-Image-2512",
@@ -186,7 +186,7 @@ _MODELS = (
     ),
     # Steps of the first from diffusers' example; 40 steps and the guidance of both from memory of the cards, which were
     # not checked.
-    _published(
+    _publish(
         "qwen-image-edit",
         "Qwen-Image-Edit",
         "Qwen-Image-Edit",
@@ -196,7 +196,7 @@ _MODELS = (
         summary="Qwen-Image-Edit, 20 B parameters: edits an image, which its text encoder sees too",
         prompt_set="edit",
     ),
-    _published(
+    _publish(
         "qwen-image-edit-2509",
         "Qwen-Image-Edit-2509",
         "Qwen-Image-Edit-2509",
@@ -208,7 +208,7 @@ _MODELS = (
         prompt_set="edit",
     ),
     # As 2509; its card was not checked.
-    _published(
+    _publish(
         "qwen-image-edit-2511",
         "Qwen-Image-Edit-2511",
         "Qwen-Image-Edit-2511",

@@ -13,13 +13,13 @@ from vivace.architectures.components import (
     ComponentConfig,
     of_diffusers,
     of_transformers,
-    replaced,
+    reconfigure,
 )
 from vivace.architectures.entry import Entry, Hub
 from vivace.architectures.family import (
     Arguments,
+    BatchDoubling,
     Blocks,
-    Doubled,
     Family,
     Pipeline,
     PublishedModel,
@@ -105,14 +105,14 @@ SANA_VAE = of_diffusers(
 # Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers: the class's default.
 SANA_1600M = of_diffusers("SanaTransformer2DModel", num_layers=20, sample_size=32)
 # Efficient-Large-Model/Sana_Sprint_1.6B_1024px_diffusers: guidance is an embedded input.
-SANA_SPRINT_1600M = replaced(SANA_1600M, guidance_embeds=True, qk_norm="rms_norm_across_heads")
+SANA_SPRINT_1600M = reconfigure(SANA_1600M, guidance_embeds=True, qk_norm="rms_norm_across_heads")
 _SANA_FLOW = of_diffusers(
     "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
 )
 _SCM = of_diffusers("SCMScheduler")
 
 
-def _published(
+def _publish(
     name: str,
     transformer: ComponentConfig,
     sampler: ComponentConfig,
@@ -140,7 +140,7 @@ def _published(
 
 _MODELS = (
     # Steps and guidance from diffusers' documentation.
-    _published(
+    _publish(
         "sana-1600m",
         SANA_1600M,
         _SANA_FLOW,
@@ -154,7 +154,7 @@ _MODELS = (
         guidance_scale=4.5,
     ),
     # Steps and guidance are the defaults of its pipeline. Guidance is an input of the transformer.
-    _published(
+    _publish(
         "sana-sprint-1600m",
         SANA_SPRINT_1600M,
         _SCM,
@@ -223,6 +223,6 @@ SANA = Family(
         text=None,
         added_between=("controlnet_block_samples",),
     ),
-    doubled=Doubled(),
+    doubled=BatchDoubling(),
     cells=_patch,
 )

@@ -18,14 +18,14 @@ from vivace.architectures.components import (
     Architecture,
     ComponentConfig,
     of_diffusers,
-    replaced,
+    reconfigure,
 )
 from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
 from vivace.architectures.family import (
     Arguments,
+    BatchDoubling,
     Blocks,
     DistilledFile,
-    Doubled,
     Family,
     Pipeline,
     PublishedModel,
@@ -74,7 +74,7 @@ SD3_VAE = of_diffusers(
     use_post_quant_conv=False,
 )
 # Its text encoder reads the projected vector.
-_CLIP_L = replaced(CLIP_L).model_copy(update={"class_name": "CLIPTextModelWithProjection"})
+_CLIP_L = reconfigure(CLIP_L).model_copy(update={"class_name": "CLIPTextModelWithProjection"})
 _SD3: dict[str, Any] = {
     "sample_size": 128,
     "attention_head_dim": 64,
@@ -103,7 +103,7 @@ SD35_MEDIUM = of_diffusers(
 _SHIFTED = of_diffusers(FLOW, shift=3.0)
 
 
-def _published(
+def _publish(
     name: str,
     title: str,
     transformer: ComponentConfig,
@@ -145,7 +145,7 @@ def _published(
 
 _MODELS = (
     # Steps and guidance from the announcement in diffusers' blog ("Diffusers welcomes Stable Diffusion 3.5 Large").
-    _published(
+    _publish(
         "sd35-large",
         "SD 3.5 Large",
         SD35_LARGE,
@@ -157,7 +157,7 @@ _MODELS = (
         guidance_scale=3.5,
     ),
     # The card's example has 40 steps and guidance 4.5; not checked.
-    _published(
+    _publish(
         "sd35-medium",
         "SD 3.5 Medium",
         SD35_MEDIUM,
@@ -263,7 +263,7 @@ SD3 = Family(
         grid=grid_of_latents(_patch),
         added_between=("block_controlnet_hidden_states",),
     ),
-    doubled=Doubled(),
+    doubled=BatchDoubling(),
     cells=_patch,
     fused="sd3",
 )

@@ -24,7 +24,7 @@ from vivace.architectures.components import (
     Architecture,
     ComponentConfig,
     of_diffusers,
-    replaced,
+    reconfigure,
 )
 from vivace.architectures.entry import (
     VAE_FILES,
@@ -37,9 +37,9 @@ from vivace.architectures.entry import (
     embedded_entry,
 )
 from vivace.architectures.family import (
+    BatchDoubling,
     ControlNets,
     DistilledFile,
-    Doubled,
     Family,
     OwnDefaults,
     Pipeline,
@@ -47,7 +47,7 @@ from vivace.architectures.family import (
     RandomWeights,
     Rules,
 )
-from vivace.architectures.files import UNET_PREFIX, FilePart, OriginalNames, Signature, SingleFiles, refused
+from vivace.architectures.files import UNET_PREFIX, FilePart, OriginalNames, Signature, SingleFiles, refuse
 from vivace.architectures.gains import GELU, SILU, SINUSOID, count
 
 _SIGMA_MAX = 14.6
@@ -119,7 +119,7 @@ _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, V
 _SD15_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=512, scaling_factor=0.18215)
 # `force_upcast`: its activations overflow fp16, so the pipeline decodes in fp32 where the weights are fp16.
 _SDXL_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=1024, scaling_factor=0.13025, force_upcast=True)
-_PLAYGROUND_VAE = replaced(
+_PLAYGROUND_VAE = reconfigure(
     _SDXL_VAE,
     scaling_factor=0.5,
     latents_mean=[-1.6574, 1.886, -1.383, 2.5155],
@@ -143,15 +143,15 @@ _SDXL_UNET = of_diffusers(
     projection_class_embeddings_input_dim=2816,
 )
 # The guidance scale is an embedded input, so there is no second, unconditional call (latent-consistency/lcm-sdxl).
-_LCM_UNET = replaced(_SDXL_UNET, time_cond_proj_dim=256)
+_LCM_UNET = reconfigure(_SDXL_UNET, time_cond_proj_dim=256)
 
 _BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
 _PNDM = of_diffusers("PNDMScheduler", **_BETAS, skip_prk_steps=True, set_alpha_to_one=False)
 _EULER = of_diffusers("EulerDiscreteScheduler", **_BETAS, timestep_spacing="leading")
-_EULER_TRAILING = replaced(_EULER, timestep_spacing="trailing")
+_EULER_TRAILING = reconfigure(_EULER, timestep_spacing="trailing")
 _EULER_ANCESTRAL = of_diffusers("EulerAncestralDiscreteScheduler", **_BETAS, timestep_spacing="leading")
-_EULER_ANCESTRAL_TRAILING = replaced(_EULER_ANCESTRAL, timestep_spacing="trailing")
+_EULER_ANCESTRAL_TRAILING = reconfigure(_EULER_ANCESTRAL, timestep_spacing="trailing")
 # SDXL's scheduler config with another class, as the model cards of ByteDance/Hyper-SD and latent-consistency say.
 _DDIM_TRAILING = of_diffusers(
     "DDIMScheduler", **_BETAS, clip_sample=False, set_alpha_to_one=False, timestep_spacing="trailing"
@@ -218,7 +218,7 @@ def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
     )
 
 
-def _published(
+def _publish(
     entry: Entry,
     parts: dict[str, ComponentConfig],
     scheduler: ComponentConfig,
@@ -265,7 +265,7 @@ def _sdxl(
         "cuda_dtype": "fp16",
     }
     entry = Entry.model_validate({"name": name, "summary": summary} | common | own)
-    return _published(
+    return _publish(
         entry,
         {"unet": unet, "vae": vae, "text_encoder": CLIP_L, "text_encoder_2": OPEN_CLIP_BIGG},
         sampler,
@@ -312,7 +312,7 @@ _MODELS = (
             few_steps=(_lcm("tiny-sd-lcm/pytorch_lora_weights.safetensors"),),
         )
     ),
-    _published(
+    _publish(
         Entry(
             name="sd15",
             summary="Stable Diffusion 1.5",
@@ -361,7 +361,7 @@ _MODELS = (
         "sdxl-turbo",
         "SDXL, distilled adversarially to 1 to 4 steps at 512x512",
         _EULER_ANCESTRAL_TRAILING,
-        replaced(_SDXL_UNET, sample_size=64),
+        reconfigure(_SDXL_UNET, sample_size=64),
         licence="Stability AI Non-Commercial Research Community",
         origin=Hub(
             repo="stabilityai/sdxl-turbo",
@@ -570,11 +570,11 @@ _FILES = SingleFiles(
         _whole("an SD 2 model", "sd2", _SD2_PARTS, _SD2_TEXT),
         _alone("SDXL's UNet", "sdxl", 2048, "input_blocks.4", "label_emb.0.0.weight"),
         _alone("SD 1.5's UNet", "sd15", 768, "input_blocks.1"),
-        *refused(
+        *refuse(
             "vivace reads a UNet's own weights (model.diffusion_model.*); give the file that has them",
             ("a model with averaged weights (EMA) of its UNet alone", ("model_ema.diffusion_model*",)),
         ),
-        *refused(
+        *refuse(
             _REST,
             ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
             ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
@@ -660,7 +660,7 @@ STABLE_DIFFUSION = Family(
     random_weights={
         "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),
     },
-    doubled=Doubled(),
+    doubled=BatchDoubling(),
     controlnets=ControlNets("ControlNetModel", "from_unet"),
     is_transformer=False,
     cells=lambda _: 1,

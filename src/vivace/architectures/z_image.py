@@ -22,8 +22,8 @@ from vivace.architectures.components import (
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
 from vivace.architectures.family import (
     Arguments,
+    BatchDoubling,
     Blocks,
-    Doubled,
     Family,
     Pipeline,
     PublishedModel,
@@ -195,7 +195,7 @@ Z_IMAGE = Family(
         added_between=("controlnet_block_samples",),
         outside="the refining blocks",
     ),
-    doubled=Doubled(off=0.0),
+    doubled=BatchDoubling(off=0.0),
     rows_in_lists=True,
     pads_captions=True,
     fused="z_image",

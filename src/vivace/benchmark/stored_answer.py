@@ -69,13 +69,13 @@ def reader(folders: Sequence[Path]) -> ReadImage:
     """Return a function that reads the images of stores, and what they were made from."""
 
     def read(sha256: str) -> Image | str:
-        from vivace.answers.images import decoded
+        from vivace.answers.images import decode
 
         for folder in folders:
             for kind in ("pictures", "sources"):
                 with suppress(OSError):
-                    return decoded(image_path(folder / kind, sha256).read_bytes())
-        return decoded(None)
+                    return decode(image_path(folder / kind, sha256).read_bytes())
+        return decode(None)
 
     return read
 

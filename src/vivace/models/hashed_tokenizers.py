@@ -30,7 +30,7 @@ _MIN_PIXELS, _MAX_PIXELS = 3136, 12_845_056
 Message = dict[str, Any]
 
 
-class Encoded(dict[str, Any]):
+class TokenBatch(dict[str, Any]):
     """`input_ids` and `attention_mask`, (prompts, tokens), by key or attribute as in transformers."""
 
     @property
@@ -41,8 +41,8 @@ class Encoded(dict[str, Any]):
     def attention_mask(self) -> Any:
         return self["attention_mask"]
 
-    def to(self, device: Any) -> Encoded:
-        return Encoded({name: value.to(device) for name, value in self.items()})
+    def to(self, device: Any) -> TokenBatch:
+        return TokenBatch({name: value.to(device) for name, value in self.items()})
 
 
 @dataclass
@@ -81,7 +81,7 @@ class HashedTokenizer:
         truncation: bool = False,
         return_tensors: str | None = None,
         **_: Any,
-    ) -> Encoded:
+    ) -> TokenBatch:
         """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others.
 
         Returns:
@@ -95,21 +95,21 @@ class HashedTokenizer:
         if return_tensors == "pt":
             import torch
 
-            return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
+            return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
         flat = isinstance(text, str)
-        return Encoded(input_ids=rows[0] if flat else rows, attention_mask=mask[0] if flat else mask)
+        return TokenBatch(input_ids=rows[0] if flat else rows, attention_mask=mask[0] if flat else mask)
 
     def padded(self, rows: list[list[int]], width: int) -> tuple[list[list[int]], list[list[int]]]:
         """Return rows of ids of at least this width, and their mask."""
         mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
         return [row + [self.padding] * (width - len(row)) for row in rows], mask
 
-    def pad(self, encoded: Mapping[str, Any], *, max_length: int | None = None, **_: Any) -> Encoded:
+    def pad(self, encoded: Mapping[str, Any], *, max_length: int | None = None, **_: Any) -> TokenBatch:
         """Return rows of ids, as tensors, of at least this width."""
         import torch
 
         rows, mask = self.padded(encoded["input_ids"], max_length or max(map(len, encoded["input_ids"])))
-        return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
+        return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
         count = self.last_word - self.first_word + 1
@@ -222,7 +222,7 @@ class HashedProcessor:
     place: int
     merged: int
 
-    def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> Encoded:
+    def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> TokenBatch:
         """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids.
 
         Each `<|image_pad|>` of a text becomes the tokens of the next image.
@@ -233,7 +233,7 @@ class HashedProcessor:
         counts = iter([int(grid.prod()) // self.merged for grid in processed.get("image_grid_thw", ())])
         rows = [self._ids(line, counts) for line in text]
         rows, mask = self.tokenizer.padded(rows, max(map(len, rows)) if padding else 0)
-        return Encoded(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
+        return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
 
     def apply_chat_template(self, messages: list[Message], **_: Any) -> list[list[int]]:
         """Return the ids of a conversation that still awaits its reply, as the only one of a list.

@@ -15,7 +15,7 @@ from vivace.proofs.checks.side_loads import LoadRequest, check_loads, measure_lo
 from vivace.proofs.sides.jobs import jobs_of, timing_jobs
 from vivace.proofs.sides.plan import DrawRequest, ProofPlan, prepare
 from vivace.proofs.sides.proof_store import Letter, ProofStore
-from vivace.proofs.sides.side import DrawingFailed, ImageSettings, OnNote
+from vivace.proofs.sides.side import DrawingFailure, ImageSettings, OnNote
 from vivace.proofs.verdicts.conclude import Options, conclude
 from vivace.proofs.verdicts.legible import check_words_can_be_read
 from vivace.proofs.verdicts.proof import METRICS, Claim, Proof
@@ -156,9 +156,9 @@ def draw_side(
         for number, job in enumerate(todo, len(jobs) - len(todo) + 1):
             try:
                 if in_a_row >= _MOST_IN_A_ROW:
-                    raise DrawingFailed(f"not asked for, after {in_a_row} failures in a row")
+                    raise DrawingFailure(f"not asked for, after {in_a_row} failures in a row")
                 image = draw(job)
-            except DrawingFailed as failure:
+            except DrawingFailure as failure:
                 store.keep_failure(letter, job, failure)
                 in_a_row = min(in_a_row + 1, _MOST_IN_A_ROW)
             else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vivace.answers.answer import Bar, BarPart, Bars, Plot, PlotPoint
-from vivace.answers.formatting import ratio, seconds, shortened, size
+from vivace.answers.formatting import ratio, seconds, shorten, size
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Interval
 from vivace.report.rows import Row
@@ -63,7 +63,7 @@ def times(rows: Sequence[Row]) -> Bars | None:
         look = "total" if number == 1 else "loss" if row.failed_quality else "saving"
         bars.append(
             Bar(
-                shortened(short_form(row.recipe)),
+                shorten(short_form(row.recipe)),
                 f"{seconds(median.point)}{speedup}{failed}",
                 number,
                 parts=(BarPart(0.0, round(median.point * scale, 2), look),),

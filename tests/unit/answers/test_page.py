@@ -31,7 +31,7 @@ from vivace.answers.answer import (
     TableColumn,
     TableRow,
 )
-from vivace.answers.images import AMPLIFIED, THUMBNAIL_SIDE, decoded
+from vivace.answers.images import AMPLIFIED, THUMBNAIL_SIDE, decode
 from vivace.foundation.stats import Interval
 
 HOSTILE = """<script>alert(1)</script> "double" 'single' & <img src=x onerror=alert(2)>"""
@@ -178,8 +178,8 @@ def test_differences_to_the_reference_are_amplified_and_switched_on_by_a_checkbo
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"0" * 20])
 def test_a_damaged_picture_has_a_reason(content: bytes) -> None:
-    assert decoded(content) == "the image file is damaged"
-    assert decoded(None) == "the image file is missing"
+    assert decode(content) == "the image file is damaged"
+    assert decode(None) == "the image file is missing"
 
 
 def test_pictures_and_files_keep_to_the_size_of_a_mail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import FAMILIES, Family
-from vivace.architectures.files import Signature, refused
+from vivace.architectures.files import Signature, refuse
 from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel
 
@@ -39,7 +39,7 @@ _FLUX = "double_blocks.0.img_attn.norm.key_norm.scale"
 
 _NO_MODELS: tuple[Signature, ...] = (
     # Weights that are codes. Nunchaku's files also have tensors that are called lora_down.
-    *refused(
+    *refuse(
         _QUANTISED,
         ("a model that was quantised with SVDQuant for Nunchaku", ("*.wscales",)),
         ("a model that was quantised with SVDQuant for Nunchaku", ("*.qweight", "*.proj_down")),
@@ -53,12 +53,12 @@ _NO_MODELS: tuple[Signature, ...] = (
         ("a model that was quantised with torchao", ("*._weight_qdata",)),
     ),
     # What goes beside a model; its names contain those of the model.
-    *refused(
+    *refuse(
         "give the model and the LoRA as two files: --recipe 'lora(FILE)' ({supported})",
         ("a model with a LoRA beside its weights, which is not merged into them", (_FIRST, "*lora_*")),
         ("a model with a LoRA beside its weights, which is not merged into them", (_FLUX, "*lora_*")),
     ),
-    *refused(
+    *refuse(
         "give it as a recipe for its model: lora(FILE) ({supported})",
         ("a LoRA, not a model", ("*lora_*",)),
         ("a LoRA, not a model", ("*.lora.*",)),
@@ -67,7 +67,7 @@ _NO_MODELS: tuple[Signature, ...] = (
         ("a LoRA (OFT), not a model", ("*.oft_*",)),
         ("a LoRA (full differences), not a model", ("*.diff",)),
     ),
-    *refused(
+    *refuse(
         "give the model that it belongs to ({supported}); a ControlNet is an option beside it: --controlnet FOLDER",
         ("a ControlNet, not a model", ("control_model.*",)),
         ("a ControlNet, not a model", ("input_hint_block.*",)),
@@ -82,7 +82,7 @@ _NO_MODELS: tuple[Signature, ...] = (
     ),
 )
 _COMPONENTS: tuple[Signature, ...] = (
-    *refused(
+    *refuse(
         "one component in diffusers' layout; give the folder of the whole pipeline",
         ("a VAE", ("decoder.up_blocks.0.*", "decoder.mid_block.*")),
         ("a UNet", ("down_blocks.0.*", "mid_block.*")),
@@ -90,7 +90,7 @@ _COMPONENTS: tuple[Signature, ...] = (
         ("a transformer", ("transformer_blocks.0.*",)),
     ),
     # Other parts.
-    *refused(
+    *refuse(
         _WITH_MODEL,
         ("an IP-Adapter, not a model", ("ip_adapter.*",)),
         ("an IP-Adapter, not a model", ("image_proj.*",)),
@@ -101,7 +101,7 @@ _COMPONENTS: tuple[Signature, ...] = (
         ("an upscaler's network, not a model", ("body.0.rdb1.conv1.weight",)),
         ("an upscaler's network, not a model", ("model.1.sub.0.*",)),
     ),
-    *refused(
+    *refuse(
         _REST,
         ("a VAE alone (a deep-compression autoencoder)", ("decoder.stages.*",)),
         ("a VAE alone", ("first_stage_model.*",)),

@@ -15,8 +15,8 @@ from typing import Any
 
 from vivace.proofs.checks.pair_figures import ReadImage, StoredImages, are_equal, is_near
 from vivace.proofs.checks.request_checks import (
-    CheckFailed,
-    NotChecked,
+    CheckFailure,
+    CheckSkip,
     ServerCheck,
     Status,
     check_requests,
@@ -28,7 +28,7 @@ from vivace.proofs.checks.request_checks import (
 from vivace.proofs.sides.endpoint_side import NO_IMAGES, EndpointSide, ServedImages
 from vivace.proofs.sides.jobs import main_jobs
 from vivace.proofs.sides.plan import ProofPlan
-from vivace.proofs.sides.side import DrawingFailed, DrawJob, DrawnImage, suffix_of
+from vivace.proofs.sides.side import DrawingFailure, DrawJob, DrawnImage, suffix_of
 
 _AT_ONCE = 8
 """More than most servers draw in a batch."""
@@ -100,7 +100,7 @@ class _Served:
             try:
                 served = self.side.images(body)
                 drawn = [self.images.read(DrawnImage(each, suffix_of(each))) for each in served.contents]
-            except DrawingFailed as error:
+            except DrawingFailure as error:
                 is_honest = is_refusal(str(error)) or is_busy(str(error))
                 yield ServerCheck(name, Status.UNCLEAR if is_honest else Status.FAILED, str(error), request)
                 continue
@@ -124,11 +124,11 @@ class _Served:
         def observe() -> str:
             answer = self.side.ask(body)
             if answer.is_busy:
-                raise NotChecked(answer.complaint[:160])
+                raise CheckSkip(answer.complaint[:160])
             if answer.status == 200:
-                raise CheckFailed(f"HTTP 200: {otherwise}")
+                raise CheckFailure(f"HTTP 200: {otherwise}")
             if not answer.is_refusal:
-                raise CheckFailed(f"{answer.complaint[:160]}, which is no refusal (4xx)")
+                raise CheckFailure(f"{answer.complaint[:160]}, which is no refusal (4xx)")
             return f"HTTP {answer.status}"
 
         return run_check(name, self.side.curl(body), observe)
@@ -145,7 +145,7 @@ class _Served:
             image = self.draw(body)
             require(first, image)
             if are_equal(first, image):
-                raise (CheckFailed if guidance else NotChecked)("it is accepted and changes nothing")
+                raise (CheckFailure if guidance else CheckSkip)("it is accepted and changes nothing")
             return "it gives another image"
 
         if guidance is None or guidance > 1:
@@ -163,7 +163,7 @@ class _Served:
         def draw(job: DrawJob) -> DrawnImage | None:
             try:
                 return self.side.draw(job)
-            except DrawingFailed as error:
+            except DrawingFailure as error:
                 if is_busy(str(error)):
                     return None
                 raise
@@ -178,10 +178,10 @@ class _Served:
                     if not is_near(alone, image):
                         is_others = any(other is not alone and are_equal(other, image) for _, other in chosen)
                         what = "the image of another request" if is_others else "another image than alone"
-                        raise CheckFailed(f"{job.label} gets {what}")
+                        raise CheckFailure(f"{job.label} gets {what}")
             num_busy = together.count(None)
             if num_busy > len(chosen) - 2:
-                raise NotChecked("it draws one at a time, and is busy for others")
+                raise CheckSkip("it draws one at a time, and is busy for others")
             return f"{len(chosen)} at once, as alone" + (f"; for {num_busy} it was busy" if num_busy else "")
 
         request = f"{' & '.join(self.side.request_text(job) for job, _ in chosen)} & wait"
@@ -199,9 +199,9 @@ class _Served:
                 image = self.images.read(self.side.draw(job))
                 require(first, image)
                 if not is_near(first, image):
-                    raise CheckFailed(f"the {which} gets another image")
+                    raise CheckFailure(f"the {which} gets another image")
             if not was_cancelled:
-                raise NotChecked("it answers before anything can be cancelled")
+                raise CheckSkip("it answers before anything can be cancelled")
             return "the next one gets its own image"
 
         request = f"{self.side.curl(body)} --max-time {after_s:.3f}; {self.side.request_text(job)}"
@@ -240,25 +240,27 @@ class _Served:
     def _draws(self, reference: ReadImage, body: dict[str, Any]) -> bool:
         try:
             return are_equal(reference, self.draw(body))
-        except DrawingFailed:
+        except DrawingFailure:
             return False
 
 
 def _see_different(number: int, images: Sequence[ReadImage]) -> str:
     if len(images) != number:
-        raise CheckFailed(f"asked for {number} images, got {len(images)}")
+        raise CheckFailure(f"asked for {number} images, got {len(images)}")
     for k, image in enumerate(images):
         if not image.is_there:
-            raise CheckFailed(image.reason)
+            raise CheckFailure(image.reason)
         if any(are_equal(other, image) for other in images[:k]):
-            raise CheckFailed(f"image {k + 1} is the same as one before it")
+            raise CheckFailure(f"image {k + 1} is the same as one before it")
     return f"{number} different images"
 
 
 def _see_first(first: ReadImage, images: Sequence[ReadImage]) -> str:
     if not is_near(first, images[0]):
         is_later = any(are_equal(first, image) for image in images[1:])
-        raise CheckFailed("the seed's image is a later one" if is_later else "it is another image than alone")
+        raise CheckFailure(
+            "the seed's image is a later one" if is_later else "it is another image than alone"
+        )
     return "the first of them is that of the seed"
 
 
@@ -287,7 +289,7 @@ def _see_claims(claims: Sequence[_Claim]) -> str:
     for where, name, says, real in claims:
         if str(says) != str(real):
             what = "asked for was" if name in ("seed", "steps", "revised_prompt") else "the image has"
-            raise CheckFailed(f"{where} says {name} {str(says)[:60]}, {what} {str(real)[:60]}")
+            raise CheckFailure(f"{where} says {name} {str(says)[:60]}, {what} {str(real)[:60]}")
     return f"{', '.join(name for _, name, _, _ in claims)}: as they are"
 
 
@@ -305,13 +307,13 @@ def _says_of_file(image: ReadImage) -> dict[str, str]:
 def _see_lora(first: ReadImage, before: ReadImage, beside: ReadImage, after: ReadImage) -> str:
     require(first, before, beside, after)
     if are_equal(first, before):
-        raise CheckFailed(
+        raise CheckFailure(
             "the image is the same without it: it is ignored, or stays on after the request before"
         )
     if not is_near(first, beside) or (are_equal(before, beside) and not are_equal(first, beside)):
-        raise CheckFailed("after a request without it, its image is another one")
+        raise CheckFailure("after a request without it, its image is another one")
     if not are_equal(before, after):
-        raise CheckFailed("after a request with it, the image without it is another one: it stays on")
+        raise CheckFailure("after a request with it, the image without it is another one: it stays on")
     return "with it and without it are different images, in any order"
 
 

@@ -20,7 +20,7 @@ from vivace.proofs.checks.pair_figures import (
 )
 from vivace.proofs.sides.jobs import Probe, main_jobs, probes, repeat_jobs
 from vivace.proofs.sides.plan import ProofPlan
-from vivace.proofs.sides.side import DrawingFailed
+from vivace.proofs.sides.side import DrawingFailure
 
 _NAMES = {
     "seed": "the seed changes the image",
@@ -66,7 +66,7 @@ class ServerCheck:
     request: str = ""
 
 
-class CheckFailed(Exception):
+class CheckFailure(Exception):
     """What should hold does not; the message says what was seen.
 
     Args:
@@ -78,7 +78,7 @@ class CheckFailed(Exception):
         self.name = name
 
 
-class NotChecked(Exception):
+class CheckSkip(Exception):
     """It cannot be said whether it holds; the message says why."""
 
 
@@ -86,25 +86,25 @@ def run_check(name: str, request: str, observe: Callable[[], str]) -> ServerChec
     """Return a check.
 
     Args:
-        observe: returns what was seen if the check passes, and raises CheckFailed, NotChecked, or that no image came.
+        observe: returns what was seen if the check passes, and raises CheckFailure, CheckSkip, or that no image came.
     """
     try:
         return ServerCheck(name, Status.PASSED, observe(), request)
-    except NotChecked as error:
+    except CheckSkip as error:
         return ServerCheck(name, Status.UNCLEAR, str(error), request)
-    except CheckFailed as error:
+    except CheckFailure as error:
         return ServerCheck(error.name or name, Status.FAILED, str(error), request)
-    except (DrawingFailed, NoAnswer) as error:
+    except (DrawingFailure, NoAnswer) as error:
         return ServerCheck(
             name, Status.UNCLEAR if is_busy(str(error)) else Status.FAILED, str(error), request
         )
 
 
 def require(*images: ReadImage) -> None:
-    """Raise NotChecked for an image that is not there."""
+    """Raise CheckSkip for an image that is not there."""
     for image in images:
         if not image.is_there:
-            raise NotChecked(f"refused: {image.reason}" if is_refusal(image.reason) else image.reason)
+            raise CheckSkip(f"refused: {image.reason}" if is_refusal(image.reason) else image.reason)
 
 
 def is_refusal(reason: str) -> bool:
@@ -161,7 +161,7 @@ def _check_repeats(plan: ProofPlan, images: StoredImages) -> ServerCheck:
             return "every pixel is equal" if math.isinf(db) else f"but for rounding, PSNR {db:.0f} dB"
         kind = "a similar image" if is_near(first, again) else "another image"
         num_failed = sum(not are_equal(one, two) for one, two, _ in there)
-        raise CheckFailed(f"it gives {kind}, PSNR {db:.0f} dB: {job.label} ({num_failed} of {len(drawn)})")
+        raise CheckFailure(f"it gives {kind}, PSNR {db:.0f} dB: {job.label} ({num_failed} of {len(drawn)})")
 
     return run_check("the same seed twice gives the same image", plan.b.request_text(job), observe)
 
@@ -180,23 +180,23 @@ def _observe_change(
     reference = known.reference
     if reference is not None and _leaves_reference(first, changed, reference):
         if not known.repeats:
-            raise NotChecked("B does not draw the same image twice")
+            raise CheckSkip("B does not draw the same image twice")
         again = draw_again()
         if again is not None and psnr_of(reference[1], again) >= _THE_SAME_DB:
-            raise CheckFailed(
+            raise CheckFailure(
                 f"of {probe.name} {after[:60]} it draws A's image only when it is asked again",
                 "a request gives the same image each time",
             )
-        raise CheckFailed(f"of {before[:60]} it draws A's image, of {after[:60]} another one")
+        raise CheckFailure(f"of {before[:60]} it draws A's image, of {after[:60]} another one")
     if not are_equal(first, changed):
         return f"{probe.name} {values} give different images"
     if reference is not None and not _leaves_no_doubt(psnr_of(*reference), psnr_of(first, changed)):
-        raise NotChecked(f"it hardly changes the reference's images either ({values})")
+        raise CheckSkip(f"it hardly changes the reference's images either ({values})")
     is_others = probe.name in _OF_THE_SAME_MODEL and not known.is_same_model
     if is_others or (reference is None and probe.name in _BY_REFERENCE_ALONE):
         differ = "" if reference is None else ", A's are different"
-        raise NotChecked(f"{values} give the same image{differ}; good models of other kinds may do so")
-    raise CheckFailed(f"{probe.name} {values} give the same image")
+        raise CheckSkip(f"{values} give the same image{differ}; good models of other kinds may do so")
+    raise CheckFailure(f"{probe.name} {values} give the same image")
 
 
 def _draw_again(plan: ProofPlan, probe: Probe, images: StoredImages) -> ReadImage | None:
@@ -204,7 +204,7 @@ def _draw_again(plan: ProofPlan, probe: Probe, images: StoredImages) -> ReadImag
     try:
         with plan.b.open(plan) as draw:
             return images.read(draw(probe.job))
-    except DrawingFailed:
+    except DrawingFailure:
         return None
 
 
@@ -224,17 +224,17 @@ def _leaves_no_doubt(reference_db: float, db: float) -> bool:
 def _observe_size(probe: Probe, first: ReadImage, changed: ReadImage, reference: Reference) -> str:
     """See whether the image has the size that was asked for, and is drawn in it."""
     if is_refusal(changed.reason):
-        raise NotChecked(f"{probe.after}: {changed.reason}")
+        raise CheckSkip(f"{probe.after}: {changed.reason}")
     if changed.size is None:
-        raise CheckFailed(f"{probe.after}: {changed.reason}")
+        raise CheckFailure(f"{probe.after}: {changed.reason}")
     size = "{}x{}".format(*changed.size)
     if size != probe.after:
-        raise CheckFailed(f"asked for {probe.after}, got {size}")
+        raise CheckFailure(f"asked for {probe.after}, got {size}")
     if first.is_there and (reference is None or not _is_resized(*reference)):
         if _is_resized(first, changed):
-            raise CheckFailed(f"{size} is the image of {probe.before}, resized or cut")
+            raise CheckFailure(f"{size} is the image of {probe.before}, resized or cut")
         if reference is not None and is_near(reference[0], first) and match_of(reference[1], changed) < 0.5:
-            raise CheckFailed(f"at {size} it draws another image than A, though not at {probe.before}")
+            raise CheckFailure(f"at {size} it draws another image than A, though not at {probe.before}")
     return size
 
 

@@ -17,7 +17,7 @@ from vivace.foundation.untrusted.streams import plain
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,
-    DrawingFailed,
+    DrawingFailure,
     DrawJob,
     DrawnImage,
     ImageSettings,
@@ -165,15 +165,15 @@ class ComfySide(Side):
             number = self._queue(self.workflow.filled(job.prompt, job.seed, job.settings))
             content = self._fetch(self._wait(number, began + self.server.timeout_s))
         except NoAnswer as error:
-            raise DrawingFailed(str(error)) from None
+            raise DrawingFailure(str(error)) from None
         except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise DrawingFailed(f"the answer is not that of a ComfyUI server: {error}") from None
+            raise DrawingFailure(f"the answer is not that of a ComfyUI server: {error}") from None
         return DrawnImage(content, suffix_of(content), time.monotonic() - began)
 
     def _queue(self, nodes: dict[str, Any]) -> str:
         answer = self.server.send_patiently("/prompt", {"prompt": nodes})
         if answer.status != 200:
-            raise DrawingFailed(answer.complaint)
+            raise DrawingFailure(answer.complaint)
         return str(parse_json(answer.content)["prompt_id"])
 
     def _wait(self, number: str, until: float) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class ComfySide(Side):
             if entry is not None:
                 status = entry.get("status") or {}
                 if status.get("status_str") == "error":
-                    raise DrawingFailed(f"the workflow failed: {_why(status)}")
+                    raise DrawingFailure(f"the workflow failed: {_why(status)}")
                 return dict(entry["outputs"])
             time.sleep(wait_s)
             wait_s = min(longest_s, 1.5 * wait_s)
@@ -195,11 +195,11 @@ class ComfySide(Side):
         files = [file for output in outputs.values() for file in output.get("images", [])]
         saved = [file for file in files if file.get("type") == "output"] or files
         if len(saved) != 1:
-            raise DrawingFailed(f"the workflow gave {len(saved)} images; it must save one")
+            raise DrawingFailure(f"the workflow gave {len(saved)} images; it must save one")
         query = {key: str(saved[0].get(key, "")) for key in ("filename", "subfolder", "type")}
         answer = self.server.send_patiently(f"/view?{urlencode(query)}", None)
         if answer.status != 200:
-            raise DrawingFailed(f"the image is not there ({answer.complaint})")
+            raise DrawingFailure(f"the image is not there ({answer.complaint})")
         return answer.content
 
 

@@ -29,7 +29,7 @@ from vivace.foundation.untrusted.files import parse_json
 from vivace.proofs.sides.side import (
     NOT_AN_IMAGE,
     SETTINGS,
-    DrawingFailed,
+    DrawingFailure,
     DrawJob,
     DrawnImage,
     Side,
@@ -137,7 +137,7 @@ class EndpointSide(Side):
         body = self.body(job)
         images = self.images(body)
         if len(images.contents) != 1:
-            raise DrawingFailed(f"asked for 1 image, got {len(images.contents)}", self.curl(body))
+            raise DrawingFailure(f"asked for 1 image, got {len(images.contents)}", self.curl(body))
         suffix = suffix_of(images.contents[0])
         lossy = () if suffix == ".png" else (f"images come as {suffix[1:].upper()}, which may be lossy",)
         return DrawnImage(images.contents[0], suffix, images.seconds, notes=images.notes + lossy)
@@ -146,19 +146,19 @@ class EndpointSide(Side):
         """Send a request and return its images.
 
         Raises:
-            DrawingFailed: there is no answer, a refusal, or an answer without images.
+            DrawingFailure: there is no answer, a refusal, or an answer without images.
         """
         try:
             answer = self.ask(body)
             if answer.status != 200:
-                raise DrawingFailed(answer.complaint, self.curl(body))
+                raise DrawingFailure(answer.complaint, self.curl(body))
             reply = parse_json(answer.content)
             images = images_in(reply)
             contents = tuple(image if isinstance(image, bytes) else self._fetch(image) for image in images)
         except NoAnswer as error:
-            raise DrawingFailed(str(error), self.curl(body)) from None
+            raise DrawingFailure(str(error), self.curl(body)) from None
         except ValueError as error:
-            raise DrawingFailed(f"{_NOT_THE_ANSWER}: {error}", self.curl(body)) from None
+            raise DrawingFailure(f"{_NOT_THE_ANSWER}: {error}", self.curl(body)) from None
         notes = []
         if any(isinstance(image, str) for image in images):
             notes.append("images come as addresses (url), though b64_json was asked for")

@@ -20,7 +20,7 @@ from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.folders import SUFFIXES
-from vivace.proofs.sides.side import Draw, DrawingFailed, DrawnImage, OnNote, Side, suffix_of
+from vivace.proofs.sides.side import Draw, DrawingFailure, DrawnImage, OnNote, Side, suffix_of
 
 if TYPE_CHECKING:
     from vivace.proofs.sides.plan import ProofPlan
@@ -140,11 +140,11 @@ class FolderSide(Side):
 
 def _image_at(path: Path | None) -> DrawnImage:
     if path is None:
-        raise DrawingFailed("the folder has no image of this prompt and seed")
+        raise DrawingFailure("the folder has no image of this prompt and seed")
     try:
         content = read_bytes(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise DrawingFailed(f"{path} cannot be read: {error}") from None
+        raise DrawingFailure(f"{path} cannot be read: {error}") from None
     return DrawnImage(content, suffix_of(content), settings=settings_of(_facts(path)))
 
 

@@ -19,7 +19,7 @@ from vivace.foundation.untrusted.files import reason
 from vivace.proofs.sides.proof_store import file_digest
 from vivace.proofs.sides.side import (
     SETTINGS,
-    DrawingFailed,
+    DrawingFailure,
     DrawJob,
     DrawnImage,
     Side,
@@ -118,7 +118,7 @@ class FunctionSide(Side):
         try:
             output = self.call(prompt=job.prompt, seed=job.seed, **call)
         except Exception as error:  # the user's own code
-            raise DrawingFailed(f"{type(error).__name__}: {reason(error)}") from error
+            raise DrawingFailure(f"{type(error).__name__}: {reason(error)}") from error
         seconds = time.monotonic() - began
         if isinstance(output, bytes):
             return DrawnImage(output, suffix_of(output), seconds, settings=call)
@@ -130,7 +130,7 @@ def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a function's result as a PIL image, and any loss in an image file.
 
     Raises:
-        DrawingFailed: it is not an image.
+        DrawingFailure: it is not an image.
     """
     import numpy as np
     from PIL import Image
@@ -138,7 +138,7 @@ def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
     images = getattr(output, "images", output)
     if isinstance(images, list):
         if len(images) != 1:
-            raise DrawingFailed(f"the function returned {len(images)} images; it must return one")
+            raise DrawingFailure(f"the function returned {len(images)} images; it must return one")
         images = images[0]
     if isinstance(images, Image.Image):
         return images, ()
@@ -146,7 +146,7 @@ def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
     if array.ndim == 4 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 3 or array.shape[2] not in (3, 4) or array.dtype.kind not in "uif":
-        raise DrawingFailed(
+        raise DrawingFailure(
             f"the function returned {type(output).__name__}; it must return a PIL image, an array of shape "
             "(H, W, 3), or the bytes of an image file"
         )

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from vivace.errors import StoreError
 from vivace.foundation.untrusted.destinations import replace, write_new
 from vivace.foundation.untrusted.files import parse_json, read_bytes
-from vivace.proofs.sides.side import DrawingFailed, DrawJob, DrawnImage
+from vivace.proofs.sides.side import DrawingFailure, DrawJob, DrawnImage
 
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"
@@ -109,7 +109,7 @@ class ProofStore:
         write_new(path, image.content)
         return KeptImage(path, sha256, image.seconds, image.faults, image.notes)
 
-    def keep_failure(self, side: Letter, job: DrawJob, failure: DrawingFailed) -> None:
+    def keep_failure(self, side: Letter, job: DrawJob, failure: DrawingFailure) -> None:
         """Store the reason why an image was not drawn; a later run tries again."""
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 

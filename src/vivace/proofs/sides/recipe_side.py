@@ -25,7 +25,7 @@ from vivace.models.find import SYNTHETIC, find_model
 from vivace.proofs.sides.side import (
     SETTINGS,
     Draw,
-    DrawingFailed,
+    DrawingFailure,
     DrawJob,
     DrawnImage,
     ImageSettings,
@@ -141,9 +141,9 @@ class RecipeSide(Side):
                 call = [(0, job.prompt, job.seed)]
                 output = session(**prompts_of(call), **generators_of(call), **changed)
         except VivaceError as error:
-            raise DrawingFailed(str(error)) from error
+            raise DrawingFailure(str(error)) from error
         except (RuntimeError, MemoryError) as error:  # out of memory
-            raise DrawingFailed(reason(error)) from error
+            raise DrawingFailure(reason(error)) from error
         seconds = time.monotonic() - began
         notes = tuple(f"it is {reason}" for reason in why_empty(output) if reason)
         how = session.defaults | changed

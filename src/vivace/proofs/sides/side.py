@@ -17,7 +17,7 @@ NOT_AN_IMAGE = "it is not an image"
 SETTINGS = ("height", "width", "num_inference_steps", "guidance_scale")
 
 
-class DrawingFailed(Exception):
+class DrawingFailure(Exception):
     """One image could not be drawn; the message says why. The others continue.
 
     Args:
@@ -83,7 +83,7 @@ class DrawJob:
 
 
 Draw = Callable[[DrawJob], DrawnImage]
-"""Draws one image, or raises DrawingFailed."""
+"""Draws one image, or raises DrawingFailure."""
 OnNote = Callable[[str], object]
 
 
@@ -164,14 +164,14 @@ def suffix_of(content: bytes) -> str:
     """Return the suffix of an image file by its first bytes.
 
     Raises:
-        DrawingFailed: it is not a readable image.
+        DrawingFailure: it is not a readable image.
     """
     beginnings = {b"\x89PNG": ".png", b"\xff\xd8": ".jpg", b"II*\0": ".tif", b"MM\0*": ".tif", b"BM": ".bmp"}
     suffix = next((beginnings[each] for each in beginnings if content.startswith(each)), None)
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         suffix = ".webp"
     if suffix is None:
-        raise DrawingFailed(
+        raise DrawingFailure(
             f"{NOT_AN_IMAGE}: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
         )
     return suffix
