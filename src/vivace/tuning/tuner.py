@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from vivace.benchmark.progress import Forwarding
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import takes
@@ -23,19 +26,18 @@ from vivace.report.rows import Row, priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.explanation import explanation_of
-from vivace.tuning.final.first_calls import FirstCalls
 from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.final.measuring import Bench
-from vivace.tuning.final.stored import history_of
 from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import PriorSource, effects, known_sources, measured_elsewhere, no_record
+from vivace.tuning.model.regression import Datum
 from vivace.tuning.notes import notes_of
 from vivace.tuning.readiness import check_ready
 from vivace.tuning.search.budget import Budget
 from vivace.tuning.search.measurer import Unwatched
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.results import Result, latest
+from vivace.tuning.search.results import Result, Rung, latest
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.space import Space
 from vivace.tuning.search_settings import SearchSettings
@@ -48,6 +50,35 @@ from vivace.tuning.setup import (
     start_of,
     trusted_recipes,
 )
+
+_SHARE_OF_FIRST = 0.5
+"""Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
+
+
+_OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
+"""Standard errors of a stored gain as a prediction of the present one."""
+
+
+@dataclass
+class FirstCalls(Forwarding):
+    """A `Progress` that passes everything on, and checks as calls end.
+
+    Attributes:
+        progress: receives everything.
+        check: takes the least seconds of later calls, and their likely seconds. An error that it raises ends the round.
+    """
+
+    check: Callable[[float, float], None]
+    _started: float = 0.0
+
+    def event(self, event: dict[str, Any]) -> None:
+        super().event(event)
+        now = time.monotonic()
+        if event.get("event") == "phase" and event.get("phase") == "warm-up":
+            share = _SHARE_OF_FIRST if event["done"] == 1 else 1.0
+            call_s = now - self._started
+            self.check(share * call_s, call_s)
+        self._started = now
 
 
 @takes(SearchSettings)
@@ -270,3 +301,42 @@ def drop_unproven_interval(row: Row) -> Row:
     if row.speedup is None or len(row.record.rounds) > 1:
         return row
     return replace(row, speedup=Interval(row.speedup.point, None, None), verdict=Verdict.UNCLEAR)
+
+
+def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
+    """Return the results of the same search, and the figures of other runs, with its finals."""
+    results: list[Result] = []
+    others: list[Datum] = []
+    with Store.create(bench.run.folder) as store:
+        for compared in reversed(list(store.comparisons(repeated=True))):
+            run, baseline = compared.run, compared.records[0]
+            assert run is not None
+            trial, environment = baseline.trial, baseline.environment
+            if not trial.recipe.is_baseline or run.purpose is Purpose.IMAGES:  # whose times are of one call
+                continue
+            if trial.model != bench.located.model or trial.device != bench.environment.device:
+                continue
+            rung, steps = bench.rung_of(run, trial.workload)
+            is_here = environment.model_copy(update={"place": None}) == bench.environment
+            if is_here and rung is Rung.FINAL and bench.judged_by.is_of(run):
+                bench.finals.compared.append(compared)
+                rows = bench.finals.rows_with_images(compared.records, compared.quality, store)
+            else:
+                rows = compared.rows(bench.objective.limits)
+            for row in rows:
+                result = bench.judged_by.adjust(
+                    bench.result_of(row, rows[0], rung or Rung.SCREENED, steps), run
+                )
+                if result is None:
+                    continue
+                if rung is Rung.FINAL and result.is_measured and bench.judges and result.gate is None:
+                    continue  # of a final that was interrupted
+                if is_here and rung is not None:
+                    results.append(result)
+                elif result.gain is not None and not result.recipe.is_baseline:
+                    error = _OTHER_WORKLOAD if is_here else _OTHER_MACHINE
+                    others.append(Datum(result.recipe, result.gain, error))
+    if bench.finals.compared:
+        bench.finals.read()
+    bench.time.note(latest(results).values())
+    return results, PriorSource("this store", tuple(others))

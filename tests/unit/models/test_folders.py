@@ -20,7 +20,7 @@ from vivace.models.folder_defaults import NAME
 from vivace.models.reading_limits import is_trusted
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
-from vivace.tuning.final.first_calls import FirstCalls
+from vivace.tuning.tuner import FirstCalls
 
 
 @pytest.fixture
