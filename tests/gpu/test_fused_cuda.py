@@ -19,6 +19,7 @@ from tests.lora_files import write_lora
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.fused.modulations import CAPACITY
+from vivace.machinery.fused.vae import attend_by_rows
 from vivace.machinery.kernels.reference import TokenLayout
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Target
@@ -453,6 +454,13 @@ def test_a_vae_against_diffusers(convolutions: Any, allowed: float) -> None:
     assert error(made.decode(latents, return_dict=False)[0], decoded) < allowed
     encoded = made.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()
     assert error(encoded, plain.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()) < allowed
+
+
+def test_wide_heads_attend_by_rows() -> None:
+    parts = torch.randn(2, 3072, 3, 1, 512, device="cuda", dtype=torch.bfloat16).unbind(2)
+    q, k, v = (part.transpose(1, 2) for part in parts)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    assert error(attend_by_rows(q, k, v), expected) < 0.01
 
 
 @pytest.mark.parametrize(
