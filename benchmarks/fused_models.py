@@ -2,7 +2,7 @@
 
     python -m benchmarks.fused_models flux-dev --limit-s 400
     python -m benchmarks.fused_models flux2-klein-4b --rounds 2
-    python -m benchmarks.fused_models chroma1-hd ernie-image --first 2 --steps 12      several, by fewer recipes and steps
+    python -m benchmarks.fused_models chroma1-hd ernie-image --first 2 --steps 12     fewer recipes and steps
     python -m benchmarks.fused_models later                       all of LATER, one after the other
 
 Random weights, native size, the model's own number of steps; FLUX.1's prompts are encoded before, others' in the call.
@@ -22,7 +22,7 @@ import vivace
 from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
 from benchmarks.record_files import write_records
-from benchmarks.technique_cases import RESULTS
+from benchmarks.technique_cases import RESULTS, full_length
 from vivace.benchmark import studies
 from vivace.cli.display.progress_display import for_this_terminal
 from vivace.foundation.processes.launcher import Launcher
@@ -145,7 +145,7 @@ LATER = tuple(RECIPES)[-8:]
     "--only", multiple=True, metavar="RECIPE", help="These recipes instead; the first is compared with."
 )
 @click.option("--first", type=click.IntRange(1), help="The first so many recipes alone.")
-@click.option("--steps", type=click.IntRange(1, 1000), help="Instead of the model's own number.")
+@click.option("--steps", type=click.IntRange(1, 1000), help="At most; else the model's own number.")
 @measures(record="results/fused-model-MODEL.json", repeats=4, warmup=2)
 def fused_models(
     names: tuple[str, ...],
@@ -172,6 +172,7 @@ def _compare(
     is_flux = name.startswith("flux-")
     record = how.record or RESULTS / f"{'flux-fused' if is_flux else 'fused-model'}-{name}.json"
     measured: dict[str, Record] = {}
+    own = full_length(name)
     for number in range(1, rounds + 1):
         for recipe in recipes if number % 2 else reversed(recipes):
             if how.is_over:
@@ -189,7 +190,7 @@ def _compare(
                 rivals=False,
                 progress=for_this_terminal(),
                 launcher=launcher,
-                **({} if steps is None else {"num_inference_steps": steps}),
+                num_inference_steps=own if steps is None else min(steps, own),
             )
             records = [measured[text] for text in recipes if text in measured]
             write_records(record, records)
