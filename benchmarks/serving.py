@@ -1,4 +1,4 @@
-"""What serving costs: start-up, a killed worker, what HTTP adds, throughput beside a loop, goodput, LoRAs, several GPUs.
+"""What serving costs: start-up, a killed worker, what HTTP adds, throughput beside a loop, goodput, LoRAs, replicas.
 
     python -m benchmarks.serving                          tiny-sd on this machine, about six minutes on a CPU
     python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest

@@ -28,8 +28,8 @@ class ServingRow(Spec):
 
     Attributes:
         part: "ready" is the start; "killed" are images asked for once the worker was killed; "pairs" are calls in a
-            loop and requests of eight clients in turn; "loads" is `vivace bench --endpoint`; "loras" are requests with one of many LoRAs at random; "replicas" are several
-            GPUs.
+            loop and requests of eight clients in turn; "loads" is `vivace bench --endpoint`; "loras" are requests with
+            one of many LoRAs at random; "replicas" are several GPUs.
         seconds: until /readyz of the first and the second start for "ready"; until the image after each kill, and of
             images before, for "killed"; of each call of the session, by pair, for "pairs".
         phases: seconds of the worker's start by phase, for each start of "ready".

@@ -2,8 +2,8 @@
 
 Why: diffusers copies the VAE's output as it is and converts it on one CPU thread: to fp32, times 255, rounded, to
     bytes. The GPU has nothing to do meanwhile: 27 ms of each call at 1024 x 1024 (one H200), which is more of a call
-    the faster the rest is; 10 ms are left with this. Half of the bytes or less is copied, to pinned memory. The GPU also
-    puts the colours of a pixel side by side, as PIL wants them, which a CPU would do byte by byte.
+    the faster the rest is; 10 ms are left with this. Half of the bytes or less is copied, to pinned memory. The GPU
+    also puts the colours of a pixel side by side, as PIL wants them, which a CPU would do byte by byte.
 Costs: nothing; the images are the same, byte for byte.
 Needs: a GPU, and images returned as PIL images (`output_type="pil"`, diffusers' default). Other outputs are diffusers'.
 Source: a profile of FLUX.1 [dev] (results/flux-fused-profiles.jsonl, docs/performance/flux.md).
