@@ -55,6 +55,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "cuda_avg": ("cuda time avg",),
     "calls": ("# of calls", "num calls", "calls"),
     "clip": ("clip score", "clip"),
+    "reward": ("imagereward", "image reward"),
     "share": ("gpu utilization", "gpu utilisation"),
 }  # fmt: skip
 """Headings by their meaning, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""

@@ -156,6 +156,10 @@ class Number:
     def most(self) -> float:
         return self.value + self.half_ulp
 
+    @property
+    def is_precise(self) -> bool:
+        return self.value > 0 and self.half_ulp / self.value < 0.005
+
     def scaled(self, factor: float, kind: str | None) -> Number:
         """Return the number in the unit of its column; one that has its own unit stays."""
         if self.kind is not None or kind is None:
