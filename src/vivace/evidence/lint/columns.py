@@ -113,12 +113,14 @@ class Column:
         role: a key of SYNONYMS.
         of: the GPU that the heading names, as in "A100 (s)"; empty if none.
         kind, factor: of the unit in the heading: ("time", 0.001) for "(ms)"; (None, 1) without one.
+        path: the keys above a time in JSON: times below different keys measure different things.
     """
 
     role: str
     of: str
     kind: str | None
     factor: float
+    path: str = ""
 
 
 def column_of(heading: str) -> Column | None:
