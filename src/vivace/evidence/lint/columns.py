@@ -66,8 +66,8 @@ PROFILE = frozenset({"self_cpu", "cpu", "cpu_avg", "self_cuda", "cuda", "cuda_av
 COUNTS = frozenset({"n", "steps", "workload_steps", "batch", "calls", "height", "width"})
 TEXTS = frozenset({"label", "model", "gpu", "precision", "size"})
 _BY_NAME = {name: role for role, names in SYNONYMS.items() for name in names}
-_SUFFIXES = frozenset({"s", "ms", "us", "bytes", "gb", "mb", "gib", "mib", "sec", "secs", "seconds", "milliseconds", "%",
-                       "x"})  # fmt: skip
+_SUFFIXES = frozenset({"s", "ms", "us", "bytes", "gb", "mb", "gib", "mib", "sec", "secs", "seconds", "milliseconds",
+                       "%", "x"})  # fmt: skip
 _STATISTICS = {
     "mean": "mean", "avg": "mean", "average": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p95": "p95",
     "p99": "p99", "min": "min", "minimum": "min", "fastest": "min", "best": "min", "max": "max", "maximum": "max",

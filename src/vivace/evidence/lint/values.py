@@ -27,8 +27,8 @@ _SHARES = {
     "ratio": ("x", "×", "x faster", "× faster", "x slower", "× slower", "times", "times faster", "times slower",
               "x speedup", "x speed-up", "-fold", "fold"),
 }  # fmt: skip
-IMAGES = frozenset({"img", "imgs", "image", "images", "pic", "pics", "picture", "pictures", "sample", "samples", "frame",
-                    "frames"})  # fmt: skip
+IMAGES = frozenset({"img", "imgs", "image", "images", "pic", "pics", "picture", "pictures", "sample", "samples",
+                    "frame", "frames"})  # fmt: skip
 STEPS = ("it", "its", "iter", "iters", "iteration", "iterations", "step", "steps")
 CALLS = ("call", "calls", "run", "prompt", "request", "generation", "batch")
 
@@ -87,8 +87,8 @@ _PARTS = re.compile(
     re.IGNORECASE,
 )
 _CLOCK = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d{2}(?:[.,]\d+)?)$")
-_MISSING = frozenset({"", "-", "–", "—", "−", "n/a", "na", "nan", "null", "none", "?", "...", "…", "/", "tbd", "n.a.", "x",
-                      "✗", "❌"})  # fmt: skip
+_MISSING = frozenset({"", "-", "–", "—", "−", "n/a", "na", "nan", "null", "none", "?", "...", "…", "/", "tbd", "n.a.",
+                      "x", "✗", "❌"})  # fmt: skip
 _MARKS = re.compile(r"[*†‡§¹²³⁴⁵↑↓▲▼✓✔✅⚡🔥⭐🚀⚠\ufe0f]+")
 _POINT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d+)?")
 _COMMA = re.compile(r"(?:\d+|\d{1,3}(?:\.\d{3})+)?(?:,\d+)?")
