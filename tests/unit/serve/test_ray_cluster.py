@@ -75,11 +75,10 @@ def draw(server: Served, seed: int) -> tuple[int, int]:
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_node_is_lost_under_load_and_no_image_is(cluster: Any) -> None:
     from ray import serve
-
     from vivace.serve.queue.ray_application import NAME, Replicas, application, connect, pool_maker
 
     connect(cluster.address)
-    settings, two = ServeSettings("fake", "baseline"), Replicas(2, 2)
+    settings, two = ServeSettings(model="fake", recipe="baseline"), Replicas(2, 2)
     serve.run(application(settings, two, 0, COMMAND), name=NAME, route_prefix=None)
     with served_by(settings, pool_maker(two)) as server:
         wait_until(lambda: running() == 2, 60, "Ray did not use both nodes, which have a CPU each")
