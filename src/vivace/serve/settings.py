@@ -191,7 +191,7 @@ class ServeSettings(Settings):
         "127.0.0.1"
     )
     port: Annotated[int, Field(ge=0, le=65_535), Option()] = 8000
-    keys: Annotated[
+    api_keys: Annotated[
         Keys | None,
         Option(
             "A file with the keys that requests must bear, KEY or NAME KEY a line; read again when it changes.",
@@ -234,9 +234,9 @@ class ServeSettings(Settings):
 
     def check(self) -> None:
         """Raise UsageError for settings that do not go together."""
-        if self.keys is None and not is_loopback(self.host.lower()):
+        if self.api_keys is None and not is_loopback(self.host.lower()):
             raise UsageError(f"--host {self.host} lets other machines in; give --api-key-file FILE, too")
-        if self.hosts and self.keys is not None:
+        if self.hosts and self.api_keys is not None:
             raise UsageError("--allow-host is for a server without a key; with one, any name is answered")
         if self.replicas is not None and self.ray_address is None:
             raise UsageError("--replicas is for --ray; on one machine, give --gpus")
@@ -264,7 +264,7 @@ class ServeSettings(Settings):
 
     def num_owners(self) -> int:
         """Return how many keys there are now, 1 without any."""
-        return 1 if self.keys is None else len(self.keys.names)
+        return 1 if self.api_keys is None else len(self.api_keys.names)
 
 
 SizeKey = Annotated[Size, BeforeValidator(lambda size: Size.of(size) if isinstance(size, str) else size)]

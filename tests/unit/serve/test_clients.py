@@ -281,7 +281,7 @@ def test_a_large_body_that_finds_no_room_sees_why(server: Served, monkeypatch: p
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Served]:
     (tmp_path / "keys").write_text("# those who draw\nanna anna-key-1\nbert-key-1\n")
-    with fake(tmp_path, keys=Keys.read(tmp_path / "keys"), max_queue=4) as running:
+    with fake(tmp_path, api_keys=Keys.read(tmp_path / "keys"), max_queue=4) as running:
         yield running
 
 

@@ -66,7 +66,7 @@ def test_a_page_of_another_origin_draws_nothing(server: Served, origin: str) -> 
 
 def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
     headers = {"authorization": "Bearer secret", "host": "images.example"}
-    with fake(tmp_path, keys=Keys({"secret": "key 1"})) as locked:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as locked:
         assert locked.send(PATH, {"prompt": "x"}, headers).status == 200
 
 
@@ -76,7 +76,7 @@ def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
         (("--allow-host", "http://x"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x:80"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x", "--api-key-file", __file__), "--allow-host is for a server without a key"),
-        (("--api-key-file", os.devnull), f"--api-key-file {os.devnull} cannot be read: it is a device"),
+        (("--api-key-file", os.devnull), f"{os.devnull} cannot be read: it is a device"),
         (("--host", "0.0.0.0"), "lets other machines in; give --api-key-file FILE, too"),
     ],
 )

@@ -228,8 +228,8 @@ def test_a_request_ends_at_its_own_time(server: Served) -> None:
     assert server.states() == {"waiting": 0, "running": 0, "done": 1, "failed": 1, "cancelled": 0}
 
 
-def test_more_than_may_wait_is_refused_with_the_time_to_come_back(server: Served) -> None:
-    with ThreadPoolExecutor(8) as clients:
+def test_more_than_may_wait_is_refused_with_the_time_to_come_back(tmp_path: Path) -> None:
+    with fake(tmp_path, max_queue=3) as server, ThreadPoolExecutor(8) as clients:
         slow = clients.submit(server.draw, "slow 4", num_inference_steps=5)
         server.wait_for("running", 1)
         later = [clients.submit(server.draw, "x") for _ in range(3)]
@@ -251,7 +251,7 @@ def test_a_worker_that_dies_is_started_again_and_its_image_drawn_once_more(serve
 
 
 def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
-    with fake(tmp_path, keys=Keys({"secret": "key 1"})) as locked:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as locked:
         assert locked.send("/livez").status == 200
         for path in ("/", "/readyz", "/metrics", "/v1/models", "/openapi.json", "/nothing"):
             assert locked.send(path).status == 401, path

@@ -26,7 +26,7 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
     key = tmp_path / "key"
     key.write_text("secret\n")
-    with fake(tmp_path, keys=Keys({"secret": "key 1"})) as server:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as server:
 
         def status(code: str) -> int:
             code = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace(

@@ -124,7 +124,7 @@ def test_a_lora_that_is_spoilt_on_disk_harms_its_request_alone(
     for spoil, reason in (
         (lambda: os.truncate(path, 1000), "spoilt.safetensors is truncated"),
         (lambda: shutil.copy(OF_FLUX, path), "its layers are those of FLUX"),
-        (path.unlink, "spoilt.safetensors cannot be read any more: No such file or directory"),
+        (path.unlink, "no LoRA 'spoilt'; there are: huge, kept, outlines"),
     ):
         assert np.array_equal(pixels(server, loras=kept), with_kept)
         spoil()
@@ -201,7 +201,7 @@ def test_a_prompt_that_is_cut_off_is_said(server: Served) -> None:
 def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     (model,) = server.send("/v1/models").json["data"]
     assert (model["id"], model["sizes"]) == ("tiny-sd", ["96x64", "128x128"])
-    assert model["loras"] == ["huge", "kept", "outlines", "spoilt"]
+    assert {"huge", "kept", "outlines"} <= set(model["loras"])
     assert model["recipe"] == "tiny_vae"
     assert model["tasks"] == ["text", "image", "inpaint"]
     unfit = model["unfit_loras"]["flux"]

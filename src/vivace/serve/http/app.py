@@ -65,7 +65,7 @@ def create_app(
     app.state.problem = None
     app.add_middleware(
         Checks,
-        keys=settings.keys,
+        keys=settings.api_keys,
         hosts=settings.hosts,
         origins=settings.origins,
         observe=metrics.observe_answer,

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, read from the ledger at each scrape so that they add up, and a dashboard of them for Grafana."""
+"""Metrics for Prometheus, read from the ledger at each scrape so that they add up; and Grafana's dashboard of them."""
 
 from __future__ import annotations
 
