@@ -87,7 +87,7 @@ def form_of(denoiser: Any) -> FusedForm | None:
     family = family_of(denoiser)
     if family is None or not family.fused or not family.is_transformer:
         return None
-    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{family.fused}").FORM
+    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.models.{family.fused}").FORM
     return form
 
 

@@ -35,7 +35,7 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
-from vivace.machinery.fused.flux import FluxForward
+from vivace.machinery.fused.models.flux import FluxForward
 from vivace.machinery.multi_gpu.collectives import (
     collective,
     collective_beside_linear,

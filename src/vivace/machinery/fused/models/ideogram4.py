@@ -19,8 +19,8 @@ from vivace.machinery.fused.calls import cast_all, cast_all_named, refuse_extras
 from vivace.machinery.fused.chain import take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.lora_columns import name_layers
+from vivace.machinery.fused.models.z_image import SANDWICH, SandwichChain
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.z_image import SANDWICH, SandwichChain
 
 _PADDING = -1
 """The segment of padding."""

@@ -16,9 +16,9 @@ from torch import nn
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import FusedBlocks, of_image
 from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.hoisted_blocks import FirstBlock
+from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import Places
 

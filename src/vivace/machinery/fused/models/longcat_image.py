@@ -12,9 +12,9 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.calls import cast_last
-from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
+from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.operations import Places
 
 
