@@ -137,11 +137,8 @@ class CachedDenoiser:
     """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides.
 
     Args:
-        forwards: see `StepForwards`.
-        is_hit: see `IsHit`.
         predictor: makes what takes the place of a skipped step; None: what was kept is repeated.
         can_reuse: whether a call with these keyword arguments can be a hit.
-        counter: counts the steps.
     """
 
     def __init__(
@@ -257,14 +254,12 @@ def last_tokens(kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Shape, dtype and device of the noisy latents."""
     latents = latents_of(args, kwargs)
     rows = latents if isinstance(latents, list) else [latents]
     return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
 
 
 def _output_class_of(denoiser: Any) -> Any:
-    """Return the denoiser's output class with `return_dict`."""
     from diffusers.models.modeling_outputs import Transformer2DModelOutput
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 

@@ -45,14 +45,6 @@ class StepDecision:
 
 @dataclass(frozen=True)
 class Attached:
-    """A cache that is attached to a denoiser.
-
-    Attributes:
-        counter: counts its steps, and makes its evidence of them.
-        changed: what the Record says about it.
-        contexts: see `Effect`.
-    """
-
     counter: StepCounter
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
     contexts: Mapping[Component, CallContext] = field(default_factory=dict)
@@ -112,11 +104,7 @@ class StepCache(Technique):
 
     @abstractmethod
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        """Attach the cache to the denoiser.
-
-        Raises:
-            NoEffect: nothing was there to cache.
-        """
+        """Attach the cache to the denoiser; NoEffect where nothing was there to cache."""
 
     @abstractmethod
     def decision(self, target: Target) -> StepDecision:
@@ -174,7 +162,6 @@ class StepCache(Technique):
         )
 
     def _decided_by(self) -> float | str:
-        """Return what decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
         if self.hits is not None:
             return f"hits={self.hits:g}"
         name = self.replaced[0]
@@ -212,10 +199,7 @@ def _mixes_guidance(target: Target) -> str | None:
 
 def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
     """Raise an error in a step that an argument of the call makes guided after all, since both calls would get one
-    tensor.
-
-    The last latents are kept, so that no other tensor is taken for them.
-    """
+    tensor."""
     last: list[Any] = [None]
 
     def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -231,11 +215,7 @@ def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
 
 
 def _name_second_calls(denoiser: Any) -> None:
-    """Tell a step's second call from its first, which is the conditional one and gets the same latents, in front of
-    what asks for the names of calls.
-
-    The last latents are kept, so that no other tensor is taken for them.
-    """
+    """Tell a step's second call, which gets the same latents, from its first, the conditional one."""
     last: list[Any] = [None]
     named: list[Any] = []
 

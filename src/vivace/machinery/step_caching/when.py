@@ -32,11 +32,7 @@ def never(_: CacheState, __: Look) -> bool:
 
 
 def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lambda _: True) -> IsHit:
-    """Compute every so many steps one, counted from the last computed one, which need not be on the schedule.
-
-    Args:
-        is_allowed: whether a step may be a hit at all.
-    """
+    """Compute every so many steps one, counted from the last computed one, where `is_allowed` lets a step be a hit."""
 
     def is_hit(state: CacheState, _: Look) -> bool:
         may_hit = bool(state.kept) and is_allowed(state)
@@ -51,13 +47,8 @@ def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lam
 class AccumulatedChange:
     """Skip steps while the changes since the last computed one add up to less than a threshold.
 
-    Every step is compared with the one before, computed or not. The first and the last step are computed.
-
-    Attributes:
-        num_steps: returns the steps of the call.
-        seen: what is compared: what is looked at, or what is made of it.
-        rescaled: turns a relative change into the one that is added.
-        max_skip: steps that may be skipped in a row; None: any.
+    Every step is compared with the one before, computed or not. The first and the last step are computed. `seen` is
+    what is compared, `rescaled` what is added of a relative change.
     """
 
     threshold: float
@@ -88,12 +79,10 @@ class KnownGrowth:
     """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one.
 
     Attributes:
-        ratio_at: returns a step's ratio in a schedule of so many steps: step, number of steps.
         threshold: bound of the sum of the skipped steps' errors, each the distance of the ratios' product from 1.
-        max_skip: steps that may be skipped in a row.
         retention: share of the steps, at the beginning, that are computed.
-        num_steps: returns the steps that are run.
-        num_before: returns those of the schedule's beginning that are not: the table is that of a whole schedule.
+        num_before: returns the steps of the schedule's beginning that are not run: the table is that of a whole
+            schedule.
     """
 
     ratio_at: Callable[[int, int], float]
@@ -116,11 +105,7 @@ class KnownGrowth:
 
 
 def steps_of(mask: str) -> str:
-    """Parse a mask into one letter a step: "4c2h" is "cccchh".
-
-    Raises:
-        ValueError: it is not a mask, or its first step is not computed.
-    """
+    """Parse a mask into one letter a step: "4c2h" is "cccchh"; ValueError unless its first step is computed."""
     letters = mask.strip().lower()
     runs = [(int(number or 1), letter) for number, letter in _RUN.findall(letters)]
     if not runs or _RUN.sub("", letters) or any(number < 1 for number, _ in runs):
