@@ -26,13 +26,8 @@ CHROMA = replace(FLUX, modulations=None)
 
 
 class ChromaForward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, what makes the modulations, the last norm and projection.
-
-    Args:
-        fused: its blocks' weights.
-    """
+    """Replaces a transformer's forward; the embedders, what makes the modulations, the last norm and projection
+    stay."""
 
     def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
         self.num_calls = 0
