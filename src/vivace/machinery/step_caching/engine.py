@@ -58,6 +58,30 @@ def timestep_of(pipe: Any, state: CacheState) -> float:
     return float(timesteps[min(state.step, len(timesteps) - 1)])
 
 
+def number_of_steps(pipe: Any) -> int | None:
+    """Return how many times the current call goes through its loop of steps; None where the pipeline does not say."""
+    number = getattr(pipe, "num_timesteps", None)
+    return None if number is None else int(number)
+
+
+def noise_levels(pipe: Any, state: CacheState) -> list[float]:
+    """Return the noise level at the start of each step, and at the end of the last; read once per call.
+
+    A flow's are its times. Others' are the ratio of noise and image, in which a deterministic sampler is Euler's
+    method.
+    """
+    if "levels" not in state.notes:
+        scheduler, number = pipe.scheduler, int(pipe.num_timesteps)
+        if getattr(scheduler, "sigmas", None) is not None:
+            levels = scheduler.sigmas.tolist()[-number - 1 :]
+        else:
+            kept = scheduler.alphas_cumprod[scheduler.timesteps[-number:].long().cpu()].double()
+            levels = [*((1 - kept) / kept).sqrt().tolist(), 0.0]
+        state.notes["levels"] = levels
+    known: list[float] = state.notes["levels"]
+    return known
+
+
 def steps_before(pipe: Any) -> int:
     """Return how many steps of the schedule are not run: image-to-image begins in the middle of it."""
     order = getattr(pipe.scheduler, "order", 1)
