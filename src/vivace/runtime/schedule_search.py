@@ -26,7 +26,7 @@ from vivace.machinery.technique import ModelFacts, Placement, Target
 from vivace.measure.machine import this_machine
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
-from vivace.runtime.calls import generators_of, prompts_of
+from vivace.runtime.calls import Call, generators_of, prompts_of
 from vivace.runtime.opening import open_session
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def calibrate_schedule(
     num_steps: int,
     path: Path,
     num_images: int = 20,
+    batch: int = 1,
     most: int = 200,
     call: dict[str, Any] | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
@@ -174,7 +175,8 @@ def calibrate_schedule(
         prompts: used in turn, with seeds 0, 1, ...
         cache: a step cache without a schedule, such as "taylorseer(order=0)".
         budget, num_steps: computed steps of all.
-        most: masks that are tried at most; with `num_images` it says the time beforehand.
+        num_images: that each mask is judged by, `batch` of them drawn in one call.
+        most: masks that are tried at most.
         on_progress: called before the first mask and after each.
 
     Raises:
@@ -195,7 +197,7 @@ def calibrate_schedule(
         )
     if located.model.is_synthetic:
         raise Unsupported(f"{located.model.name} has random weights, so no schedule of it says anything")
-    about = {
+    about: dict[str, Any] = {
         "model": f"{located.model.name}@{located.model.revision}",
         "cache": technique.text,
         "budget": f"{budget}/{num_steps}",
@@ -216,15 +218,17 @@ def calibrate_schedule(
     )
     effect = None
 
-    def draw(k: int) -> torch.Tensor:
-        image = [(k, prompts[k % len(prompts)], k)]
+    images = [(k, prompts[k % len(prompts)], k) for k in range(num_images)]
+    calls = [images[k : k + batch] for k in range(0, num_images, batch)]
+
+    def draw(call: Call) -> torch.Tensor:
         with effect.around() if effect is not None and effect.around is not None else torch.no_grad():
-            drawn = session(**prompts_of(image), **generators_of(image), output_type="latent")
+            drawn = session(**prompts_of(call), **generators_of(call), output_type="latent")
         return cast("torch.Tensor", drawn.images).float().cpu()
 
-    draw(0)  # what the first call alone does
+    draw(calls[0])  # what the first call alone does
     started = time.monotonic()
-    wanted = [draw(k) for k in range(num_images)]
+    wanted = [draw(each) for each in calls]
     if int(session.pipe.num_timesteps) != num_steps:
         raise Unsupported(
             f"{type(session.pipe.scheduler).__name__} calls the denoiser another number of times"
@@ -245,7 +249,11 @@ def calibrate_schedule(
         nonlocal mask, seconds
         if tried not in schedule.distances:
             mask, begun = tried, time.monotonic()
-            pairs = [(draw(k), latents) for k, latents in enumerate(wanted)]
+            pairs = [
+                pair
+                for each, latents in zip(calls, wanted, strict=True)
+                for pair in zip(draw(each), latents, strict=True)
+            ]
             ratios = [
                 float((drawn - right).square().mean() / right.square().mean()) for drawn, right in pairs
             ]

@@ -179,6 +179,7 @@ class ScheduleCommand(CalibrationSettings):
     step_cache: Annotated[
         str, Option("The step cache that takes the schedule.", "--cache", metavar="RECIPE")
     ] = "taylorseer(order=0)"
+    batch: Annotated[int, Field(ge=1, le=256), Option("Images drawn in one call.")] = 1
     tries: Annotated[int, Field(ge=1, le=100_000), Option("Schedules to try at most.")] = 200
     output: Annotated[
         Path | None, Option("File of the search; default: schedule-MODEL-NofSTEPS.json.", metavar="FILE")
@@ -232,6 +233,7 @@ def schedule(settings: ScheduleCommand) -> int:
             budget=int(budget),
             num_steps=int(steps),
             path=path,
+            batch=settings.batch,
             most=settings.tries,
             on_progress=say,
             **arguments,
