@@ -27,12 +27,9 @@ _TEXTS = 2
 # Krea 2's pipeline pads every text to 512 tokens and masks the rest in all attention, so that nothing depends on it.
 # Left out, a step has fewer tokens, and no mask, which attention in e4m3 does not take.
 class DroppedPadding:
-    """A hook in front of the forward. Tokens that are masked in all rows of a batch are left out.
+    """A hook in front of the forward: tokens that are masked in all rows of a batch are left out.
 
     Which these are is read from the device once for each mask, not in each step.
-
-    Attributes:
-        num_dropped: tokens that the last call had fewer.
     """
 
     def __init__(self) -> None:
@@ -40,7 +37,6 @@ class DroppedPadding:
         self._seen: list[tuple[torch.Tensor, int, torch.Tensor, bool]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the transformer in another process begins anew."""
         return self.__dict__ | {"_seen": []}
 
     def __call__(

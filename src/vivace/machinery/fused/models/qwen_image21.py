@@ -80,12 +80,8 @@ class Prefix:
     def before(
         self, block: int, queries: torch.Tensor, scales: AttentionScales | None
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of all tokens, and the part of each that is to be written: the image's.
-
-        Args:
-            queries: of the image, whose dtype keys and values get.
-            scales: what they are rounded with, if that is e4m3.
-        """
+        """Return keys and values of all tokens in the queries' dtype, and the part of each that is to be written: the
+        image's."""
         batch, num_own, *of_token = queries.shape
         made = [queries.new_empty((batch, self.length + num_own, *of_token)) for _ in range(2)]
         kept = (self.keys[block], self.values[block])
@@ -160,11 +156,8 @@ class CausalChain(BlockChain):
         segments: list[Segment] | None = None,
         key_valid: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the tokens behind the last block, (batch, tokens, channels). Arguments are those of a block.
-
-        Args:
-            layer_cache: the first block's; what all blocks keep, a `Prefix`, is in it.
-        """
+        """Return the tokens behind the last block; what all blocks keep, a `Prefix`, is in the first one's
+        `layer_cache`."""
         is_still = target_token_mask is not None
         if segments is None:  # a later step, whose positions and mask are those of the first one
             return self.behind(hidden_states, modulation, layer_cache.get()[0], is_still)
@@ -179,11 +172,9 @@ class CausalChain(BlockChain):
     def behind(
         self, x: torch.Tensor, modulation: torch.Tensor, prefix: Prefix, is_still: bool
     ) -> torch.Tensor:
-        """Return the tokens behind the last block.
+        """Return the tokens behind the last block, of the prefix's first, where it is computed, and the image's.
 
-        Args:
-            x: (batch, tokens, channels): those of the prefix first, where it is computed.
-            modulation: (batch, 4 channels), of the image's tokens, and with `is_still` a row for those of the prefix.
+        `modulation` is (batch, 4 channels), of the image's tokens, and with `is_still` a row for those of the prefix.
         """
         batch, length, _ = x.shape
         num_first = prefix.length if prefix.is_computed else 0
@@ -223,14 +214,8 @@ class CausalChain(BlockChain):
 
 
 class QwenImage21Forward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Args:
-        chain: its blocks.
-
-    Attributes:
-        later_step: computes a step after the first, see `_later_step`; what captures it may take its place.
-    """
+    """Replaces a transformer's forward; `later_step` computes a step after the first, and what captures it may replace
+    it."""
 
     def __init__(self, transformer: Any, chain: CausalChain) -> None:
         self._transformer, self._chain = transformer, chain
@@ -259,12 +244,8 @@ class QwenImage21Forward:
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> torch.Tensor:
-        """Return what a step predicts of the image, (batch, tokens, channels).
-
-        Args:
-            latents: (batch, tokens, channels), of the image alone.
-            length, rope, mask, keys, values: see `Prefix`.
-        """
+        """Return what a step predicts of the image's latents, (batch, tokens, channels); for the others see
+        `Prefix`."""
         transformer = self._transformer
         image = transformer.img_in(latents)
         times = timestep.to(image.dtype)

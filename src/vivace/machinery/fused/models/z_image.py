@@ -41,12 +41,8 @@ SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale
 class SandwichChain(BlockChain):
     """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
 
-    Args:
-        modulations: the layer of each block; none if nothing modulates them. For the others see `BlockChain`.
-
     Attributes:
         norms: weights of each block's norms: in front of attention and behind it, of the MLP (blocks, 4, channels).
-        loras: what is added to the modulations.
         attention_norm1, first_modulation: the first block's, by whose output step caches decide.
     """
 
@@ -132,11 +128,7 @@ class ZImageChain(SandwichChain):
 
 
 class _FirstModulation(nn.Module):
-    """The first block's modulation alone, with its LoRAs.
-
-    Args:
-        loras: of all blocks; stay registered with their owner only.
-    """
+    """The first block's modulation alone, with its LoRAs."""
 
     def __init__(self, layer: nn.Linear, loras: LorasBeside) -> None:
         super().__init__()

@@ -90,7 +90,6 @@ class TextTrim:
         self._seen: list[tuple[torch.Tensor, int, int]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the transformer in another process begins anew."""
         return self.__dict__ | {"_seen": []}
 
     def __call__(

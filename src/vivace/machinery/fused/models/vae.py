@@ -57,12 +57,7 @@ class FusedAttention(nn.Module):
 
 
 def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) -> int:
-    """Replace a VAE's residual blocks and attentions; return the number of both.
-
-    Args:
-        vae: an `AutoencoderKL` or `AutoencoderKLFlux2` in bf16.
-        convolutions, enlarges, places: as in `fuse_convolutions`.
-    """
+    """Replace the residual blocks and attentions of an `AutoencoderKL(Flux2)` in bf16; return the number of both."""
     number = fuse_convolutions(vae, convolutions, enlarges, places)
     for parent in list(vae.modules()):
         for name, child in list(parent.named_children()):

@@ -71,13 +71,8 @@ SD3 = FusedArchitecture("gelu", double=_double, modulations=_modulations, second
 
 
 class Sd3Forward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: patches and positions, the embedders, the last norm and projection.
-
-    Args:
-        fused: its other weights.
-    """
+    """Replaces a transformer's forward; patches and positions, the embedders, the last norm and projection stay
+    diffusers'."""
 
     def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
         self.num_calls = 0
@@ -138,7 +133,6 @@ class Sd3Forward:
 
 
 def _unsuited(transformer: Any) -> str | None:
-    """Why this transformer has no fused form, or None."""
     if transformer.config.qk_norm != "rms_norm":
         return (
             "this transformer does not normalise its queries and keys (qk_norm), as Stable Diffusion 3's does not, and "

@@ -31,12 +31,8 @@ _PROCESSORS = ("AttnProcessor", "AttnProcessor2_0", "FusedAttnProcessor2_0")
 
 
 class FusedBlock(nn.Module):
-    """A transformer block: self-attention, attention to the text, and GEGLU.
-
-    Args:
-        block: diffusers' `BasicTransformerBlock`; its projections of the text are left to `TextProjections`.
-        quantize: store weights in e4m3.
-    """
+    """A transformer block: self-attention, attention to the text, whose projections are `TextProjections`', and
+    GEGLU."""
 
     def __init__(self, block: Any, quantize: bool) -> None:
         super().__init__()
@@ -69,10 +65,9 @@ class FusedBlock(nn.Module):
         text: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
         tokens: TokenLayout,
     ) -> Branch:
-        """Change the stream, and return the branch that is still to be added to it.
+        """Change the stream x (rows, channels), and return the branch that is still to be added to it.
 
         Args:
-            x: (rows, channels).
             pending: the last block's branch.
             text: keys and values of the text, (batch, tokens, heads, channels of a head), and in e4m3 the scale (1,) of
                 attention to them; None: a scale for each row is found by a pass over the output.
@@ -115,7 +110,6 @@ class FusedBlock(nn.Module):
     def _branch(
         self, product: Product, rows: RowScaled, tokens: TokenLayout, scale: torch.Tensor | None = None
     ) -> Branch:
-        """Return a product; `scale` is the scale of all rows, if they have none of their own."""
         if scale is None and self.one is not None:
             scale = self.one[:1]
         made = product(Rows(rows.values, scale), tokens)
@@ -127,21 +121,14 @@ class FusedBlock(nn.Module):
         return tuple(parts.unbind(2))
 
     def _rows(self, rows: torch.Tensor, product: Product) -> RowScaled:
-        """Return rows as a product takes them."""
         return (
             images.quantized_rows(rows, product.room) if self.quantize else RowScaled(product.with_room(rows))
         )
 
 
 class FusedUNetTransformer(nn.Module):
-    """Replaces diffusers' `Transformer2DModel`. Its blocks give up their weights one by one.
-
-    Args:
-        texts: of the whole model, which takes over this transformer's.
-
-    Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots of its products.
-    """
+    """Replaces diffusers' `Transformer2DModel`. Its blocks give up their weights one by one; `texts` takes the
+    text's."""
 
     takes_layers = True
 
@@ -170,11 +157,8 @@ class FusedUNetTransformer(nn.Module):
         encoder_attention_mask: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Arguments and result are those of diffusers', but the text may be given as its keys and values.
-
-        Raises:
-            Unsupported: a mask, or arguments of attention that the fused blocks do not compute.
-        """
+        """Take diffusers' arguments, but the text may be its keys and values; a mask or attention's arguments are
+        Unsupported."""
         _refuse_extras(cross_attention_kwargs, attention_mask, encoder_attention_mask)
         assert encoder_hidden_states is not None
         pixels = images.channels_last(hidden_states)
@@ -203,14 +187,7 @@ class FusedUNetTransformer(nn.Module):
 
 
 def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: bool, places: Places) -> int:
-    """Replace a UNet's transformers and residual blocks; return the number of transformer blocks.
-
-    Args:
-        model: in bf16.
-        quantize: store the transformers' weights in e4m3.
-        convolutions, enlarges: as in `fuse_convolutions`.
-        places: each transformer is moved to where it computes, and its new weights to where they are kept.
-    """
+    """Replace the transformers and residual blocks of a UNet in bf16; return the number of transformer blocks."""
     name_layers(model)
     fuse_convolutions(model, convolutions, enlarges, places)
     # By name: a list of modules would keep the blocks, and with them their weights, until all are fused.
@@ -291,7 +268,6 @@ def _linear(layer: Any) -> Any:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attention of (batch, tokens, heads, channels)."""
     made = nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
     return made.transpose(1, 2)
 

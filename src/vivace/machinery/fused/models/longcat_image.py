@@ -12,20 +12,14 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.calls import cast_last
-from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
+from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.operations import Places
 
 
 class LongCatForward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, the last norm and projection.
-
-    Args:
-        fused: its other weights.
-    """
+    """Replaces a transformer's forward; the embedders, the last norm and projection stay diffusers'."""
 
     def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
         self.num_calls = 0
@@ -58,11 +52,7 @@ class LongCatForward:
     def inputs_of(
         self, timestep: torch.Tensor, _: None, __: None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys of the table of modulations (batch, 1), and the embeddings (batch, channels).
-
-        Args:
-            dtype: of the latents, to which diffusers rounds the time.
-        """
+        """Return the keys of the table of modulations (batch, 1), and the embeddings (batch, channels)."""
         timestep = timestep.to(dtype)
         return timestep[:, None].float(), self._transformer.time_embed(timestep * 1000, torch.bfloat16)
 

@@ -63,13 +63,7 @@ class QwenImageFirstBlock(nn.Module):
 
 
 class QwenImageForward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, positions, the last norm and projection.
-
-    Args:
-        fused: its other weights.
-    """
+    """Replaces a transformer's forward; the embedders, positions, the last norm and projection stay diffusers'."""
 
     def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
         self.num_calls = 0
@@ -115,11 +109,7 @@ class QwenImageForward:
     def inputs_of(
         self, timestep: torch.Tensor, _: None, __: None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys of the table of modulations (batch, 1), and the embeddings (batch, channels).
-
-        Args:
-            dtype: of the latents, to which diffusers rounds the time.
-        """
+        """Return the keys of the table of modulations (batch, 1), and the embeddings (batch, channels)."""
         timestep = timestep.to(dtype)
         like = timestep.new_empty(0, dtype=torch.bfloat16)
         return timestep[:, None].float(), self._transformer.time_text_embed(timestep, like)
@@ -152,7 +142,6 @@ def _mask(of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | N
 
 
 def _unsuited(transformer: Any) -> str | None:
-    """Return why this transformer has no fused form, or None."""
     if transformer.config.use_additional_t_cond:
         return "this transformer adds a condition to the timestep (use_additional_t_cond), which fused does not know"
     return None

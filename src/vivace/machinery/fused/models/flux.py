@@ -49,13 +49,7 @@ FLUX = FusedArchitecture("gelu", _double, _single, _modulations)
 
 
 class FluxForward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, the last norm and projection.
-
-    Args:
-        fused: its other weights.
-    """
+    """Replaces a transformer's forward; the embedders, the last norm and projection stay diffusers'."""
 
     def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
         self.num_calls = 0
@@ -111,8 +105,7 @@ class FluxForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys of the table of modulations (batch, inputs), and the embeddings (batch, channels).
 
-        Args:
-            dtype: of the latents, to which diffusers rounds time and guidance.
+        diffusers rounds time and guidance to the latents' dtype.
         """
         timestep = timestep.to(dtype)
         pooled = pooled.bfloat16()

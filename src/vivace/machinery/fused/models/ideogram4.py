@@ -19,8 +19,8 @@ from vivace.machinery.fused.calls import cast_all, cast_all_named, refuse_extras
 from vivace.machinery.fused.chain import take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.lora_columns import name_layers
+from vivace.machinery.fused.models.z_image import SANDWICH, SandwichChain
 from vivace.machinery.fused.operations import Places
-from vivace.machinery.fused.z_image import SANDWICH, SandwichChain
 
 _PADDING = -1
 """The segment of padding."""
@@ -69,13 +69,9 @@ class IdeogramChain(SandwichChain):
 
 
 class DroppedTokens:
-    """Hooks in front of the forward and behind it. Tokens that are padding in all rows of a batch are left out, and are
-    zeros in the output.
+    """Hooks around the forward: tokens that are padding in all rows of a batch are left out, and zeros in the output.
 
     Which these are is read from the device once for each prompt, not in each step.
-
-    Attributes:
-        num_dropped: tokens that the last call had fewer.
     """
 
     def __init__(self) -> None:
@@ -85,7 +81,6 @@ class DroppedTokens:
         self._length = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the transformer in another process begins anew."""
         return self.__dict__ | {"_seen": [], "_kept": None}
 
     def before(

@@ -53,13 +53,8 @@ FLUX2 = FusedArchitecture("swiglu", _double, _single, shares_modulations=True)
 
 
 class Flux2Forward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, the modulations, the last norm and projection.
-
-    Args:
-        fused: its blocks' weights.
-    """
+    """Replaces a transformer's forward; the embedders, the modulations, the last norm and projection stay
+    diffusers'."""
 
     def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
         self.num_calls = 0

@@ -16,9 +16,9 @@ from torch import nn
 from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import FusedBlocks, of_image
 from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer
 from vivace.machinery.fused.hoisted_blocks import FirstBlock
+from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import Places
 
@@ -26,13 +26,8 @@ CHROMA = replace(FLUX, modulations=None)
 
 
 class ChromaForward:
-    """Replaces a transformer's forward; arguments and result are those of diffusers'.
-
-    Its small layers stay diffusers' own: the embedders, what makes the modulations, the last norm and projection.
-
-    Args:
-        fused: its blocks' weights.
-    """
+    """Replaces a transformer's forward; the embedders, what makes the modulations, the last norm and projection
+    stay."""
 
     def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
         self.num_calls = 0
