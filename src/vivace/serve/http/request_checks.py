@@ -59,7 +59,6 @@ class Checks:
     Args:
         keys: of requests; None for none, and then only requests that name this machine are answered.
         hosts: names of this machine, beside those of its loopback.
-        origins: of other sites whose pages may draw here.
         observe: called with the path and the status of each answer.
     """
 
@@ -206,12 +205,7 @@ class Bodies:
 
 
 class BoundedBody:
-    """The body of a request: one that is too large, or does not come, is refused, and so is too much at once.
-
-    Args:
-        most: bytes of it.
-        bodies: all that are in progress.
-    """
+    """The body of a request: one of too many bytes, or that does not come, is refused, and so is too much at once."""
 
     def __init__(self, receive: Receive, most: int, bodies: Bodies) -> None:
         self._receive, self._most, self._bodies = receive, most, bodies
