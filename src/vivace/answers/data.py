@@ -1,18 +1,20 @@
-"""An answer as JSON, as CSV, or as whatever a format is called."""
+"""An answer as JSON, as CSV, as JUnit's XML, or as whatever a format is called."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+from xml.etree import ElementTree
 
 from vivace.answers.answer import Answer
 from vivace.answers.markdown import markdown_of
 from vivace.answers.terminal import text_of
 from vivace.errors import Unsupported
-from vivace.foundation.untrusted.streams import csv_cell
+from vivace.foundation.untrusted.streams import csv_cell, plain
 
 
 def written(answer: Answer, format_: str) -> str:
@@ -38,6 +40,23 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     writer.writeheader()
     writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
+
+
+def junit_of(answer: Answer) -> str:
+    """Return the cases of an answer as JUnit's XML, which CI servers show as tests."""
+    counts = Counter(case.outcome for case in answer.cases)
+    numbers = {"tests": len(answer.cases), "failures": counts["failure"], "errors": counts["error"]}
+    about = {name: str(number) for name, number in (numbers | {"skipped": counts["skipped"]}).items()}
+    suite = ElementTree.Element("testsuite", {"name": f"vivace {answer.command}"} | about)
+    for case in answer.cases:
+        test = ElementTree.SubElement(suite, "testcase", classname=answer.command, name=plain(case.name))
+        if case.outcome != "passed":
+            ending = ElementTree.SubElement(test, case.outcome, message=plain(case.message))
+            ending.text = plain(case.request)
+        elif case.message:
+            ElementTree.SubElement(test, "system-out").text = plain(case.message)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, "unicode", xml_declaration=True) + "\n"
 
 
 def dataframe(rows: Sequence[dict[str, Any]]) -> Any:

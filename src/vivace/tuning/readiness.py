@@ -19,11 +19,11 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.recorded import all_recorded
 from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.settings import CallSettings
 from vivace.foundation.untrusted.files import user_path
 from vivace.measure.surroundings import Surroundings, surroundings
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
 from vivace.models.scorers import find_scorer, find_witness
-from vivace.tuning.image_request import ImageRequest
 
 _CORE_FLOPS = 200e9
 """FLOP per second and core in fp32: more than a core of any CPU reaches in a whole model."""
@@ -59,7 +59,7 @@ def check_ready(
     model: str,
     device: str,
     minutes: float | None,
-    request: ImageRequest,
+    request: CallSettings,
     scorer: str | None = "auto",
     witness: str | None = None,
     here: Surroundings | None = None,
@@ -114,7 +114,7 @@ def check_runs_here(model: str | None, device: str, here: Surroundings | None = 
         return
     located, absent = _located(name)
     on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
-    needs = _needs(entry, located, ImageRequest(), here, on_cpu=on_cpu)
+    needs = _needs(entry, located, CallSettings(), here, on_cpu=on_cpu)
     lacks = [*(_memory(needs, here, on_cpu=True) if on_cpu else ()), *_download(needs, entry, absent, here)]
     if any(lack.ends for lack in lacks) and not (
         all(lack.may_come for lack in lacks if lack.ends) and here.hub_answers_late()
@@ -142,7 +142,7 @@ def _located(name: str) -> tuple[LocatedModel | None, str | None]:
 def _needs(
     entry: Entry | None,
     located: LocatedModel | None,
-    request: ImageRequest,
+    request: CallSettings,
     here: Surroundings,
     *,
     on_cpu: bool,

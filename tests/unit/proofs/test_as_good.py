@@ -12,7 +12,7 @@ from vivace.measure.image_metrics import pixels
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage, statistics_of
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.as_good import Standing, WitnessResult, as_good, witness_results
-from vivace.proofs.verdicts.verdict import ProofVerdict
+from vivace.proofs.verdicts.same import ProofVerdict
 
 PROMPTS = [f"a {first} and a {second} shape" for first in COLOURS for second in COLOURS if first < second][
     :13

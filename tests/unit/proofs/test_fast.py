@@ -14,7 +14,7 @@ from vivace.errors import StoreError, UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.fast import speed
-from vivace.proofs.verdicts.verdict import ProofVerdict
+from vivace.proofs.verdicts.same import ProofVerdict
 
 SLOW, QUICK = "python:tests.drawn_shapes:draw_slowly", "python:tests.drawn_shapes:draw_quickly"
 prove, proof_of = partial(proved.prove, seeds=2), partial(proved.proof_of, seeds=2)
@@ -69,14 +69,6 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     faster = prove(tmp_path, SLOW, QUICK, "--claim", "fast")
     assert faster.return_value == 0
     assert re.search(r"Fast\? +yes: B takes ×0\.", faster.stdout)
-
-
-def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ("--format", "json", "--claim", "same")
-    assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
-    monkeypatch.setattr("vivace.proofs.sides.proof_store.os.getpid", lambda: -1)
-    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", seeds=3))["notes"]
-    assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
 
 
 def test_a_folder_has_no_latency(tmp_path: Path) -> None:

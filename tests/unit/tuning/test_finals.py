@@ -20,14 +20,14 @@ from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.final.image_plan import ImagePlan
-from vivace.tuning.image_request import ImageRequest
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.search.finalists import best_of_each, portfolio
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import best_of_each, portfolio
 from vivace.tuning.search.space import Space
 from vivace.tuning.search.timetable import FINAL_ROUNDS
+from vivace.tuning.settings import ImageRequest
 
 SIZES = (13, 26, 39, 78)
 PLAN = ImagePlan((WorkloadRequest(),) * 4, SIZES, (13, 26, 39, 39))

@@ -10,7 +10,7 @@ from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.launches import captures, expected_of_capturing, over_the_usual_baseline, wait_of
+from vivace.tuning.model.leverage import captures, expected_of_capturing, over_the_usual_baseline, wait_of
 from vivace.tuning.model.priors import PriorSource, effects
 from vivace.tuning.model.regression import Datum
 from vivace.tuning.search.objective import Objective

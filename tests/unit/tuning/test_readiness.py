@@ -14,8 +14,8 @@ from tests.typed import run_vivace
 from vivace.errors import Unsupported, UsageError
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.readiness import check_ready, check_runs_here
+from vivace.tuning.settings import ImageRequest
 
 LAPTOP = Surroundings(
     gpu=None,

@@ -27,19 +27,16 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.explained import why_lost
-from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running
+from vivace.tuning.model.by_model import ModelSampler, failure_probabilities, probability_of_running
 from vivace.tuning.model.priors import PriorSource, effects
 from vivace.tuning.model.regression import Datum
-from vivace.tuning.notes import _unmet, why_none
-from vivace.tuning.search.budget import Trials
+from vivace.tuning.notes import endings, unmet
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.paths import path_of
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.space import Space
-from vivace.tuning.tuner import _stored_summary, expected_neighbours
+from vivace.tuning.search.space import Space, path_of
+from vivace.tuning.search.timetable import Budget
+from vivace.tuning.tuner import stored_summary
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
 
@@ -103,7 +100,7 @@ def made(recipes: list[str], seed: int = 0, **fields: object) -> Search:
     objective = Objective(**fields)
     space = FixedSpace([resolve(text) for text in recipes], objective)
     simulated = Simulated(small, np.random.default_rng(seed))
-    return Search(objective, space, ModelSampler(space, np.random.default_rng(0)), simulated, Trials(9))
+    return Search(objective, space, ModelSampler(space, np.random.default_rng(0)), simulated, Budget(9))
 
 
 def test_a_recipe_that_fails_is_never_proposed() -> None:
@@ -131,12 +128,12 @@ def test_limits_of_memory_are_kept_and_a_looser_one_is_named() -> None:
     assert looser.result.recipe.text == resolve(fastest).text
     nothing = made(recipes, max_memory_bytes=1.0)
     assert nothing.run() is None
-    assert "--max-memory 1 B was not met; nearest is" in " ".join(_unmet(nothing))
+    assert "--max-memory 1 B was not met; nearest is" in " ".join(unmet(nothing))
 
 
 def test_an_interrupted_search_goes_on_from_its_history() -> None:
     first = made(["first_block_cache(0.3)", "tiny_vae", "seacache"])
-    first.budget = Trials(2)
+    first.budget = Budget(2)
     first.run()
     second = made(["first_block_cache(0.3)", "tiny_vae", "seacache"])
     second.history = list(first.history)
@@ -174,7 +171,7 @@ def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> Non
     assert [unmeasured.recipe.text for unmeasured in search.propose_unmeasured([pick])] == [
         resolve(whole).text
     ]
-    search.budget = Trials(search.num_trials)
+    search.budget = Budget(search.num_trials)
     assert search.propose_unmeasured([pick]) == [], "no trial is left for it"
     search.history.append(result(whole, 0.75, rung=Rung.JUDGED, gate=Gate.FAILED, slack=-0.05))
     assert search.propose_unmeasured([pick]) == []
@@ -279,7 +276,7 @@ def test_a_looser_limit_is_named_with_what_it_buys() -> None:
         (looser.limit, looser.result.recipe.text)
         for looser in answer(pick, large, objective=objective).looser
     ] == [("--max-memory", "steps(8)")]
-    assert why_lost(large, pick, objective, True) == "it takes more memory than allowed"
+    assert answer(pick, large, objective=objective).why_lost(large) == "it takes more memory than allowed"
 
 
 def test_the_front_has_no_recipe_that_another_beats() -> None:
@@ -321,10 +318,10 @@ def test_an_answer_without_a_recipe_says_how_each_ended() -> None:
         Result(resolve("compile"), Outcome.CRASHED, Rung.SCREENED, reason="no compiler"),
         Result(resolve("cuda_graph"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="one GPU"),
     ]
-    assert why_none(history) == [
+    assert list(endings(history)) == [
         "of 4 recipes tried: 2 better, but the quality fails, 1 no better than the baseline, 1 crashed"
     ]
-    assert why_none(history[:1]) == []
+    assert not list(endings(history[:1]))
 
 
 def test_the_answer_says_what_images_cost() -> None:
@@ -361,11 +358,11 @@ def test_a_verdict_before_the_final_says_of_how_many_images() -> None:
 def test_a_search_says_what_it_goes_on_from() -> None:
     data = (Datum(resolve("tiny_vae"), 0.1, 0.1),)
     history = [result("baseline", 0.0), result("tiny_vae", 0.1), result("tiny_vae", 0.2)]
-    assert _stored_summary([], PriorSource("this store", ())) == ""
-    assert "has 1 recipe of this search, which goes on" in _stored_summary(
+    assert stored_summary([], PriorSource("this store", ())) == ""
+    assert "has 1 recipe of this search, which goes on" in stored_summary(
         history, PriorSource("this store", ())
     )
-    assert "learns from 1 that" in _stored_summary([], PriorSource("this store", data))
+    assert "learns from 1 that" in stored_summary([], PriorSource("this store", data))
 
 
 def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
@@ -450,7 +447,7 @@ def test_the_final_measures_the_pick_without_what_is_believed_to_give_nothing() 
     assert {resolve(long), resolve(short)} <= set(recorded.entries)
     for trials, expected in ((9, {long, short}), (1, {long})):
         search = made([long, short])
-        search.budget = Trials(trials)
+        search.budget = Budget(trials)
         search.sampler.shorter = lambda recipe, history: resolve(short)
         search.history = [result("baseline", 0.0), result(long, 0.6, rung=Rung.JUDGED)]
         proven: list[str] = []
@@ -504,7 +501,7 @@ def test_what_a_neighbour_is_expected_to_cost_is_what_the_model_believes_of_the_
     search = made(["tiny_vae"])
     pick = result("tiny_vae+dtype(bf16)", 0.9, error=0.2)
     search.history = [result("baseline", 0.0), result("tiny_vae", 0.2), pick]
-    gains = expected_neighbours(search, pick)
+    gains = search.expected_neighbours()
     mean, _ = search.sampler.gain.estimate([pick.recipe, resolve("tiny_vae")])
     assert gains["tiny_vae"] == pytest.approx(0.9 + mean[1] - mean[0])
     assert mean[0] < 0.88

@@ -13,16 +13,15 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.model.regression import Datum
-from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.timetable import Timetable
+from vivace.tuning.search.timetable import Budget, Timetable
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
 GAINS = {
@@ -97,7 +96,7 @@ def searched(minutes: float) -> tuple[Search, Host]:
     host, objective = Host(), Objective(same_picture_only=True)
     recipes = [resolve(text) for text in GAINS if text != "baseline"]
     data = [Datum(resolve(text), math.log(gain), 0.05) for text, gain in GAINS.items() if gain > 1]
-    budget = Minutes(minutes, host, 0.0, clock=lambda: host.now)
+    budget = Budget(minutes=minutes, timetable=host, started=0.0, clock=lambda: host.now)
     space = FixedSpace(recipes, objective)
     sampler = ModelSampler(
         space,
@@ -135,7 +134,7 @@ def test_it_is_not_tried_where_they_are_not() -> None:
 @pytest.mark.parametrize(("left", "most"), [(400.0, 0.75 * 300), (110.0, 10.0), (200.0, 96.0)])
 def test_a_trial_may_take_most_of_what_is_left_before_the_final(left: float, most: float) -> None:
     host = Host(now=480 - left)
-    budget = Minutes(8, host, 0.0, clock=lambda: host.now, final_s=100.0)
+    budget = Budget(minutes=8, timetable=host, started=0.0, clock=lambda: host.now, final_s=100.0)
     assert budget.most_s == pytest.approx(most)
 
 

@@ -125,6 +125,7 @@ class ComfySide(Side):
     text: str
     server: HttpServer
     file: str
+    probed = SETTINGS
     untimed = "a ComfyUI server is asked once a second whether it is done, which is too coarse"
 
     @staticmethod
@@ -139,10 +140,6 @@ class ComfySide(Side):
             raise UsageError(f"{text[:200]}: give comfyui:http://HOST:PORT?workflow=FILE")
         url = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
         return cls(text, HttpServer(url, uses_proxy=True), fields["workflow"])
-
-    @property
-    def probed(self) -> tuple[str, ...]:
-        return SETTINGS
 
     @property
     def identity(self) -> str:

@@ -25,15 +25,14 @@ from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.final.finals import Finals
-from vivace.tuning.final.image_plan import ImagePlan, needs_floor
+from vivace.tuning.final.finals import Finals, ImagePlan, needs_floor
 from vivace.tuning.final.judge import QualityJudge
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.peaks import Peaks
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
+from vivace.tuning.settings import ImageRequest
 
 _FEWEST_STEPS = 4
 _PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.FINAL: Purpose.FINAL}

@@ -12,21 +12,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.utility import chance_of, floor_of, shortest_as_fast
-from vivace.tuning.search.budget import Budget
-from vivace.tuning.search.finalists import MOST_USEFUL, best_of_each, portfolio, useful
-from vivace.tuning.search.measurer import Measurer, Unwatched, Watcher
+from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.paths import path_of
-from vivace.tuning.search.results import Result, Rung, gain_of, latest
-from vivace.tuning.search.space import Space
+from vivace.tuning.search.results import (
+    Measurer,
+    Result,
+    Rung,
+    Unwatched,
+    Watcher,
+    floor_of,
+    latest,
+    shortest_as_fast,
+)
+from vivace.tuning.search.space import Space, path_of
+from vivace.tuning.search.timetable import Budget
 
 BATCH = 4
 PROMOTED = 0.5
@@ -41,7 +49,55 @@ _HOPELESS = 0.02
 """Probabilities that a recipe's quality passes in the final."""
 REACH = 0.10
 """Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""
+_MOST_BELIEFS = 16
+_CONFIDENT = 1.96
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
+MOST_USEFUL = 3
+"""Number of recipes in a final, any of which may be the fastest."""
+SURE = 0.95
+"""Probability that at least one finalist must pass, while there is no answer yet."""
+MOST = 5
+"""Finalists at most: each is fast, and the baseline's images are drawn once for all."""
+_OF_A_PATH = 2
+_WORTH_A_PLACE = 0.005
+"""Expected improvement that a further finalist must add."""
+_MORE_LIKELY = 0.05
+"""Increase in the probability that one passes that a further finalist must bring."""
+
+
+@dataclass(frozen=True)
+class ExpectedGain:
+    """The posterior of a technique's gain: how many times as fast a recipe is with it, with a 95 % interval."""
+
+    technique: str
+    times: float
+    low: float
+    high: float
+    was_tried: bool
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the technique was tried, or its interval lies on one side of 1."""
+        return self.was_tried or self.low > 1 or self.high < 1
+
+    def to_json(self) -> dict[str, Any]:
+        ci95 = [self.low, self.high]
+        return {"technique": self.technique, "times": self.times, "ci95": ci95, "tried": self.was_tried}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The posterior gains at the end of a search, and their sources.
+
+    Attributes:
+        beliefs: the gains of techniques that were tried or that earlier figures decide, the best first.
+        num_unknown: number of options that were not tried and that no earlier figure decides.
+        sources: earlier figures, by source.
+    """
+
+    beliefs: tuple[ExpectedGain, ...] = ()
+    num_unknown: int = 0
+    sources: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
@@ -174,13 +230,13 @@ class Search:
             [
                 floor,
                 *(
-                    gain_of(result)
+                    result.own_gain
                     for result in self._candidates()
                     if result.slack is None or result.slack >= 0
                 ),
             ]
         )
-        promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
+        promising = [result for result in screened if result.own_gain > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [result.recipe for result in self._by_promise(promising)[:number]]
         chosen += [
@@ -195,20 +251,20 @@ class Search:
     def _tells_of_quality(self, result: Result) -> bool:
         """Return whether a recipe is faster by a technique that changes the image and was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
-        return gain_of(result) > _WORTH_A_FINAL and any(
+        return result.own_gain > _WORTH_A_FINAL and any(
             not technique.facts.same_picture and technique not in judged_techniques
             for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:
         """Judge recipes that were only screened, the most promising first, until one will probably pass its final."""
-        while self.judges and not any(chance_of(result) > _LIKELY for result in self._candidates()):
+        while self.judges and not any(result.chance > _LIKELY for result in self._candidates()):
             left = [
                 result
                 for result in latest(self.history).values()
                 if result.rung is Rung.SCREENED
                 and result.keeps(self.objective)
-                and gain_of(result) > _WORTH_A_FINAL
+                and result.own_gain > _WORTH_A_FINAL
             ]
             chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
@@ -238,8 +294,8 @@ class Search:
             if result.keeps(self.objective)
             and not result.recipe.is_baseline
             and not result.is_ruined
-            and chance_of(result) > _HOPELESS
-            and gain_of(result) > floor
+            and result.chance > _HOPELESS
+            and result.own_gain > floor
             and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
@@ -261,7 +317,7 @@ class Search:
             if pick is not None:
                 if not self.budget.allows_rounds(first[:1]):
                     break
-                if any(gain_of(result) < gain_of(pick) + REACH for result in first):
+                if any(result.own_gain < pick.own_gain + REACH for result in first):
                     finalists.append(pick.recipe)  # what may be as fast is measured side by side
             elif tried and not self.budget.allows_another_final():
                 break
@@ -313,15 +369,15 @@ class Search:
     def _undecided(self, least_chance: float) -> list[Result]:
         """Return the finalists that more images may turn into the pick."""
         pick = self.pick()
-        least = floor_of(self.history, self.objective) if pick is None else gain_of(pick) + _WORTH_A_FINAL
+        least = floor_of(self.history, self.objective) if pick is None else pick.own_gain + _WORTH_A_FINAL
         return [
             result
             for result in latest(self.history).values()
             if result.rung is Rung.FINAL
             and result.gate is Gate.UNCLEAR
             and result.keeps(self.objective)
-            and gain_of(result) > least
-            and chance_of(result) > least_chance
+            and result.own_gain > least
+            and result.chance > least_chance
         ]
 
     def open_ends(self) -> list[Result]:
@@ -363,7 +419,7 @@ class Search:
         if not candidates:
             return []
         least = 0.0 if over is None else _WORTH_A_FINAL
-        floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
+        floor = floor_of(self.history, self.objective) if over is None else over.own_gain
         samples = self.sampler.values(candidates, self.history)
         best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
         chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
@@ -378,11 +434,11 @@ class Search:
             if result.rung is Rung.FINAL
             and not result.recipe.is_baseline
             and result.keeps(self.objective)
-            and gain_of(result) > floor
+            and result.own_gain > floor
             and (result.least_gain is None or result.least_gain > floor)
             and (not self.judges or result.gate is Gate.PASSED)
         ]
-        return shortest_as_fast(max(good, key=gain_of), good) if good else None
+        return shortest_as_fast(max(good, key=lambda result: result.own_gain), good) if good else None
 
     def _shorter(self, finalists: Sequence[Result]) -> list[Recipe]:
         """Return the first finalist without techniques expected to gain nothing, if it may win and there is time."""
@@ -427,8 +483,8 @@ class Search:
         if self.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
             return finalists
         result = latest(self.history).get(common)
-        best = max(gain_of(result) for result in latest(self.history).values() if result.recipe in finalists)
-        is_slow = result is not None and not (result.keeps(self.objective) and gain_of(result) > best - REACH)
+        best = max(result.own_gain for result in latest(self.history).values() if result.recipe in finalists)
+        is_slow = result is not None and not (result.keeps(self.objective) and result.own_gain > best - REACH)
         if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
             return finalists
         return [*finalists[:-1], common]
@@ -440,9 +496,94 @@ class Search:
             kept.setdefault(self.sampler.shorter(result.recipe, self.history), result)
         return list(kept.values())
 
+    def explanation(self, sources: Sequence[PriorSource]) -> Explanation:
+        """Return the posterior of the search's model."""
+        tried = {technique for result in self.history if result.is_measured for technique in result.recipe}
+        options = list(dict.fromkeys([*tried, *self.space.options]))
+        gains = self.sampler.expected_gains([Recipe((option,)) for option in options], self.history)
+        beliefs = []
+        for option, (effect, error) in zip(options, gains, strict=True):
+            low, high = (math.exp(effect + sign * _CONFIDENT * error) for sign in (-1, 1))
+            beliefs.append(ExpectedGain(option.text, math.exp(effect), low, high, option in tried))
+        telling = [belief for belief in beliefs if belief.is_telling]
+        return Explanation(
+            tuple(sorted(telling, key=lambda belief: (-belief.times, belief.technique))[:_MOST_BELIEFS]),
+            len(beliefs) - len(telling),
+            tuple((source.name, len(source.data)) for source in sources if source.data),
+        )
+
+    def expected_neighbours(self) -> dict[str, float]:
+        """Return the expected gain of the pick with one technique less: its own, and that technique's posterior."""
+        pick = self.pick()
+        if pick is None:
+            return {}
+        less = [pick.recipe.without(technique) for technique in pick.recipe]
+        gains = self.sampler.expected_gains([pick.recipe, *less], self.history)
+        return {
+            recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
+            for recipe, (gain, _) in zip(less, gains[1:], strict=True)
+        }
+
     def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
         """Return the finalists, with the first one's shorter form if there is room."""
         less = self.sampler.shorter(finalists[0].recipe, self.history) if finalists else Recipe()
         if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
             return list(finalists)
         return [*finalists, replace(finalists[0], recipe=less)]
+
+
+def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
+    """Choose finalists greedily by expected improvement over posterior samples.
+
+    Args:
+        samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
+        floor: the gain that a proposal has to exceed.
+        least: the improvement that the first candidate must add.
+    """
+    reached = np.full(len(samples), floor)
+    chosen: list[int] = []
+    while len(chosen) < min(number, samples.shape[1]):
+        more = np.maximum(samples - reached[:, None], 0.0).mean(axis=0)
+        which = int(np.argmax(more))
+        if which in chosen or more[which] <= least:
+            break
+        chosen.append(which)
+        least = max(least, _WORTH_A_PLACE)
+        reached = np.maximum(reached, samples[:, which])
+    return chosen
+
+
+def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[int]:
+    """Return the candidates without those of a path of which two promise more, as all of a path pass or fail together.
+
+    Args:
+        samples: see `useful`.
+        paths: of the candidates; None for one of its own.
+    """
+    best: list[int] = []
+    for k in np.argsort(-samples.mean(axis=0)):
+        if paths[k] is None or sum(paths[other] == paths[k] for other in best) < _OF_A_PATH:
+            best.append(int(k))
+    return best
+
+
+def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:
+    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
+
+    The safest comes first: where time is short, a final leaves out the last ones.
+
+    Args:
+        samples: see `useful`.
+        least: the smallest gain that a final can prove.
+    """
+    passes: NDArray[np.bool_] = np.asarray(samples > least)
+    final = list(chosen)
+    held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
+    while held.mean() < SURE and len(final) < min(MOST, samples.shape[1]):
+        more = (passes & ~held[:, None]).mean(axis=0)
+        which = int(np.argmax(more))
+        if more[which] < _MORE_LIKELY:
+            break
+        final.append(which)
+        held |= passes[:, which]
+    return sorted(final, key=lambda k: -passes[:, k].mean())
