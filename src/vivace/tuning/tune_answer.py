@@ -23,8 +23,6 @@ from vivace.answers.answer import (
     PlotPoint,
     Section,
     Table,
-    TableColumn,
-    TableRow,
 )
 from vivace.answers.formatting import clock, count, file_stem, money, ratio, seconds, size
 from vivace.benchmark.stored_answer import reader
@@ -57,12 +55,12 @@ def answer_of(tuned: Tuned) -> Answer:
         facts=Facts(tuple(_pick(tuned)), are_tiles=True),
         sections=(
             *(_proof(final, is_proved) if final is not None else ()),
-            Section("Why not", (Facts(tuple(_neighbours(tuned))),), where="text"),
+            Section("Why not", (Facts(tuple(_neighbours(tuned))),)),
             Section("Trade-offs", (_front(tuned, tried), *_plots(tuned, tried))),
             Section("A looser limit", (Facts(tuple(_looser(tuned))),)),
             Section(
                 "What was tried, and why not",
-                (_tried(tuned, tried), Facts(tuple(_unmeasured(tuned)))),
+                (_tried(tuned, tried),),
                 where="page",
             ),
             _beliefs(tuned),
@@ -159,12 +157,6 @@ def _neighbours(tuned: Tuned) -> Iterator[Fact]:
         yield Fact("", f"and {len(measured) - _MOST} more (the page has all)")
 
 
-def _unmeasured(tuned: Tuned) -> Iterator[Fact]:
-    for neighbour in tuned.neighbours:
-        if neighbour.result is None:
-            yield Fact(neighbour.change, neighbour.reason)
-
-
 def _looser(tuned: Tuned) -> Iterator[Fact]:
     for looser in tuned.looser:
         yield Fact(
@@ -176,31 +168,18 @@ def _front(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Table:
     """Return the recipes that nothing else beats; none if that is one."""
     numbers = {trial.result.recipe: number for number, trial in enumerate(tried, 1)}
     front = [result for result in tuned.front if result.recipe in numbers] if len(tuned.front) > 1 else []
-    columns = (
-        TableColumn("recipe", is_text=True),
-        TableColumn("s/image"),
-        TableColumn("peak memory"),
-        TableColumn("quality", is_text=True),
-    )
     rows = [
-        TableRow(
-            (
-                Cell(result.recipe.text, below="the answer" if result == tuned.pick else ""),
-                Cell("–" if result.seconds is None else seconds(result.seconds)),
-                Cell("–" if not result.peak_bytes else size(result.peak_bytes)),
-                Cell(
-                    "its own"
-                    if result.recipe.is_baseline
-                    else "unjudged"
-                    if result.gate is None
-                    else result.verdict
-                ),
-            )
+        (
+            Cell(result.recipe.text, below="the answer" if result == tuned.pick else ""),
+            "–" if result.seconds is None else seconds(result.seconds),
+            "–" if not result.peak_bytes else size(result.peak_bytes),
+            "its own" if result.recipe.is_baseline else result.verdict or "unjudged",
         )
         for result in front
     ]
     note = "Nothing else that was measured is better in time, memory and quality at once than these."
-    return Table(columns, tuple(rows), note=note, is_code=True)
+    headings = ("recipe", "s/image", "peak memory", "quality")
+    return Table.of(headings, rows, texts=("quality",), note=note, is_code=True)
 
 
 def _plots(tuned: Tuned, tried: Sequence[ExplainedResult]) -> list[Plot]:
@@ -237,14 +216,8 @@ def _tried(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Bars:
         width = 0.0 if result.gain is None else round(100 * math.exp(result.gain) / most, 2)
         look = "total" if result.recipe.is_baseline else "saving" if trial.is_pick else "other"
         part = BarPart(0.0, width, "failed" if result.is_ruined else look)
-        reason = trial.reason
-        if (
-            result.is_measured
-            and result.reason
-            and result.gate is not None
-            and result.gate is not Gate.PASSED
-        ):
-            reason = f"{reason}: {result.reason}"
+        is_doubtful = result.is_measured and result.reason and result.gate in (Gate.FAILED, Gate.UNCLEAR)
+        reason = f"{trial.reason}: {result.reason}" if is_doubtful else trial.reason
         bars.append(
             Bar(
                 result.recipe.text,
