@@ -13,6 +13,22 @@ from vivace.machinery.fused.operations import Places, Rows
 from vivace.machinery.fused.products import Product
 from vivace.machinery.kernels.reference import TokenLayout
 
+_WIDEST_HEAD = 256
+"""Channels that flash and cuDNN's attention take. The kernel for more reaches 120 TFLOP/s, matmuls five times that."""
+_SCORES = 2**24
+"""That are there at a time: 64 MB in fp32."""
+
+
+def attend_by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return the attention of `q` to `k` and `v`, (batch, heads, tokens, channels), by matmuls of some queries each."""
+    made, num_rows = q.new_empty(q.shape), max(1, _SCORES // k.shape[2])
+    scaled = q * q.shape[-1] ** -0.5
+    for queries, keys, values, out in zip(*(x.flatten(0, 1) for x in (scaled, k, v, made)), strict=True):
+        for part, onto in zip(queries.split(num_rows), out.split(num_rows), strict=True):
+            scores = torch.mm(part, keys.t(), out_dtype=torch.float32) if q.is_cuda else part @ keys.t()
+            torch.mm(scores.softmax(-1).to(values.dtype), values, out=onto)
+    return made
+
 
 class FusedAttention(nn.Module):
     """Replaces diffusers' `Attention` of an image's pixels to each other."""
@@ -32,7 +48,9 @@ class FusedAttention(nn.Module):
         rows = images.pixels(images.group_norm(x, self.norm, None, silu=False)).flatten(0, 1)
         parts = self.qkv(Rows(rows), tokens).view(batch, height * width, 3, self.num_heads, -1)
         q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
-        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        is_wide = q.is_cuda and q.shape[-1] > _WIDEST_HEAD
+        attend = attend_by_rows if is_wide else nn.functional.scaled_dot_product_attention
+        attended = attend(q, k, v).transpose(1, 2)
         onto = images.pixels(x).flatten(0, 1)
         out = self.out(Rows(attended.flatten(2).flatten(0, 1)), tokens, onto)
         return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
