@@ -60,11 +60,7 @@ _MOST_NAMES = 2
 
 
 def _limits(limits: str | Mapping[str, float] | None) -> Mapping[str, float] | None:
-    """Return the limits of "psnr_db=30,ssim=0.9", or check those of a mapping.
-
-    Raises:
-        ValueError: a name or value that a limit cannot have.
-    """
+    """Return the limits of "psnr_db=30,ssim=0.9", or check those of a mapping."""
     if limits is None:
         return None
     if isinstance(limits, str):
@@ -147,11 +143,7 @@ def prove(a: str, b: str, settings: ProveSettings) -> Proof:
 
 @dataclass
 class Prover:
-    """A proof that is being made: its passes draw, then loads are measured, then it is concluded.
-
-    Attributes:
-        loads: of endpoints, once they are measured.
-    """
+    """A proof that is being made: its passes draw, then loads are measured, then it is concluded."""
 
     settings: ProveSettings
     plan: ProofPlan
@@ -194,11 +186,7 @@ class Prover:
         *,
         again: bool = False,
     ) -> None:
-        """Draw the missing images of a side. An image that cannot be drawn is kept with its reason.
-
-        Args:
-            again: draw A's images once more, for their seconds.
-        """
+        """Draw the missing images of a side, or A's `again` for their seconds. A failure is kept with its reason."""
         jobs = self.plan.timing_jobs if again else self.plan.jobs_of(letter)
         todo = [job for job in jobs if not self.store.is_drawn(letter, job)]
         if not todo:

@@ -21,12 +21,7 @@ from vivace.tuning.search.search import Explanation
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A recipe that differs from the pick by one technique, and why it is not the pick.
-
-    Attributes:
-        change: "without X", "with X" or "X instead of Y".
-        result: None if it was not measured.
-    """
+    """A recipe that differs from the pick by one technique, and why it is not the pick; with a result if measured."""
 
     change: str
     recipe: str
@@ -277,8 +272,7 @@ class Tuned:
         ]
 
     def _files_to_give(self) -> Iterator[tuple[str, str]]:
-        """Yield the files that a command needs and the user did not name: the search used images that ship with
-        vivace."""
+        """Yield the files that a command needs and the user did not name, as images that ship with vivace were used."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
         names = {name for name, _ in self.options}
         yield from ((name, "FILE") for name in needed.get(self.task, []) if name not in names)

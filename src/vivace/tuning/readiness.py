@@ -34,12 +34,7 @@ _FP32_OVER_HALF = 2
 
 @dataclass(frozen=True)
 class Lack:
-    """A missing requirement.
-
-    Attributes:
-        ends: whether nothing can succeed without it.
-        may_come: whether it is a download from a hub that is silent so far.
-    """
+    """A missing requirement. It `ends` everything, or is a download that `may_come` from a hub silent so far."""
 
     text: str
     ends: bool
@@ -77,14 +72,7 @@ def check_ready(
 
 
 def check_runs_here(model: str | None, device: str, here: Surroundings | None = None) -> None:
-    """Refuse to load a model that cannot be loaded here, before its files are asked for.
-
-    Args:
-        model: None to check the device alone.
-
-    Raises:
-        Unsupported: there is no such device; the memory is too small; files cannot be downloaded.
-    """
+    """Refuse a model that cannot be loaded here before its files are asked for; None to check the device alone."""
     here = here or surroundings()
     if device not in ("auto", "cpu") and here.has_no_gpu:
         raise Unsupported(f"--device {device}: {here.why_no_gpu}; use --device cpu")

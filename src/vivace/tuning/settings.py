@@ -76,11 +76,7 @@ class ImageRequest(SourceSettings, CallSettings):
     def of(
         self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1, seed: int = 0
     ) -> WorkloadRequest:
-        """Return the workload of the first prompts, each with its own image if there is one for each.
-
-        Args:
-            seeds: of each prompt; `seed` is the first.
-        """
+        """Return the workload of the first prompts, each with its own image if there is one for each."""
         files = {
             name: paths if len(paths) == 1 else paths[: len(prompts)]
             for name in ("images", "masks", "controls")
@@ -244,8 +240,7 @@ class SearchSettings(Settings):
         )
 
     def images(self, objective: Objective) -> ImageRequest:
-        """Return the images for the goal: batches of four for throughput, repeated prompts where a kept technique needs
-        them."""
+        """Return the images for the goal: four a call for throughput, one prompt where a kept technique repeats it."""
         request = self.request
         if request.batch == 1:
             request = request.model_copy(update={"batch": _BATCHES[self.goal]})

@@ -27,11 +27,7 @@ from vivace.tuning.search.space import Space, fit_targets
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:
-    """Return the recipe to begin with.
-
-    Raises:
-        UsageError: it lacks a kept technique, or has one that is not allowed.
-    """
+    """Return the recipe to begin with, or raise UsageError."""
     if text is None:
         return None
     recipe = resolve(text).pinned()
@@ -138,11 +134,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a memory limit that no recipe is predicted to keep.
-
-    Raises:
-        UsageError: naming the least that is predicted.
-    """
+    """Raise UsageError, naming the least, for a memory limit that no recipe is predicted to keep."""
     limit = objective.max_memory_bytes
     if limit is None or bench.environment.device != "cuda":
         return
@@ -164,23 +156,14 @@ def check_memory(objective: Objective, bench: Bench) -> None:
 
 @dataclass(frozen=True)
 class MinutesCheck:
-    """Refuses a search whose minutes do not suffice for its final.
-
-    Attributes:
-        minutes: those that the user gave; None for none.
-        began: when the search began.
-    """
+    """Refuses a search whose minutes, if the user gave some, do not suffice for its final. It began at `began`."""
 
     minutes: float | None
     bench: Bench
     began: float
 
     def __call__(self, least_s: float, likely_s: float) -> None:
-        """Refuse by the shortest and the likely seconds of a call of the baseline, while it is measured.
-
-        Raises:
-            UsageError: naming the minutes that suffice.
-        """
+        """Refuse by the shortest and the likely seconds of a call of the baseline, while it is measured."""
         if self.minutes is not None and self._needed_s(least_s) > 60 * self.minutes:
             raise self._too_few(self._needed_s(likely_s))
 

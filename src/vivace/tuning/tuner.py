@@ -207,11 +207,7 @@ def _bench(
 
 
 def _measured_baseline(bench: Bench, check: MinutesCheck) -> Result:
-    """Measure the baseline; its first calls show whether the minutes can suffice.
-
-    Raises:
-        Unsupported: it was not measured, so nothing can be compared with it.
-    """
+    """Measure the baseline, or raise Unsupported; its first calls show whether the minutes can suffice."""
     run = bench.run
     bench.run = replace(run, progress=FirstCalls(run.progress, check))
     base = bench.start()
@@ -237,8 +233,7 @@ def stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
 
 
 def final_of(bench: Bench, pick: Result | None) -> list[Row]:
-    """Return the rows of the last final with the pick, including stored ones of this search; without a pick, of the
-    last final."""
+    """Return the rows of the last final with the pick, stored ones included; without a pick, of the last."""
     rows = bench.finals.rows(None if pick is None else pick.recipe)
     return [drop_unproven_interval(row) for row in rows]
 

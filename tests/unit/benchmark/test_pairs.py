@@ -162,6 +162,8 @@ def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: py
     assert [len(rounds) for rounds in before] == [2, 2]
     answer = json.loads(run_vivace(tmp_path, *arguments).stdout)
     assert answer["pairs"] == 3
+    assert "faster" in (tmp_path / "x.md").read_text()
+    assert 'failures="0"' in (tmp_path / "x.xml").read_text()
     assert (answer["verdict"], answer["exit_code"]) == ("faster", 0)
     assert answer["time_ratio"] < 0.7
     after = [store.rounds(key) for key in keys]

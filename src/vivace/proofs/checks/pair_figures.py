@@ -304,12 +304,7 @@ def add_scores(
     name: str,
     score: Callable[[Sequence[Any], Sequence[str]], Any],
 ) -> None:
-    """Add to each image, given with its prompt, its scores with that prompt and, on average, with the others.
-
-    Args:
-        name: of the model.
-        score: returns a matrix (images, prompts).
-    """
+    """Add to each image its scores with its own prompt and with the others, by a matrix (images, prompts)."""
     complete = [(prompt, image) for prompt, image in images if image.is_there]
     batch = 32
     for start in range(0, len(complete), batch):

@@ -83,11 +83,7 @@ class ServerCheck:
 
 
 class CheckFailure(Exception):
-    """What should hold does not; the message says what was seen.
-
-    Args:
-        name: what should hold, if it is not what was looked for.
-    """
+    """What should hold does not; the message says what was seen, `name` what should hold if another thing."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -99,11 +95,7 @@ class CheckSkip(Exception):
 
 
 def run_check(name: str, request: str, observe: Callable[[], str]) -> ServerCheck:
-    """Return a check.
-
-    Args:
-        observe: returns what was seen if the check passes, and raises CheckFailure, CheckSkip, or that no image came.
-    """
+    """Return a check. `observe` returns what was seen, or raises CheckFailure, CheckSkip, or that no image came."""
     try:
         return ServerCheck(name, Status.PASSED, observe(), request)
     except CheckSkip as error:
@@ -116,7 +108,6 @@ def run_check(name: str, request: str, observe: Callable[[], str]) -> ServerChec
 
 
 def _require(*images: ReadImage) -> None:
-    """Raise CheckSkip for an image that is not there."""
     for image in images:
         if not image.is_there:
             raise CheckSkip(f"refused: {image.reason}" if _is_refusal(image.reason) else image.reason)
@@ -266,11 +257,7 @@ def _is_resized(first: ReadImage, other: ReadImage) -> bool:
 
 @dataclass(frozen=True)
 class _EndpointChecks:
-    """An endpoint with the images that it draws now.
-
-    Attributes:
-        drawn: the images of the proof, which were drawn alone, in order.
-    """
+    """An endpoint with the images that it draws now. `drawn` are those of the proof, which it drew alone, in order."""
 
     side: EndpointSide
     images: StoredImages

@@ -151,7 +151,6 @@ class ComfySide(Side):
         assert self.workflow is not None
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         began = time.monotonic()
         try:
             number = self._queue(self.workflow.filled(job.prompt, job.seed, job.settings))

@@ -47,12 +47,7 @@ _OWN_FIELDS = ("prompt", "seed", "n", "size", "num_inference_steps", "guidance_s
 
 @dataclass(frozen=True)
 class ServedImages:
-    """The images of one answer.
-
-    Attributes:
-        notes: what was remarkable about the answer.
-        says: its other fields, and those of its first image.
-    """
+    """The images of one answer, with remarks on it, its other fields, and those of its first image."""
 
     contents: tuple[bytes, ...]
     seconds: float
@@ -115,7 +110,6 @@ class EndpointSide(Side):
         return f"curl {shlex.quote(url)}{bearer} -H 'Content-Type: application/json' -d {shlex.quote(text)}"
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         body = self.body(job)
         images = self.images(body)
         if len(images.contents) != 1:

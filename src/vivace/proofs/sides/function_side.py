@@ -100,7 +100,6 @@ class FunctionSide(Side):
         assert self.probed is not None
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         call = {name: value for name, value in job.settings.call.items() if name in self.probed}
         began = time.monotonic()
         try:

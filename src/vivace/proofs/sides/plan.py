@@ -291,11 +291,7 @@ def _probes_of_prompts(first: DrawJob) -> list[Probe]:
 
 
 def parse_side(text: str) -> Side:
-    """Parse a side of a proof.
-
-    Raises:
-        UsageError, RecipeError: it is not written as any kind of side.
-    """
+    """Parse a side of a proof, or raise UsageError or RecipeError."""
     text = text.strip()
     if not text:
         raise UsageError(

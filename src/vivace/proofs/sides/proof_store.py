@@ -31,14 +31,7 @@ _MAX_BYTES = 500_000_000
 
 @dataclass(frozen=True)
 class KeptImage:
-    """An image, or the reason why it was not drawn.
-
-    Attributes:
-        path: of its file; None if it was not drawn.
-        reason: why it was not drawn; "" if it was.
-        request: the request for it, if it failed.
-        settings: how it was drawn; see `DrawnImage`.
-    """
+    """An image and how it was drawn, or the reason why it was not, with the request."""
 
     path: Path | None
     sha256: str = ""
@@ -85,7 +78,6 @@ class ProofStore:
         return image is not None and image.path is not None
 
     def keep(self, side: Letter, job: DrawJob, image: DrawnImage) -> None:
-        """Store an image at once."""
         names = ("suffix", "seconds", "faults", "notes", "settings")
         about = {name: getattr(image, name) for name in names}
         self._append(side, job, {"sha256": self.keep_file(image).sha256} | about)
@@ -114,7 +106,6 @@ class ProofStore:
                 self._images[line["key"]] = image
 
     def end(self) -> None:
-        """Note that the run ended."""
         replace(self.folder / _ENDED, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}\n".encode())
 
     def _append(self, side: Letter, job: DrawJob, fields: dict[str, Any]) -> None:

@@ -19,11 +19,7 @@ _BEGINNINGS = {b"\x89PNG": ".png", b"\xff\xd8": ".jpg", b"II*\0": ".tif", b"MM\0
 
 
 class DrawingFailure(Exception):
-    """One image could not be drawn; the message says why. The others continue.
-
-    Args:
-        request: the request, to be repeated by hand.
-    """
+    """One image could not be drawn; the message says why, `request` repeats it by hand. The others continue."""
 
     def __init__(self, reason: str, request: str = "") -> None:
         super().__init__(reason)
@@ -154,11 +150,7 @@ def as_png(image: Any) -> bytes:
 
 
 def suffix_of(content: bytes) -> str:
-    """Return the suffix of an image file by its first bytes.
-
-    Raises:
-        DrawingFailure: it is not a readable image.
-    """
+    """Return the suffix of an image file by its first bytes, or raise DrawingFailure."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         return ".webp"
     for beginning, suffix in _BEGINNINGS.items():

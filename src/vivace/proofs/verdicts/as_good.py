@@ -80,11 +80,7 @@ _CAP = 1.0  # of the margin: one lost image counts as an image of something else
 
 
 def witness_results(pairs: Sequence[PairFigures], limits: dict[str, float]) -> list[WitnessResult]:
-    """Return the result of each witness.
-
-    Args:
-        limits: share of the reference's margin that must be kept, by the name of each model that reads prompts.
-    """
+    """Return each witness's result. `limits` are shares of the margin to keep, by the models that read prompts."""
     sound = [pair for pair in pairs if pair.a.alone and pair.b.alone]
     if not sound:
         return []
@@ -245,16 +241,7 @@ class Judges:
 
     @classmethod
     def of(cls, plan: ProofPlan, scorer: str | None = "auto", witness: str | None = None) -> Judges:
-        """Return the models that judge these images.
-
-        Args:
-            scorer: as of `vivace bench`: a CLIP model, None for none, or "auto": the embedded one for prompts of the
-                embedded models, else the usual one if it is on this machine.
-            witness: a BLIP model.
-
-        Raises:
-            UnknownModel, Unsupported: see `find_scorer`.
-        """
+        """Return the models that judge these images; for `scorer` and `witness` see `vivace.bench`."""
         if not plan.knows_prompts or not plan.shows_something:
             return cls()
         blip = find_witness(witness) if witness is not None else None

@@ -75,12 +75,7 @@ class LoadRequest(Settings):
         return [(letter, folder) for letter, folder in folders.items() if folder is not None]
 
     def check_loads(self, plan: ProofPlan) -> None:
-        """Raise an error for a load that cannot be measured, before anything is drawn.
-
-        Raises:
-            UsageError: a side is not an images endpoint.
-            StoreError: a folder has no run of AIPerf.
-        """
+        """Raise UsageError or StoreError for a load that cannot be measured, before anything is drawn."""
         sides = (plan.a, plan.b)
         if self.num_requests is not None and not any(isinstance(side, EndpointSide) for side in sides):
             raise UsageError("--requests: neither A nor B is an images endpoint (http://HOST:PORT/v1)")
@@ -182,11 +177,7 @@ def _is_no_slower(test: EquivalenceTest) -> bool:
 
 
 def _answer(before: EquivalenceTest, after: EquivalenceTest, medians: str, num_untimed: int) -> ProofAnswer:
-    """Return the answer, which holds for A as drawn before B and after it.
-
-    Args:
-        num_untimed: prompts whose only image is a warm-up, or failed.
-    """
+    """Return the answer for A as drawn before B and after it; `num_untimed` prompts have no image but a warm-up."""
     times = f"B takes {ratio_in_words(before)} A's time before it and {ratio_in_words(after)} A's after it, {medians}"
     drift = before.interval.point - after.interval.point
     needed = max((test.needed for test in (before, after) if test.needed is not None), default=0)

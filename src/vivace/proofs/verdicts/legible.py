@@ -45,12 +45,7 @@ _LEAST_IN_SINGLE = 2  # letters; rock 'n' roll asks for none
 
 
 class RapidReader:
-    """RapidOCR on the CPU. It reads Latin, Chinese and Japanese.
-
-    Args:
-        networks: their files, by the name of the step.
-        threads: None for all cores.
-    """
+    """RapidOCR on the CPU, by the files of its networks. It reads Latin, Chinese and Japanese."""
 
     def __init__(self, networks: dict[str, Path], threads: int | None = None) -> None:
         from rapidocr import RapidOCR
@@ -122,11 +117,7 @@ NOTHING_READ = left_out("no prompt asks for words in quotes")
 
 
 def legibility(pairs: Sequence[PairFigures], reader: RapidReader | None) -> Legibility:
-    """Return whether B's words are as legible as A's.
-
-    Args:
-        reader: None if none is installed.
-    """
+    """Return whether B's words are as legible as A's. There is no reader if none is installed."""
     texts = {
         prompt: words for prompt in dict.fromkeys(p.prompt for p in pairs) if (words := words_of(prompt))
     }

@@ -133,7 +133,6 @@ class Proof:
 
     @property
     def by_claim(self) -> dict[Claim, ProofAnswer]:
-        """The answers by claim."""
         return {
             "same": self.same,
             "as-good": self.good,
@@ -373,11 +372,7 @@ def _speed(speed: SpeedAnswer) -> dict[str, Any]:
 
 
 def answer_of(proof: Proof, command: str = "") -> Answer:
-    """Return the answer of a proof.
-
-    Args:
-        command: a command line or call that repeats it.
-    """
+    """Return the answer of a proof; `command` repeats it."""
     return Answer(
         command="prove",
         headline=f"{proof.headline}.",

@@ -61,11 +61,7 @@ class ImagePlan:
     def of(
         cls, located: LocatedModel, request: ImageRequest, prompts: Sequence[str], seeds: int = 1
     ) -> ImagePlan:
-        """Return the plan: new prompts, where the model has a set of them, and then new seeds.
-
-        Args:
-            seeds: of each prompt at first; more than one tells whether images of one prompt still vary.
-        """
+        """Return the plan: new prompts, where there is a set of them, then new seeds; `seeds` a prompt at first."""
         is_text = request.task in (None, "text") and not request.images and not request.controls
         first = len(prompts) if seeds == 1 or not is_text else max(MIN_GROUPS, math.ceil(len(prompts) / 2))
         halves = [half for half in (prompts[:first], prompts[first:]) if half]
@@ -96,8 +92,7 @@ class ImagePlan:
         return sure_of_each(SURE_PASS, self.sizes)
 
     def prompts_at(self, look: int) -> float:
-        """Return the effective number of prompts of a look's images: further seeds of a prompt count as their square
-        root."""
+        """Return the effective number of prompts of a look: further seeds of a prompt count as their square root."""
         return math.sqrt(self.num_prompts[look] * self.sizes[look])
 
     def num_images(self, look: int) -> int:
@@ -163,11 +158,7 @@ def needs_floor(rows: Sequence[Row]) -> bool:
 
 
 def pool_images(record: Record, workloads: Sequence[Workload], store: Store) -> tuple[Record, int]:
-    """Return a record of a final with the images of all stored batches, and the number of these.
-
-    Args:
-        workloads: of the batches after the first.
-    """
+    """Return a record of a final with the images of all stored batches, and the number of these."""
     first, *others = record.rounds
     images = list(first.pictures)
     number = 1

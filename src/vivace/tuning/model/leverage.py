@@ -63,11 +63,7 @@ class Leverage:
         return cls(baseline, tuple(sorted(stages, key=lambda pair: -len(pair[0]))))
 
     def of_effect(self, recipe: Recipe, technique: Technique, targets: Sequence[str]) -> float:
-        """Return the effect of a recipe's technique in shares of its effect on the baseline.
-
-        Args:
-            targets: components that the effect is of.
-        """
+        """Return the effect of a recipe's technique, on these components, in shares of its effect on the baseline."""
         others = frozenset(recipe.techniques) - {technique}
         if technique.facts.trained_steps is not None and any(isinstance(other, Steps) for other in others):
             return _BESIDE_STEPS
@@ -91,11 +87,7 @@ def captures(recipe: Iterable[Technique]) -> bool:
 
 
 def wait_of(result: Result, targets: Sequence[str] = ()) -> float:
-    """Return the logarithm of a recipe's time over its time without launch gaps in these components; 0 if unknown.
-
-    Args:
-        targets: components; empty: all.
-    """
+    """Return the logarithm of the time over that without launch gaps in these components, or all; 0 if unknown."""
     if result.busy_share is None:
         return 0.0
     touched = touched_share(targets, dict(result.stages_s))
@@ -144,9 +136,5 @@ def expected_of_capturing(results: Mapping[Recipe, Result], options: Iterable[Te
 
 
 def as_of_another_host(data: Iterable[Datum], wait: float) -> list[Datum]:
-    """Return records with a larger error for captured recipes whose host had other launch gaps.
-
-    Args:
-        wait: of the baseline on this host; see `wait_of`.
-    """
+    """Return records with a larger error for captured recipes, by the wait of the baseline on this host."""
     return [replace(datum, error=datum.error + wait) if captures(datum.recipe) else datum for datum in data]

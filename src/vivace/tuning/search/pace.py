@@ -156,10 +156,7 @@ class Pace:
 
 
 def typical_compile_s(model: str) -> float:
-    """Return the seconds that a cold first call of a model takes with its denoiser compiled whole; 0 if none is known.
-
-    Records do not tell whether the compiler's cache had the code, so a high quantile of them is taken.
-    """
+    """Return a high quantile of recorded first calls with the denoiser compiled whole, in seconds; 0 if none is."""
     seconds = [
         figures.first_call_s
         for (name, text, _, _), every in all_recorded().items()

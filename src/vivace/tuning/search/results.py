@@ -233,10 +233,7 @@ def slack_of(
     *,
     of_the_final: bool = False,
 ) -> tuple[float | None, float, float]:
-    """Return the smallest margin of a row's figures above their limits, its error and luck; None without figures.
-
-    For the arguments see `expected_low`.
-    """
+    """Return the smallest margin of a row's figures above their limits, its error and luck; see `expected_low`."""
     fidelity = row.fidelity
     if row.judgement is not None and row.judgement.figure == "broken":
         return -2 * RUINED, _PROVEN_ERROR, 0.0
@@ -385,10 +382,7 @@ class Measurer(Protocol):
         ...
 
     def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Draw the next batch of images of proven recipes; return the recipes with new images, judged by all.
-
-        None are returned if there are no more batches, or no time.
-        """
+        """Draw the next batch of images of proven recipes; return those with new images, if any."""
         ...
 
 

@@ -102,12 +102,7 @@ class Explanation:
 
 @dataclass
 class Search:
-    """One search.
-
-    Attributes:
-        judges: whether quality is judged; if not, screening is followed by the final.
-        history: all results; those of an earlier run come first.
-    """
+    """One search. Where quality is not judged, the final follows screening. Earlier results come first."""
 
     objective: Objective
     space: Space
@@ -211,10 +206,7 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes that can still win, and techniques whose quality is unknown.
-
-        Techniques that ruin the image are then known before more recipes use them.
-        """
+        """Judge the better half of what can still win, and techniques of unknown quality before others use them."""
         if not self.judges:
             return
         screened = [
@@ -282,11 +274,7 @@ class Search:
         return [results[k] for k in order]
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
-        """Return the candidates, the most promising first.
-
-        Args:
-            screened: also recipes that were not judged yet.
-        """
+        """Return the candidates, the most promising first; with `screened` also recipes that were not judged yet."""
         floor = floor_of(self.history, self.objective)
         candidates = [
             result
@@ -302,10 +290,7 @@ class Search:
         return self._by_promise(candidates)
 
     def _prove(self) -> Result | None:
-        """Measure finalists beside the baseline until one passes and no other promises more; return the best.
-
-        Finals after the first with a pick are extra, and are held only while the budget lasts.
-        """
+        """Measure finalists beside the baseline until one passes and, in the budget, no other promises more."""
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
             self._decide(_WORTH_IMAGES)
@@ -348,11 +333,7 @@ class Search:
         return Result(recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=seconds)
 
     def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
-        """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
-
-        Args:
-            least_chance: probability of passing that a finalist needs; less likely recipes are left for the end.
-        """
+        """Draw more images of unclear finalists that would be the pick and have this chance, while there is time."""
         while undecided := self._undecided(least_chance):
             if until_one_passes and self.pick() is not None:
                 return
@@ -386,8 +367,7 @@ class Search:
         return self._by_promise([*undecided, *self._candidates(screened=True)])
 
     def _portfolio(self) -> list[Result]:
-        """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
-        possible."""
+        """Return the finalists of a search without an answer: one of them almost certainly passes, if possible."""
         # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
         candidates = self._rivals() or self._candidates()
         if not candidates:
@@ -402,8 +382,7 @@ class Search:
         ]
 
     def _rivals(self, pick: Result | None = None) -> list[Result]:
-        """Return what no final has measured: the candidates, and what is expected to be faster than these or the
-        pick."""
+        """Return what no final has measured: candidates, and what is expected to be faster than these or the pick."""
         new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
         return [*new, *self.propose_unmeasured(new if pick is None else [pick, *new])]
 
@@ -554,12 +533,7 @@ def useful(samples: NDArray[np.float64], floor: float, number: int, least: float
 
 
 def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[int]:
-    """Return the candidates without those of a path of which two promise more, as all of a path pass or fail together.
-
-    Args:
-        samples: see `useful`.
-        paths: of the candidates; None for one of its own.
-    """
+    """Return the candidates, two of each path at most, as all of a path pass or fail together."""
     best: list[int] = []
     for k in np.argsort(-samples.mean(axis=0)):
         if paths[k] is None or sum(paths[other] == paths[k] for other in best) < _OF_A_PATH:

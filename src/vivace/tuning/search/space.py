@@ -42,11 +42,7 @@ def tune_values(kind: type[Technique], knob: str) -> list[Any]:
 
 
 def options(kind: type[Technique], components: Components = None) -> list[Technique]:
-    """Return a technique's options, the most usual first; empty if a required knob has no value worth tuning.
-
-    Args:
-        components: that the model has; None if unknown.
-    """
+    """Return a technique's options, the most usual first; empty if a required knob has no value worth tuning."""
     values = {name: tune_values(kind, name) for name in kind.knobs()}
     if not all(values.values()):
         return []

@@ -158,8 +158,7 @@ class Timetable:
         return Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
 
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
-        """Return the number of prompts that will decide on quality: the usual number, or all that remain after an
-        unclear final; 0 if none remain."""
+        """Return how many prompts will decide on quality: the usual number, or what remains after an unclear final."""
         if rung is not Rung.FINAL:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
@@ -174,10 +173,7 @@ class Timetable:
         return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
     def seconds_of_final(self, finalists: Sequence[Result]) -> float:
-        """Estimate the seconds of a final with the usual number of further images.
-
-        Without any finalist, the estimate is of the smallest possible final.
-        """
+        """Estimate the seconds of a final with the usual number of images; of the smallest without a finalist."""
         seconds = self.seconds_of_rounds(finalists)
         undecided = [
             result for result in finalists if result.rung < Rung.FINAL or result.gate is not Gate.PASSED
@@ -189,10 +185,7 @@ class Timetable:
         return seconds + sum(self._seconds_of_look(undecided[:2], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
-        """Estimate the seconds of a final's rounds, with its first images.
-
-        Those of recipes that were in an earlier one are kept, unless all were.
-        """
+        """Estimate a final's rounds with first images. Earlier ones are kept, unless all finalists have them."""
         finalists = [result for result in finalists if result.rung < Rung.FINAL] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
@@ -230,10 +223,7 @@ class Timetable:
         return min(usual_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
 
     def deadline(self, recipes: Sequence[Recipe], rung: Rung) -> Deadline | None:
-        """Return when a comparison has to end: the final with the search, what precedes it in time for a short final.
-
-        Recipes that were not measured before are expected to be as slow as the baseline.
-        """
+        """Return when a comparison has to end: the final with the search, others in time for a short final."""
         if self.ends_at is None:
             return None
         trials = (Recipe(), *recipes)
