@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ class Tuned:
         task: the task of the images.
         notes: remarks for the reader, such as the basis of the quality verdict, or a limit that could not be met.
         explanation: the posterior of each technique, and its sources.
-        expected: logarithm of the expected gain of the pick with one technique less, by recipe.
         command: the command line of the search.
     """
 
@@ -90,7 +89,6 @@ class Tuned:
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
     explanation: Explanation = field(default_factory=Explanation)
-    expected: Mapping[str, float] = field(default_factory=dict)
     command: str = ""
 
     @property
@@ -181,19 +179,15 @@ class Tuned:
         slower = math.exp((pick.gain or 0.0) - (result.gain or 0.0)) - 1
         noise = math.hypot(result.error, pick.error)
         if slower > 2 * noise:
-            return self._more(1 + slower)
+            is_memory = self.objective.measures_memory
+            if slower >= 1:
+                return f"{1 + slower:.1f} times the {'memory' if is_memory else 'time'}"
+            return f"{100 * slower:.0f} % {'more memory' if is_memory else 'slower'}"
         if self.judges and result.gate is not Gate.PASSED:
             return "as fast within the noise; its quality is not proven"
         if slower > 0:
             return f"{100 * slower:.1f} % slower, within the noise"
         return "as fast within the noise when screened; not in the final"
-
-    def _more(self, times: float) -> str:
-        """Describe so many times the time, or the memory."""
-        is_memory = self.objective.measures_memory
-        if times >= 2:
-            return f"{times:.1f} times the {'memory' if is_memory else 'time'}"
-        return f"{100 * (times - 1):.0f} % {'more memory' if is_memory else 'slower'}"
 
     def _why_not_proved(self, result: Result) -> str:
         if result.own_gain <= 0:
@@ -217,7 +211,8 @@ class Tuned:
         for technique in self.pick.recipe:
             less = self.pick.recipe.without(technique)
             result = results.get(less)
-            reason = self._expected(less, self.pick) if result is None else self.why_lost(result)
+            reason = "the baseline" if less.is_baseline else "not measured"
+            reason = reason if result is None else self.why_lost(result)
             neighbours[less] = Neighbour(f"without {technique.text}", less.text, result, reason)
         for recipe, result in results.items():
             theirs = set(recipe.techniques)
@@ -228,17 +223,6 @@ class Tuned:
                 change = f"{added.text} instead of {change}" if change else f"with {added.text}"
                 neighbours[recipe] = Neighbour(change, recipe.text, result, self.why_lost(result))
         return list(neighbours.values())
-
-    def _expected(self, less: Recipe, pick: Result) -> str:
-        """Describe the model's expectation of a neighbour that was not measured."""
-        if less.is_baseline:
-            return "the baseline"
-        if less.text not in self.expected:
-            return "not measured"
-        times = math.exp((pick.gain or 0.0) - self.expected[less.text])
-        if times < 1.01:
-            return "not measured; about as good"
-        return f"not measured; about {self._more(times)} is expected"
 
     @property
     def looser(self) -> list[Looser]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.answers.formatting import seconds, size
@@ -154,31 +153,30 @@ def check_memory(objective: Objective, bench: Bench) -> None:
         )
 
 
-@dataclass(frozen=True)
-class MinutesCheck:
-    """Refuses a search whose minutes, if the user gave some, do not suffice for its final. It began at `began`."""
+def check_minutes(
+    minutes: float | None,
+    bench: Bench,
+    began: float,
+    least_s: float | None = None,
+    likely_s: float | None = None,
+) -> None:
+    """Refuse minutes that do not suffice for a final.
 
-    minutes: float | None
-    bench: Bench
-    began: float
+    Args:
+        least_s, likely_s: seconds of a call of the baseline, while it is measured.
 
-    def __call__(self, least_s: float, likely_s: float) -> None:
-        """Refuse by the shortest and the likely seconds of a call of the baseline, while it is measured."""
-        if self.minutes is not None and self._needed_s(least_s) > 60 * self.minutes:
-            raise self._too_few(self._needed_s(likely_s))
+    Raises:
+        UsageError: naming the minutes that suffice.
+    """
 
-    def of_final(self) -> None:
-        """Refuse by what was measured; see `__call__`."""
-        needed_s = self._needed_s(self.bench.pace.base_s)
-        if self.minutes is not None and needed_s > 60 * self.minutes:
-            raise self._too_few(needed_s)
+    def needed_s(call_s: float | None) -> float:
+        if call_s is not None:
+            bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
+        return time.monotonic() - began + bench.time.seconds_of_final([])
 
-    def _needed_s(self, call_s: float) -> float:
-        self.bench.pace.batch, self.bench.pace.base_s = self.bench.request.batch, call_s
-        return time.monotonic() - self.began + self.bench.time.seconds_of_final([])
-
-    def _too_few(self, needed_s: float) -> UsageError:
-        return UsageError(
-            f"--minutes {self.minutes:g} cannot be met: starting and comparing one recipe with the baseline takes "
-            f"about {seconds(needed_s)}; give --minutes {math.ceil(needed_s / 30) / 2 + 0.5:g}"
+    if minutes is not None and needed_s(least_s) > 60 * minutes:
+        needed = needed_s(likely_s)
+        raise UsageError(
+            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
         )

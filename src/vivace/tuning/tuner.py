@@ -35,7 +35,7 @@ from vivace.tuning.search.results import Result, Rung, Unwatched, latest
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.timetable import Budget
 from vivace.tuning.settings import ImageRequest, SearchSettings
-from vivace.tuning.setup import MinutesCheck, check_memory, space_of, start_of, trusted_recipes
+from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of, trusted_recipes
 
 _SHARE_OF_FIRST = 0.5
 """Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
@@ -45,9 +45,11 @@ _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 
 @dataclass
 class FirstCalls(Forwarding):
-    """A `Progress` that passes everything on, and checks as calls end. An error of the check ends the round."""
+    """A `Progress` that passes everything on, and refuses too few minutes as soon as a call of the baseline ends."""
 
-    check: MinutesCheck
+    minutes: float | None
+    bench: Bench
+    began: float
     _started: float = 0.0
 
     def event(self, event: dict[str, Any]) -> None:
@@ -55,7 +57,8 @@ class FirstCalls(Forwarding):
         now = time.monotonic()
         if event.get("event") == "phase" and event.get("phase") == "warm-up":
             call_s = now - self._started
-            self.check(_SHARE_OF_FIRST * call_s if event["done"] == 1 else call_s, call_s)
+            least_s = _SHARE_OF_FIRST * call_s if event["done"] == 1 else call_s
+            check_minutes(self.minutes, self.bench, self.began, least_s, call_s)
         self._started = now
 
 
@@ -125,10 +128,17 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         for note in filter(None, notes):
             watcher.note(f"note: {note}")
         watcher.note("measuring the baseline")
-        check = MinutesCheck(settings.minutes, bench, began)
-        base = _measured_baseline(bench, check)
+        run = bench.run
+        bench.run = replace(run, progress=FirstCalls(run.progress, settings.minutes, bench, began))
+        base = bench.start()
+        bench.run = run
+        if base is None or not base.is_measured:
+            reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
+            raise Unsupported(
+                f"the baseline of {model} failed here, and recipes are compared with it: {reason}"
+            )
         bench.time.spend(settings.allowed_minutes, began)
-        check.of_final()
+        check_minutes(settings.minutes, bench, began)
         budget = Budget(math.inf if settings.trials is None else settings.trials)
         if settings.allowed_minutes is not None:
             budget = replace(budget, minutes=settings.allowed_minutes, timetable=bench.time, started=began)
@@ -173,7 +183,6 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             options=request.options,
             task=bench.task,
             explanation=search.explanation(sources),
-            expected=search.expected_neighbours(),
             command=bench.command,
         )
 
@@ -204,20 +213,6 @@ def _bench(
         device=settings.device,
         timing=settings.timing.model_copy(update={"threads": threads}),
     )
-
-
-def _measured_baseline(bench: Bench, check: MinutesCheck) -> Result:
-    """Measure the baseline, or raise Unsupported; its first calls show whether the minutes can suffice."""
-    run = bench.run
-    bench.run = replace(run, progress=FirstCalls(run.progress, check))
-    base = bench.start()
-    bench.run = run
-    if base is None or not base.is_measured:
-        reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
-        raise Unsupported(
-            f"the baseline of {bench.model} failed here, and recipes are compared with it: {reason}"
-        )
-    return base
 
 
 def stored_summary(history: Sequence[Result], stored: PriorSource) -> str:

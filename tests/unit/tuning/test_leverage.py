@@ -39,17 +39,6 @@ def test_a_decoder_gives_more_beside_few_steps() -> None:
     assert weight(MEASURED, "tiny_vae+distilled(lcm, steps=4)", "tiny_vae") == pytest.approx(expected)
 
 
-def test_a_cache_of_the_denoiser_gives_less_beside_few_steps() -> None:
-    beside = weight(MEASURED, "distilled(lcm, steps=4)+deepcache(2)", "deepcache")
-    assert beside == pytest.approx(math.log(1 - 0.7) / math.log(1 - 0.9))
-
-
-def test_the_stages_of_short_screenings_are_not_read() -> None:
-    few_steps = result("fuse_qkv", SHORT, Rung.SCREENED)
-    assert not Leverage.of([result("baseline", LONG), few_steps]).stages
-    assert weight(Leverage(), "tiny_vae+distilled(lcm, steps=4)", "tiny_vae") == 1.0, "nothing was measured"
-
-
 def test_what_a_technique_gave_alone_is_scaled_to_the_recipe() -> None:
     tiny, both = resolve("tiny_vae"), resolve("tiny_vae+distilled(lcm, steps=4)")
     belief = Regression(

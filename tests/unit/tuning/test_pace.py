@@ -39,13 +39,6 @@ def test_a_final_counts_first_calls_images_and_what_comparisons_took_before() ->
     assert pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 0) > plain + 60
 
 
-def test_a_final_on_a_gpu_leaves_time_for_the_traced_calls() -> None:
-    here, there = Pace(on_gpu=False, base_s=4.5), Pace(on_gpu=True, base_s=4.5)
-    finalists = [screened("offload(model)", 4.5, 6.0)]
-    more = there.of_final(finalists, 2, 0) - here.of_final(finalists, 2, 0)
-    assert more >= 4 * 4.5, "two rounds of two recipes have a traced call each"
-
-
 def test_more_images_raise_the_bound_and_leave_it_uncertain() -> None:
     few = Interval(0.994, 0.979, 1.009)
     low, error, luck = expected_low(few, 6, 6, 22.5)

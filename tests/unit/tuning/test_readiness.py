@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-import vivace
 from tests.typed import run_vivace
-from vivace.errors import Unsupported, UsageError
+from vivace.errors import Unsupported
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
 from vivace.tuning.readiness import check_ready, check_runs_here
@@ -99,11 +98,6 @@ def test_a_device_that_is_not_here_is_refused_before_anything_starts(
     monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
     done = run_vivace(tmp_path, *command.split(), "--device", "cuda", code=3)
     assert "no GPU was found" in done.stderr
-
-
-def test_python_refuses_unknown_devices_too() -> None:
-    with pytest.raises(UsageError, match="'gpu' is none of auto, cpu, cuda"):
-        vivace.load("tiny-sd", device="gpu")
 
 
 def test_a_gpu_may_be_too_small_for_the_baseline() -> None:

@@ -131,13 +131,6 @@ def test_it_is_not_tried_where_they_are_not() -> None:
     assert host.now < 5 * 60
 
 
-@pytest.mark.parametrize(("left", "most"), [(400.0, 0.75 * 300), (110.0, 10.0), (200.0, 96.0)])
-def test_a_trial_may_take_most_of_what_is_left_before_the_final(left: float, most: float) -> None:
-    host = Host(now=480 - left)
-    budget = Budget(minutes=8, timetable=host, started=0.0, clock=lambda: host.now, final_s=100.0)
-    assert budget.most_s == pytest.approx(most)
-
-
 def test_records_say_how_long_a_model_compiles() -> None:
     known_s = typical_compile_s("sdxl")
     assert 60 < known_s < 300

@@ -144,11 +144,6 @@ def legibility(pairs: Sequence[PairFigures], reader: RapidReader | None) -> Legi
     return Legibility(_answer(test, a, b, len(compared)), ordered, a, b, test, (blind,) if num_blind else ())
 
 
-def lost_in_words(test: EquivalenceTest) -> str:
-    """Return the mean difference with its 90 % interval, in percent of the letters."""
-    return difference_in_words(test, lambda share: f"{100 * share:+.1f}", " %")
-
-
 def _asking(number: int) -> str:
     return "1 prompt asks" if number == 1 else f"{number} prompts ask"
 
@@ -173,12 +168,13 @@ def _read(
 
 def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnswer:
     missed = f"of the letters asked for {100 * a:.0f} % are missing or wrong in A, {100 * b:.0f} % in B"
+    difference = difference_in_words(test, lambda share: f"{100 * share:+.1f}", " %")
     # Words that are certainly not less legible need not be shown to be no more so.
     is_legible = test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN
     too_close = f"{missed}, too close to the margin of {100 * MARGIN:g} %"
     return decide(
         (a > _ILLEGIBLE, ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}"),
-        (test.verdict is Equivalence.ABOVE, ProofVerdict.FAILED, f"{missed} ({lost_in_words(test)})"),
+        (test.verdict is Equivalence.ABOVE, ProofVerdict.FAILED, f"{missed} ({difference})"),
         (is_legible, ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}"),
         (test.needed is None, ProofVerdict.UNCLEAR, too_close),
         (True, ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell"),

@@ -27,8 +27,8 @@ from vivace.foundation.stats import EquivalenceTest
 from vivace.proofs.checks.pair_figures import AGAINST, ImageFinding, Nearness, PairFigures, ReadImage
 from vivace.proofs.checks.request_checks import ServerCheck, Status
 from vivace.proofs.verdicts.as_good import SizeFigures, Standing, WitnessResult
-from vivace.proofs.verdicts.fast import SideLoad, SpeedAnswer, ratio_in_words, seconds_in_words
-from vivace.proofs.verdicts.legible import ImageText, Legibility, lost_in_words
+from vivace.proofs.verdicts.fast import SideLoad, SpeedAnswer
+from vivace.proofs.verdicts.legible import ImageText, Legibility
 from vivace.proofs.verdicts.same import Metrics, OwnDistances, ProofAnswer, ProofVerdict, means, worst_pairs
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ _LOOKS: dict[str, Look] = {
 _METRIC_NAMES = {"psnr_db": "PSNR, dB", "ssim": "SSIM", "match": "match", "lpips": "LPIPS"}
 _PAIRED = ("A", "B", "B beside A [90 % interval]", "margin", "verdict")
 MAX_ROWS = 12
-MAX_EQUAL_ROWS = 4  # where there is nothing to see
 _MOST_WORDS = 6
 _LONGEST = 200  # letters of what was read
 
@@ -385,8 +384,8 @@ def answer_of(proof: Proof, command: str = "") -> Answer:
             Section("Images", (images_of(proof),), where="page"),
             Section("Same image?", (_distances(proof), Facts(tuple(_worst(proof)), _why(proof)))),
             Section("As good?", (_witnesses(proof),)),
-            *_legible(proof.legibility),
-            Section("Fast?", (_latency(proof.speed), _loads(proof.speed.loads))),
+            Section("Legible?", (Facts(tuple(_legible(proof.legibility))),)),
+            Section("Fast?", (_loads(proof.speed.loads),)),
             Section(
                 "Not compared",
                 (Facts(tuple(Fact(f.side, f.what, f.reason, "bad", f.request) for f in proof.failures)),),
@@ -514,20 +513,10 @@ def _witnesses(proof: Proof) -> Table:
     return Table.of(("witness", *_PAIRED), rows, texts=_PAIRED[2:], note=note)
 
 
-def _legible(legibility: Legibility) -> Iterator[Section]:
-    """Yield the requested words that are missed, and the images in which B loses most of them."""
-    if legibility.test is None:
-        return
-    missed = (f"{100 * (share or 0.0):.1f} %" for share in (legibility.a, legibility.b))
-    margin = f"±{100 * legibility.test.margin:g} %"
-    verdict = Cell(legibility.answer.word, look=_look(legibility.answer.verdict))
-    cells: tuple[str | Cell, ...] = ("missed", *missed, lost_in_words(legibility.test), margin, verdict)
-    number = count(len(legibility.pairs), "pair")
-    note = f"As they are read in {number} of images; case, spaces and punctuation do not count."
-    worst = [words for words in legibility.pairs if words.lost > 0][:_MOST_WORDS]
-    facts = (Fact(words.label, f"A {_read(words.a)}; B {_read(words.b)}") for words in worst)
-    table = Table.of(("words in quotes", *_PAIRED), [cells], texts=_PAIRED[2:], note=note)
-    yield Section("Legible?", (table, Facts(tuple(facts))))
+def _legible(legibility: Legibility) -> Iterator[Fact]:
+    """Yield the images in which B loses most of the requested words."""
+    for words in [words for words in legibility.pairs if words.lost > 0][:_MOST_WORDS]:
+        yield Fact(words.label, f"A {_read(words.a)}; B {_read(words.b)}")
 
 
 def _read(text: ImageText) -> str:
@@ -537,21 +526,6 @@ def _read(text: ImageText) -> str:
         return "nothing is read"
     shortened = read if len(read) <= _LONGEST else f"{read[:_LONGEST]}…"
     return f"“{shortened}”, {100 * text.missed:.0f} % missed"
-
-
-def _latency(speed: SpeedAnswer) -> Table:
-    rows: list[tuple[str | Cell, ...]] = []
-    if speed.test is not None and speed.a_s is not None and speed.b_s is not None:
-        verdict = Cell(speed.answer.word, look=_look(speed.answer.verdict))
-        figures = (seconds_in_words(speed.a_s), seconds_in_words(speed.b_s))
-        rows.append(("median", *figures, ratio_in_words(speed.test), "×1.05", verdict))
-        if speed.after is not None:
-            rows.append(("A drawn again", "", "", ratio_in_words(speed.after), "×1.05", ""))
-    note = (
-        f"The seconds of {count(speed.num_pairs, 'pair')} of images, while they were drawn for this proof. The first "
-        "image of each size is a warm-up."
-    )
-    return Table.of(("latency", *_PAIRED), rows, texts=_PAIRED[2:], note=note)
 
 
 def _loads(loads: Sequence[SideLoad]) -> Table:
@@ -581,18 +555,14 @@ def _load(load: SideLoad) -> tuple[str, ...]:
 
 def images_of(proof: Proof) -> ImageGrid:
     """Return the images of each prompt and seed, the worst first, with the place where they differ most."""
-    is_equal = all(math.isinf(pair.against.get("psnr_db", 0.0)) for pair in proof.pairs)
-    number, total = MAX_EQUAL_ROWS if is_equal else MAX_ROWS, len(proof.pairs)
 
     def order(pair: PairFigures) -> tuple[int, float]:
         if pair.is_broken:
             return 0, 0.0
         return (2, pair.against["match"]) if pair.against else (1, 0.0)
 
-    pairs = sorted(proof.pairs, key=order)[:number]
+    pairs, total = sorted(proof.pairs, key=order)[:MAX_ROWS], len(proof.pairs)
     about = "The worst first." if len(pairs) == total else f"The worst {len(pairs)} of {total}."
-    if total > len(pairs) and is_equal:
-        about = f"All {total} pairs are equal; {len(pairs)} of them."
     by = "prompt and seed" if proof.knows_prompts else "name"
     why = f" B’s images differ: {proof.why}." if proof.why else ""
     return ImageGrid(

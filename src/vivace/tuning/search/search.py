@@ -307,7 +307,6 @@ class Search:
             elif tried and not self.budget.allows_another_final():
                 break
             finalists += self._shorter(first)
-            finalists = self.replace_last_by_intersection(finalists)
             tried |= set(finalists)
             self._final(finalists)
         self._decide(_HOPELESS)
@@ -450,24 +449,6 @@ class Search:
         refused = {result.recipe for result in self.measurer.refuse(list(longer))} if longer else set()
         return [result for recipe, result in longer.items() if recipe not in refused]
 
-    def replace_last_by_intersection(self, finalists: list[Recipe]) -> list[Recipe]:
-        """Replace the last of three finalists by their common part, if that may be as fast.
-
-        Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as
-        `tf32` in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the
-        answer if it is as fast.
-        """
-        shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
-        common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
-        if self.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
-            return finalists
-        result = latest(self.history).get(common)
-        best = max(result.own_gain for result in latest(self.history).values() if result.recipe in finalists)
-        is_slow = result is not None and not (result.keeps(self.objective) and result.own_gain > best - REACH)
-        if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
-            return finalists
-        return [*finalists[:-1], common]
-
     def distinct(self, finalists: Sequence[Result]) -> list[Result]:
         """Return recipes that differ by more than techniques expected to gain nothing."""
         kept: dict[Recipe, Result] = {}
@@ -490,18 +471,6 @@ class Search:
             len(beliefs) - len(telling),
             tuple((source.name, len(source.data)) for source in sources if source.data),
         )
-
-    def expected_neighbours(self) -> dict[str, float]:
-        """Return the expected gain of the pick with one technique less: its own, and that technique's posterior."""
-        pick = self.pick()
-        if pick is None:
-            return {}
-        less = [pick.recipe.without(technique) for technique in pick.recipe]
-        gains = self.sampler.expected_gains([pick.recipe, *less], self.history)
-        return {
-            recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
-            for recipe, (gain, _) in zip(less, gains[1:], strict=True)
-        }
 
     def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
         """Return the finalists, with the first one's shorter form if there is room."""
