@@ -9,7 +9,7 @@ import pytest
 from tests import drawn_shapes
 from tests.drawn_shapes import draw
 from tests.images_server import serving
-from tests.proved import PROMPTS, SHAPES, answer, failed, proof_of, prove
+from tests.proved import PROMPTS, SHAPES, answer, proof_of, prove
 from vivace.errors import OutputError, UsageError
 from vivace.proofs.sides.endpoint_side import EndpointSide
 
@@ -74,11 +74,6 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     proof = proof_of(tmp_path, SHAPES, "python:tests.drawn_shapes:draw_not_finite")
     assert proof["findings"][0]["text"].startswith("not finite: 6 images of B")
     assert proof["exit_code"] == 1
-
-
-def test_a_function_that_ignores_an_argument_fails_its_check(tmp_path: Path) -> None:
-    proof = proof_of(tmp_path, SHAPES, "python:tests.drawn_shapes:draw_in_eight_steps", "--steps", "8")
-    assert set(failed(proof)) == {"the number of steps changes the image"}
 
 
 def test_a_reference_that_fails_is_a_line_for_each_image(tmp_path: Path) -> None:
