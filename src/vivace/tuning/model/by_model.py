@@ -157,6 +157,10 @@ class ModelSampler:
         if self._base_memory is not None:
             self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(measured_recipes)])
 
+    def _refit(self, history: Sequence[Result]) -> None:
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+
     def _read(self, history: Sequence[Result]) -> Sequence[Result]:
         return history if self.space.objective.measures_memory else over_the_usual_baseline(history)
 
@@ -235,8 +239,7 @@ class ModelSampler:
 
         A doubt that recipes share, such as about one path of the latents, is drawn once for all of them.
         """
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         recipes = [result.recipe for result in results]
         floor = floor_of(history, self.space.objective)
         gains = self.gain.draws(recipes, self.rng, NUM_SAMPLES)
@@ -283,8 +286,7 @@ class ModelSampler:
         recipes, so that no single lucky measurement wins."""
         if not results:
             return []
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         recipes = [result.recipe for result in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
@@ -300,15 +302,13 @@ class ModelSampler:
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Return the recipe without techniques expected to gain nothing."""
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def assemble(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Add techniques that keep the path of the latents and are expected to gain more than 2 %: what was tried, and
         weights that declare how much they save."""
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         known = {option.text for option in self.space.options if option.facts.saved_share is not None}
         known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE

@@ -132,9 +132,7 @@ class Search:
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
         if self.judges and not self.exhausted and not self.num_trials:
-            self._final(
-                self._ask(MOST_USEFUL)
-            )  # on a machine so slow that there is no time for anything before it
+            self._final(self._ask(MOST_USEFUL))  # where there is no time for anything before it
         self._judge_until_one_may_pass()
         return self._prove()
 
@@ -143,20 +141,12 @@ class Search:
         number = self.budget.number
         if self.judges and number >= _MANY:
             number -= 1  # for recipes that passed a final, with all techniques that work; see `assemble`
-        while (
-            not self.exhausted
-            and self.num_trials < number
-            and not stops()
-            and not self.budget.is_over(
-                self.num_trials, self._add_shorter(self.finalists(self._candidates()))
-            )
-        ):
-            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
-            if not recipes:
-                self.exhausted = True
+        while not self.exhausted and self.num_trials < number and not stops():
+            if self.budget.is_over(self.num_trials, self._likely_finalists()):
                 break
-            recipes = self.budget.affordable(recipes, self._add_shorter(self.finalists(self._candidates())))
-            if not recipes:
+            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
+            self.exhausted = not recipes
+            if not recipes or not (recipes := self.budget.affordable(recipes, self._likely_finalists())):
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
             results = self.measurer.screen(recipes)
@@ -166,6 +156,19 @@ class Search:
             self._leave_out_failed()
             if self.judges and not stops():
                 self._judge_promising(recipes)
+
+    @property
+    def _floor(self) -> float:
+        """The gain that a proposal must exceed."""
+        return floor_of(self.history, self.objective)
+
+    def _usable(self, rung: Rung | None = None) -> list[Result]:
+        """Return the last results that keep the limits, of one rung or all, without the baseline's."""
+        return [
+            result
+            for result in latest(self.history).values()
+            if rung in (None, result.rung) and result.keeps(self.objective) and not result.recipe.is_baseline
+        ]
 
     def _has_to_prove(self) -> bool:
         """Whether there is no answer yet and it is time to prove one."""
@@ -209,25 +212,9 @@ class Search:
         """Judge the better half of what can still win, and techniques of unknown quality before others use them."""
         if not self.judges:
             return
-        screened = [
-            result
-            for result in latest(self.history).values()
-            if result.rung is Rung.SCREENED
-            and result.keeps(self.objective)
-            and not result.recipe.is_baseline
-            and (recipes is None or result.recipe in recipes)
-        ]
-        floor = floor_of(self.history, self.objective)
-        best = max(
-            [
-                floor,
-                *(
-                    result.own_gain
-                    for result in self._candidates()
-                    if result.slack is None or result.slack >= 0
-                ),
-            ]
-        )
+        screened = [r for r in self._usable(Rung.SCREENED) if recipes is None or r.recipe in recipes]
+        passing = [r for r in self._candidates() if r.slack is None or r.slack >= 0]
+        best = max([self._floor, *(result.own_gain for result in passing)])
         promising = [result for result in screened if result.own_gain > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [result.recipe for result in self._by_promise(promising)[:number]]
@@ -251,13 +238,7 @@ class Search:
     def _judge_until_one_may_pass(self) -> None:
         """Judge recipes that were only screened, the most promising first, until one will probably pass its final."""
         while self.judges and not any(result.chance > _LIKELY for result in self._candidates()):
-            left = [
-                result
-                for result in latest(self.history).values()
-                if result.rung is Rung.SCREENED
-                and result.keeps(self.objective)
-                and result.own_gain > _WORTH_A_FINAL
-            ]
+            left = [result for result in self._usable(Rung.SCREENED) if result.own_gain > _WORTH_A_FINAL]
             chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
@@ -275,13 +256,11 @@ class Search:
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
         """Return the candidates, the most promising first; with `screened` also recipes that were not judged yet."""
-        floor = floor_of(self.history, self.objective)
+        floor = self._floor
         candidates = [
             result
-            for result in latest(self.history).values()
-            if result.keeps(self.objective)
-            and not result.recipe.is_baseline
-            and not result.is_ruined
+            for result in self._usable()
+            if not result.is_ruined
             and result.chance > _HOPELESS
             and result.own_gain > floor
             and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
@@ -349,15 +328,11 @@ class Search:
     def _undecided(self, least_chance: float) -> list[Result]:
         """Return the finalists that more images may turn into the pick."""
         pick = self.pick()
-        least = floor_of(self.history, self.objective) if pick is None else pick.own_gain + _WORTH_A_FINAL
+        least = self._floor if pick is None else pick.own_gain + _WORTH_A_FINAL
         return [
             result
-            for result in latest(self.history).values()
-            if result.rung is Rung.FINAL
-            and result.gate is Gate.UNCLEAR
-            and result.keeps(self.objective)
-            and result.own_gain > least
-            and result.chance > least_chance
+            for result in self._usable(Rung.FINAL)
+            if result.gate is Gate.UNCLEAR and result.own_gain > least and result.chance > least_chance
         ]
 
     def open_ends(self) -> list[Result]:
@@ -376,9 +351,7 @@ class Search:
             return [candidates[k] for k in chosen]
         samples = self.sampler.values(candidates, self.history)
         error = float(np.median([result.error for result in candidates]))
-        return [
-            candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective) + error, chosen)
-        ]
+        return [candidates[k] for k in portfolio(samples, self._floor + error, chosen)]
 
     def _rivals(self, pick: Result | None = None) -> list[Result]:
         """Return what no final has measured: candidates, and what is expected to be faster than these or the pick."""
@@ -397,7 +370,7 @@ class Search:
         if not candidates:
             return []
         least = 0.0 if over is None else _WORTH_A_FINAL
-        floor = floor_of(self.history, self.objective) if over is None else over.own_gain
+        floor = self._floor if over is None else over.own_gain
         samples = self.sampler.values(candidates, self.history)
         best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
         chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
@@ -405,14 +378,11 @@ class Search:
 
     def pick(self) -> Result | None:
         """Return the best proven recipe, without techniques that were proven to gain nothing."""
-        floor = floor_of(self.history, self.objective)
+        floor = self._floor
         good = [
             result
-            for result in latest(self.history).values()
-            if result.rung is Rung.FINAL
-            and not result.recipe.is_baseline
-            and result.keeps(self.objective)
-            and result.own_gain > floor
+            for result in self._usable(Rung.FINAL)
+            if result.own_gain > floor
             and (result.least_gain is None or result.least_gain > floor)
             and (not self.judges or result.gate is Gate.PASSED)
         ]
@@ -472,8 +442,9 @@ class Search:
             tuple((source.name, len(source.data)) for source in sources if source.data),
         )
 
-    def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
-        """Return the finalists, with the first one's shorter form if there is room."""
+    def _likely_finalists(self) -> list[Result]:
+        """Return the finalists of now, with the first one's shorter form if there is room."""
+        finalists = self.finalists(self._candidates())
         less = self.sampler.shorter(finalists[0].recipe, self.history) if finalists else Recipe()
         if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
             return list(finalists)
