@@ -69,8 +69,6 @@ def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
     "command",
     [
         "generate x --model flux-dev",
-        "warm flux-dev",
-        "bench --model flux-dev --recipe bf16",
         "save flux-dev DIR --recipe bf16",
         "serve flux-dev",
     ],
@@ -89,9 +87,7 @@ def test_commands_ask_before_the_network(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"]
-)
+@pytest.mark.parametrize("command", ["generate x", "serve tiny-sd", "tune", "prove tiny-sd tiny-sd"])
 def test_a_device_that_is_not_here_is_refused_before_anything_starts(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,10 +111,8 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     ("gpu", "least"),
     [
         ("NVIDIA H800", 0.05),
-        ("NVIDIA A800-SXM4-80GB", 0.05),
         ("NVIDIA A10G", 0.05),
         ("NVIDIA RTX 6000 Ada Generation", 0.15),
-        ("NVIDIA L20", 0.15),
         ("NVIDIA B300", 0.15),
         ("Tesla T4", 0.2),
         ("AMD Instinct MI300X", 0.4),
