@@ -108,7 +108,7 @@ class Fact:
 
     Attributes:
         request: a command line or request that shows it, which a page folds.
-        is_command: whether the value is a command line.
+        is_command: whether the value is a command line; `is_whole` if it is never broken into several.
         is_detail: whether a short answer leaves it out.
     """
 
@@ -118,6 +118,7 @@ class Fact:
     look: Look = ""
     request: str = ""
     is_command: bool = False
+    is_whole: bool = False
     is_detail: bool = False
 
     @property

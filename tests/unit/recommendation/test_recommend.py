@@ -155,7 +155,7 @@ def test_the_command_line(
     asked = ("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture")
     assert len(run_recommend(*asked).splitlines()) <= 8
     lines = run_recommend(*asked, "--why").splitlines()
-    long = [line for line in lines if len(line) > 80]
+    long = [line for line in lines if len(line) > 80 and not line.startswith("draw")]
     assert all(len(max(re.findall(r"'[^']*'|\S+", line), key=len)) > 40 for line in long), (
         "only recipes that cannot be broken"
     )

@@ -124,9 +124,9 @@ class Brief:
         yield Fact("images", self.images or "nothing is known of them")
         yield Fact("recipe", self._recipe())
         if self.command:
-            yield Fact("draw", self.command, is_command=True)
+            yield Fact("draw", self.command, is_command=True, is_whole=True)
         else:
-            yield Fact("next", self.next, is_command=True)
+            yield Fact("next", self.next, is_command=True, is_whole=True)
         yield Fact("download", _download(self.download))
 
     def _time(self) -> str:
