@@ -103,7 +103,7 @@ def test_keep_and_without() -> None:
     around = list(space.neighbours(space.base()))
     assert around
     assert space.base() in space.pool(lambda recipes: [0.0] * len(recipes), [])
-    for recipe in [*around, *space.singles()]:
+    for recipe in around:
         assert {"tiny_vae", "dtype"} <= {t.name for t in recipe}
         assert resolve("bf16").techniques[0] in recipe.techniques
         assert "steps" not in {t.name for t in recipe}
