@@ -294,7 +294,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Case:
+class CiCase:
     """What a CI job counts as a test: a question or a check, and how it ended.
 
     Attributes:
@@ -346,7 +346,7 @@ class Answer:
     files: tuple[File, ...] = field(default=(), repr=False)
     explains: bool = False
     is_code: bool = False
-    cases: tuple[Case, ...] = ()
+    cases: tuple[CiCase, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all sections, and of all parts."""

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vivace.answers.answer import (
     Answer,
@@ -32,8 +33,10 @@ from vivace.report.rows import Row
 from vivace.report.run_answer import answer_of as answer_of_run
 from vivace.report.run_charts import memory_plot
 from vivace.report.summary import change
-from vivace.tuning.answer import ExplainedResult, Tuned
 from vivace.tuning.search.results import Result
+
+if TYPE_CHECKING:
+    from vivace.tuning.answer import ExplainedResult, Tuned
 
 _MOST = 8
 """Neighbours, and recipes of the front, that a terminal lists."""
