@@ -39,7 +39,7 @@ from pydantic import model_validator
 from vivace.architectures import FAMILIES, family_of
 from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
-from vivace.machinery.fused.forms import form_of, heads_of
+from vivace.machinery.fused.forms import Fusing, form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import (
     Arithmetic,
@@ -261,7 +261,7 @@ class Fused(Technique):
         form.to_bf16(transformer)
         transformer.register_forward_hook(cast_output, with_kwargs=True)
         with torch.no_grad():
-            fused = form.fuse(transformer, target.pipe, self.precision == "fp8", bounded, places)
+            fused = form.fuse(transformer, target.pipe, Fusing(self.precision == "fp8", bounded, places))
         setattr(transformer, _ATTRIBUTE, fused.weights)
         num_fp8 = sum(bounded)
 

@@ -384,3 +384,19 @@ class BlockForward:
     def _of_single(self, vector: int) -> list[Modulation]:
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
+
+
+class FusedForward:
+    """Replaces a transformer's forward over its blocks' fused weights; its small layers stay diffusers'."""
+
+    def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
+        self.num_calls = 0
+        self._transformer = transformer
+        self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
+
+    def _predicted(self, image: torch.Tensor, embedding: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return what the last layers make of the tokens behind the last block."""
+        self.num_calls += 1
+        last = self._transformer
+        predicted: torch.Tensor = last.proj_out(last.norm_out(image, embedding)).to(dtype)
+        return predicted
