@@ -17,8 +17,7 @@ from vivace.foundation.stats import Interval, Verdict
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.report.fidelity import KeptShare
-from vivace.report.quality_gate import LOST
+from vivace.report.fidelity import LOST, KeptShare
 from vivace.report.rows import Row
 from vivace.techniques.steps import Steps
 
