@@ -99,18 +99,6 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
         assert first < second
 
 
-@pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
-@pytest.mark.quick("fbcache*")
-@pytest.mark.long
-@pytest.mark.exhaustive("layerwise*", "int8")
-def test_repeated_blocks_compose(recipe: str) -> None:
-    alone, both = (
-        session("flux", recipe),
-        session("flux", f"compile(backend=eager, blocks=repeated)+{recipe}"),
-    )
-    assert psnr(draw(both), draw(alone)) > 40
-
-
 _PROCESS = """
 import json, types, torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir

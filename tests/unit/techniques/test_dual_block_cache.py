@@ -10,7 +10,6 @@ import vivace
 from benchmarks.flops import count_denoiser
 from tests import flow_models
 from tests.families import build, draw, drawn, psnr, session
-from tests.targets import target_of
 from tests.unit.families.test_families import one_call, tensor
 from vivace.errors import RecipeError, Unsupported
 from vivace.foundation.spec.recipe_syntax import RecipeSpec
@@ -18,7 +17,6 @@ from vivace.machinery.step_caching.block_residual import blocks_of
 from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.step_caching.when import steps_of
-from vivace.machinery.technique import Machine
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.techniques.dual_block_cache import DualBlockCache
@@ -325,15 +323,6 @@ def test_dual_block_cache_refuses_with_a_reason() -> None:
     wrapped.transformer.forward = wrapped.transformer.forward
     with pytest.raises(Unsupported, match="its forward has been replaced"):
         vivace.apply(wrapped, "dual_block_cache")
-
-
-def test_dual_block_cache_on_random_weights_takes_a_fixed_schedule_only() -> None:
-    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
-    for knobs in ("", "(mask=4c3d)"):
-        reason = the_one(f"dual_block_cache{knobs}").unsupported(target) or ""
-        assert "give a fixed schedule, dual_block_cache(hits=0.5)" in reason
-    for knobs in ("(hits=0.5)", "(mask=2c1h)"):
-        assert the_one(f"dual_block_cache{knobs}").unsupported(target) is None
 
 
 # Two sessions in one process

@@ -150,20 +150,6 @@ def test_gguf_leaves_alone_rows_that_are_no_multiple_of_its_blocks() -> None:
     assert "time_embedding.linear_1: 65 inputs are not a multiple of 32" in kept
 
 
-@pytest.mark.parametrize(
-    "recipe", ["fuse_qkv", "compile(backend=aot_eager)", "inference_mode", "channels_last"]
-)
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-@pytest.mark.slow("*compile*")
-def test_gguf_composes(kind: str, recipe: str) -> None:
-    installed("gguf")
-    alone = session("sd", f"quantize({kind}, backend=gguf)")
-    both = session("sd", f"quantize({kind}, backend=gguf)+{recipe}")
-    # Rows keep their own scales, so fused ones are the same weights.
-    assert psnr(draw(both), draw(alone)) > 35
-    assert both.refuted(dict(both.evidence())) is None
-
-
 def test_what_gguf_does_not_go_with() -> None:
     installed("gguf")
     pipe = session("sd", "quantize(q4_0, backend=gguf)").pipe

@@ -16,7 +16,6 @@ import vivace
 from benchmarks.flops import count_denoiser
 from tests import exported
 from tests.families import build, draw, drawn, psnr
-from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.machinery.step_caching import model_fits
 from vivace.measure.timer import PipelineTimer
@@ -223,75 +222,6 @@ def test_guidance_in_two_calls_has_a_cache_for_each(cache: Cache, near_db: float
 
 # With other techniques
 
-COMPILED = "compile(backend=eager, blocks=repeated)"
-MANY = (
-    "bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
-    "prompt_cache",
-)  # fmt: skip
-OF_UNETS = (*MANY, "scheduler(heun)")
-HALF = Cache("sd", "", 4, most_hits=0.5, near_db=10.0)
-PARTNERS = [
-    *[
-        (replace(HALF, family=family, recipe=recipe), partner)
-        for recipe, partners in {
-            "deepcache(2)": (*OF_UNETS, COMPILED),
-            "faster_cache(2, start=1001)": OF_UNETS,
-        }.items()
-        for family in ("sd", "sdxl")
-        for partner in partners
-    ],
-    *[
-        (Cache("flux", "dual_block_cache(0.3, first=2, last=1)"), partner)
-        for partner in ("bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "inference_mode", COMPILED,
-                        "prompt_cache")
-    ],
-    *[
-        (Cache("flux", "magcache(0.3)", 14, near_db=20.0, beside="cache"), partner)
-        for partner in ("bf16", "int8", "fuse_qkv", COMPILED)
-    ],
-    *[
-        (Cache(family, "pyramid_attention", near_db=20.0), partner)
-        for family in ("sd", "flux")
-        for partner in ("int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting")
-    ],
-    *[(Cache("flux", "seacache(0.5)"), partner) for partner in (*MANY, COMPILED)],
-    *[
-        (Cache(family, "taylorseer", beside="cache"), partner)
-        for family in ("sd", "flux")
-        for partner in ("int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache")
-    ],
-    *[(Cache("flux", "teacache(0.3)"), partner) for partner in (*MANY, COMPILED)],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("cache", "partner"), PARTNERS, ids=_id)
-# Of SDXL's UNet, which takes the way of SD's, those that touch what it has more of stay.
-@pytest.mark.exhaustive(
-    "sdxl-*bf16*", "sdxl-*int8", "sdxl-*layerwise*", "sdxl-*math*", "sdxl-*heun*", "sdxl-*compile*",
-)  # fmt: skip
-@pytest.mark.quick(
-    "sd-deepcache*bf16",
-    "sd-faster*int8",
-    "flux-dual*fuse_qkv",
-    "flux-mag*bf16",
-    "flux-pyramid*attention(math)",
-    "flux-sea*fuse_qkv",
-    "sd-taylor*prompt_cache",
-    "flux-tea*attention(math)",
-)
-def test_a_step_cache_composes(cache: Cache, partner: str) -> None:
-    both = cache.session(f"+{partner}")
-    image = cache.draw(both)
-    assert np.isfinite(image).all()
-    if cache.beside == "cache":
-        other = cache.draw(cache.session())
-    else:
-        other = drawn(cache.family, partner, num_inference_steps=cache.steps)
-    assert cache.near_db < psnr(image, other)
-    if cache.beside == "partner":
-        assert psnr(image, other) < 100
-    assert 0.1 < float(both.evidence()["cache_hit_rate"]) <= cache.most_hits
-
 
 # Graphs
 
@@ -439,9 +369,3 @@ def test_memory_is_predicted_with_what_is_kept(model: str, recipe: str, kept: in
     assert cached.model_bytes == plain.model_bytes
     more = cached.stages["vae"] - plain.stages["vae"]
     assert more == pytest.approx(kept, rel=0.1), "kept until the call's end"
-
-
-@pytest.mark.parametrize("recipe", ["deepcache", "faster_cache", "taylorseer", "pyramid_attention"])
-def test_what_does_not_look_at_values_takes_random_weights(recipe: str) -> None:
-    (technique,) = resolve(recipe)
-    assert technique.unsupported(target_of(pipe=build("sdxl"), has_random_weights=True)) is None
