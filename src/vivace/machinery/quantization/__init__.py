@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from vivace.machinery.quantization.bitsandbytes_schemes import BITSANDBYTES
-from vivace.machinery.quantization.gguf_schemes import GGUF
+from vivace.machinery.quantization.optional_schemes import BITSANDBYTES, GGUF, SDNQ
 from vivace.machinery.quantization.scheme import Scheme
-from vivace.machinery.quantization.sdnq_schemes import SDNQ
 from vivace.machinery.quantization.torchao_schemes import TORCHAO
 
 SCHEMES: dict[tuple[str, str], Scheme] = {
