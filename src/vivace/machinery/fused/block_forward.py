@@ -206,7 +206,6 @@ class BlockForward:
     def _add_to_image(
         self, branch: Branch, step: _Step, norm: tuple[Modulation, Modulation], rows: Rows
     ) -> None:
-        """Add a branch to the image's part of the stream, and write its norm over that in `rows`."""
         own = slice(step.tokens.num_text_rows, None)
         scale = None if rows.scale is None else rows.scale[-1:]
         operations.add_and_norm(
@@ -369,7 +368,6 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Return attention's output as rows of tokens: see `operations.attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
         return operations.attend(

@@ -26,12 +26,10 @@ REMOVED_BACKENDS = {
 
 
 def schemes_of(backend: str) -> list[str]:
-    """Return the names of a backend's schemes."""
     return [name for library, name in SCHEMES if library == backend]
 
 
 def backends_of(name: str) -> list[str]:
-    """Return the backends that have a scheme of this name."""
     return [library for library, scheme in SCHEMES if scheme == name]
 
 

@@ -52,7 +52,6 @@ class FluxForward(HoistedForward):
 
     @property
     def exchange(self) -> Exchange | None:
-        """See `BlockForward`."""
         return self._blocks.exchange
 
     @exchange.setter

@@ -67,11 +67,9 @@ class Prefix:
 
     @property
     def is_computed(self) -> bool:
-        """Whether this step computes the prefix's tokens."""
         return self.segments is not None
 
     def keep(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the prefix's part of a block's keys and values, if later steps need them."""
         if not self.is_kept:
             return
         for kept, made in ((self.keys, keys), (self.values, values)):
