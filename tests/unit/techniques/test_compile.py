@@ -20,15 +20,9 @@ from vivace.machinery.compilation.compiled_code import code_folder
 from vivace.machinery.technique import Machine
 from vivace.techniques.compile import Compile
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,16 +12,10 @@ from tests.families import build, draw, session
 from vivace.errors import RecipeError, Unsupported
 from vivace.recipes.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 UNETS = ("sd", "sdxl")
 NUM_SKIPS = {"sd": 6, "sdxl": 6}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:

@@ -16,15 +16,9 @@ from vivace.machinery.technique.pipeline_code import doubles_latents
 from vivace.recipes.resolve import resolve
 from vivace.techniques.faster_cache import _bands, _conditional
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 UNETS = ("sd", "sdxl")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def counts(made: Any) -> tuple[int, int, int]:

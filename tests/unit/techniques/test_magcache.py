@@ -23,16 +23,10 @@ from vivace.runtime.cache_fits import calibrate_magcache
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.magcache import Magcache
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -13,16 +13,10 @@ from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
 SIZE = {"height": 128, "width": 128, "text_length": 32}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])

@@ -17,13 +17,9 @@ from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
 from vivace.techniques.seacache import Seacache, sea_filtered, sea_gain
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 CALL = {"num_inference_steps": 12}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def ids_of(rows: int, columns: int, picture: int = 0) -> torch.Tensor:

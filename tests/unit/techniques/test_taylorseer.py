@@ -12,15 +12,9 @@ from vivace.machinery.step_caching.what import Taylor
 from vivace.machinery.technique import component_of
 from vivace.recipes.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])

@@ -24,17 +24,11 @@ from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.teacache import Teacache
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
 LINE = Fit((1.0, 0.0), model="a line", high=10.0)
 """Every change is its own rescaled one."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture
