@@ -200,15 +200,13 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
-        from vivace.machinery.fused.calls import cast_all
+        from vivace.machinery.fused.calls import cast_all, cast_inputs
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.models.vae import fuse_vae
 
         vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
-        for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
-            if part is not None:
-                part.register_forward_pre_hook(cast_all)
+        cast_inputs(cast_all, vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv)
         with torch.no_grad():
             num_blocks = fuse_vae(vae, self.convolutions, _enlarges(target), places)
         setattr(vae, _ATTRIBUTE, True)

@@ -180,22 +180,6 @@ def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
     ), "what was left of it"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "instead"),
-    [
-        ("quantize(int8, backend=quanto)", "take int8, fp8_weight or int4 of torchao, or of sdnq"),
-        ("quantize(int4, backend=quanto, convolutions=True)@vae", "also takes convolutions"),
-        ("bf16+quantize(nvfp4, backend=modelopt)", "int4 or nvfp4 of torchao"),
-    ],
-)
-def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, instead: str) -> None:
-    with pytest.raises(
-        RecipeError, match=r"was removed.*\(the backends are torchao, bitsandbytes, sdnq, gguf\)"
-    ) as caught:
-        resolve(recipe)
-    assert instead in str(caught.value)
-
-
 def test_records_of_a_removed_backend_stay_readable() -> None:
     path = Path(__file__).parents[3] / "results" / "techniques-flux-dev.json"
     records = [Record.model_validate(item) for item in json.loads(path.read_text())]

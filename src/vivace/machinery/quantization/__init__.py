@@ -18,12 +18,6 @@ SCHEMES: dict[tuple[str, str], Scheme] = {
 }
 """By backend and name. To add a scheme, add an entry to its backend's table."""
 
-REMOVED_BACKENDS = {
-    "quanto": "take int8, fp8_weight or int4 of torchao, or of sdnq, which also takes convolutions",
-    "modelopt": "take int8, fp8_weight, fp8_static, int4 or nvfp4 of torchao",
-}
-"""Replacements for backends of earlier versions, for recipes that name them."""
-
 
 def schemes_of(backend: str) -> list[str]:
     return [name for library, name in SCHEMES if library == backend]
@@ -33,4 +27,4 @@ def backends_of(name: str) -> list[str]:
     return [library for library, scheme in SCHEMES if scheme == name]
 
 
-__all__ = ["REMOVED_BACKENDS", "SCHEMES", "Scheme", "backends_of", "schemes_of"]
+__all__ = ["SCHEMES", "Scheme", "backends_of", "schemes_of"]
