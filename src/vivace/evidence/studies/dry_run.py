@@ -225,7 +225,7 @@ def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, 
         return None
     steps = next((estimate.steps for estimate in resolved if isinstance(estimate, Steps)), own)
     skipped = max(
-        (estimate.hits or 0.0 for estimate in resolved if isinstance(estimate, StepCache)), default=0.0
+        (estimate.known_hits or 0.0 for estimate in resolved if isinstance(estimate, StepCache)), default=0.0
     )
     call_s = base.rest_s + (1 - skipped) * steps * base.step_s
     compiled = recorded_figures(name, "compile", workload.height, workload.width, own)

@@ -321,7 +321,7 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
 
 def _schedules(row: Row) -> tuple[float | None, ...]:
     """Return the share of the steps that each step cache of a row skips."""
-    return tuple(t.hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
+    return tuple(t.known_hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
 
 
 _DEVICE = "device memory allocated"
