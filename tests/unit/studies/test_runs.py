@@ -175,10 +175,7 @@ def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     if name == "000":  # the committed records have FLUX.1 [dev]'s ten configurations
         of_flux = [line for line in full if line["model"] == "flux-dev"]
         assert all(line["call_s"] > 1 and line["time_from"] == "record of NVIDIA H200" for line in of_flux)
-        assert not any(line["is_rough"] for line in of_flux)
-    # Where no record has the recipe, the baseline's says roughly how long it takes.
-    assert all(line["call_s"] for line in full)
-    assert all(line["time_from"].endswith("rough, marked ~") for line in full if line["is_rough"])
+    assert all(line["call_s"] for line in full), "roughly the baseline's where no record has the recipe"
 
 
 def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:
