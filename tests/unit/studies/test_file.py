@@ -137,7 +137,7 @@ def test_synthetic_takes_random_weights_and_no_quality(tmp_path: Path) -> None:
         (
             PART
             + 'recipes = ["bf16"]\n[[claim]]\nsays = "x"\nkind = "faster"\nrows = ["bf17"]\nthan = "baseline"',
-            "the row 'bf17', which is in no part; did you mean 'bf16'?",
+            "the row 'bf17', which no part has; did you mean 'bf16'?",
         ),
         (
             PART + 'recipes = ["bf16"]\n[[claim]]\nsays = "x"\nkind = "faster"\nthan = "y"',
