@@ -157,7 +157,7 @@ def decides_on_values(recipe: RecipeSpec) -> bool:
         techniques = tuple(Recipe.from_spec(recipe))
     except RecipeError:  # of another version of vivace
         return any(call.knobs.get("threshold") is not None for call in recipe.techniques)
-    return any(isinstance(t, StepCache) and t.hits is None and bool(t.compared) for t in techniques)
+    return any(isinstance(t, StepCache) and not t.is_fixed and bool(t.compared) for t in techniques)
 
 
 def judgement_of(row: Row) -> JudgedQuality | None:

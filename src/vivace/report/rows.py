@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
@@ -63,13 +63,6 @@ class Compilation:
         seconds = self.fresh_s if self.fresh_s is not None else self.cached_s
         assert seconds is not None
         return seconds
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fresh_s": self.fresh_s,
-            "cached_s": self.cached_s,
-            "break_even_images": self.break_even_images,
-        }
 
 
 @dataclass(frozen=True)
@@ -259,14 +252,14 @@ class Row:
             "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
             "gpu_busy_s": self.gpu_busy_s,
-            "limit": None if self.limit is None else self.limit.to_json(),
-            "gpu": None if self.gpu is None else self.gpu.to_json(),
+            "limit": None if self.limit is None else asdict(self.limit),
+            "gpu": None if self.gpu is None else asdict(self.gpu) | {"throttled": list(self.gpu.throttled)},
             "price_per_hour": self.price_per_hour,
             "cost_per_1000": self.cost_per_1000,
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
-            "compilation": None if self.compilation is None else self.compilation.to_json(),
+            "compilation": None if self.compilation is None else asdict(self.compilation),
             "memory": None if self.memory is None else self.memory.model_dump(mode="json"),
             "speedup": None
             if self.speedup is None

@@ -271,7 +271,7 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
         [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)] for row in rows
     ]
     if any(
-        row.record.trial.model.is_synthetic and any(c.hits is None and c.compared for c in of_row)
+        row.record.trial.model.is_synthetic and any(not c.is_fixed and c.compared for c in of_row)
         for row, of_row in zip(rows, caches, strict=True)
     ):
         return "with random weights a cache's threshold decides on noise"
