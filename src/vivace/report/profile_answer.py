@@ -50,12 +50,12 @@ def changes(before: Profile, after: Profile) -> list[ProfileChange]:
     changes = []
     for name, row in {**old, **new}.items():
         b, a = old.get(name), new.get(name)
-        times = (0.0 if of is None else of.self_cuda_s if is_gpu else of.self_cpu_s for of in (b, a))
-        calls = (0 if of is None else of.num_calls for of in (b, a))
+        b_s, a_s = (0.0 if of is None else of.self_cuda_s if is_gpu else of.self_cpu_s for of in (b, a))
+        b_calls, a_calls = (0 if of is None else of.num_calls for of in (b, a))
         kind = "gone" if a is None else "new"
         if a is not None and b is not None:
             kind = "shrank" if a.most_s < b.least_s else "grew" if a.least_s > b.most_s else "same"
-        changes.append(ProfileChange(name, row.family, kind, *times, *calls))
+        changes.append(ProfileChange(name, row.family, kind, b_s, a_s, b_calls, a_calls))
     return sorted(changes, key=lambda change: (-abs(change.difference_s), change.name))
 
 

@@ -441,7 +441,8 @@ def compilation(record: Record, gain_s: float | None) -> Compilation | None:
     Args:
         gain_s: seconds that the recipe saves per image; None if no gain was shown.
     """
-    fresh, cached = [], []
+    fresh: list[float | None] = []
+    cached: list[float | None] = []
     for round_ in record.rounds:
         number = {name: value for name, value in round_.evidence.items() if isinstance(value, int | float)}
         if number.get("compiled_graphs", 0) >= 1 and round_.first_call_s is not None:

@@ -241,7 +241,7 @@ def _between_gpus(
         figure = claim.figure or time_of(part)
         kind = FIGURES[figure].kind
         for row in claim.rows or _labels(part):
-            here, there = (of and of.cell(*_key(part), row, figure).value for of in (column, other))
+            here, there = (of.cell(*_key(part), row, figure).value if of else None for of in (column, other))
             if here is None or there is None:
                 yield Check(part.model, None, f"{row} is not known on both", is_absent=True)
                 continue
