@@ -9,7 +9,7 @@ import pytest
 from vivace.errors import RecipeError, UsageError
 from vivace.evidence.studies import read_study
 from vivace.evidence.studies.claims import Claim
-from vivace.evidence.studies.expand import Case, expand
+from vivace.evidence.studies.expand import StudyRow, expand
 from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.study_file import Part
 
@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def cases(folder: Path, text: str, *, tiny: bool = False) -> tuple[Case, ...]:
+def cases(folder: Path, text: str, *, tiny: bool = False) -> tuple[StudyRow, ...]:
     (part,) = expand(read_study(write(folder, PART + text)), tiny=tiny)
     return part.cases
 

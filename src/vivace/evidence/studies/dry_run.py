@@ -20,7 +20,7 @@ from vivace.architectures.entry import Embedded
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, StoreError, VivaceError
 from vivace.evidence.recorded import recorded_figures
-from vivace.evidence.studies.expand import Case, ModelPart
+from vivace.evidence.studies.expand import ModelPart, StudyRow
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.workload import Workload
@@ -143,7 +143,7 @@ def _of_store(unknown: Estimate, part: ModelPart, record: Record) -> Estimate | 
 
 
 def _of_gpu(
-    unknown: Estimate, part: ModelPart, case: Case, workload: Workload, predict: Predict | None
+    unknown: Estimate, part: ModelPart, case: StudyRow, workload: Workload, predict: Predict | None
 ) -> Estimate:
     """Return what records and `predict` say; a recipe without a record takes its steps as long as the baseline."""
     name, steps = part.measured_on.removeprefix(SYNTHETIC), workload.num_inference_steps

@@ -17,7 +17,7 @@ from vivace.recipes.resolve import resolve
 
 
 @dataclass(frozen=True)
-class Case:
+class StudyRow:
     """One row of a part: a recipe with its label.
 
     Attributes:
@@ -56,7 +56,7 @@ class ModelPart:
     part: Part
     model: str
     measured_on: str
-    cases: tuple[Case, ...]
+    cases: tuple[StudyRow, ...]
     gains: tuple[Gain, ...]
     study: Study
 
@@ -166,7 +166,7 @@ def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
     return WorkloadRequest.model_validate(fields)
 
 
-def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], list[Gain]]:
+def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[StudyRow], list[Gain]]:
     swaps = [
         (resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in others.items()
     ]
@@ -177,28 +177,28 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
         return _swapped(resolve(labelled.recipe), swaps)
 
     current, before = recipe_of(part.baseline), part.baseline.label
-    cases, gains = [Case(before, current.text)], []
+    cases, gains = [StudyRow(before, current.text)], []
     for member in part.stack:
         label, added = member.row or f"+ {member.recipe}", recipe_of(member)
         gains.append(Gain(added.text, before, label))
         try:
             current, before = current.replacing(*added), label
-            cases.append(Case(label, current.text))
+            cases.append(StudyRow(label, current.text))
         except RecipeError as error:
-            cases.append(Case(label, f"{current.text}+{member.recipe}", refused=error.problem))
-    cases += [Case(row.label, recipe_of(row).text) for row in part.recipes]
+            cases.append(StudyRow(label, f"{current.text}+{member.recipe}", refused=error.problem))
+    cases += [StudyRow(row.label, recipe_of(row).text) for row in part.recipes]
     for values in itertools.product(*part.matrix.values()) if part.matrix else ():
         text = "+".join(value for value in values if value) or BASELINE
         try:
-            cases.append(Case(text, _swapped(resolve(text), swaps).text))
+            cases.append(StudyRow(text, _swapped(resolve(text), swaps).text))
         except RecipeError as error:
-            cases.append(Case(text, text, refused=error.problem))
+            cases.append(StudyRow(text, text, refused=error.problem))
     if part.leave_one_out is not None:
         whole = _swapped(resolve(part.leave_one_out), swaps)
-        cases.append(Case(whole.text, whole.text))
+        cases.append(StudyRow(whole.text, whole.text))
         for technique in whole:
             label = f"without {technique.text}"
-            cases.append(Case(label, whole.without(technique).text))
+            cases.append(StudyRow(label, whole.without(technique).text))
             gains.append(Gain(technique.text, label, whole.text))
     return _each_once(cases, part), gains
 
@@ -222,13 +222,13 @@ def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, .
     return Recipe.of(techniques)
 
 
-def _each_once(cases: Sequence[Case], part: Part) -> list[Case]:
+def _each_once(cases: Sequence[StudyRow], part: Part) -> list[StudyRow]:
     """Return the cases without repetitions.
 
     Raises:
         UsageError: two recipes have one label, so their rows could not be told apart.
     """
-    by_label: dict[str, Case] = {}
+    by_label: dict[str, StudyRow] = {}
     for case in cases:
         other = by_label.setdefault(case.label, case)
         if other.recipe != case.recipe:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vivace.answers.formatting import ratio, seconds
 from vivace.evidence.studies.claims import value_with_unit
-from vivace.evidence.studies.expand import Case, ModelPart
+from vivace.evidence.studies.expand import ModelPart, StudyRow
 from vivace.evidence.studies.judging import SpeedUp, speed_up, spread_of, time_of
 from vivace.evidence.studies.study_columns import FIGURES, StudyCell, StudyColumn
 from vivace.evidence.studies.study_file import StudyFile
@@ -48,7 +48,7 @@ class RowView:
         cells: by figure, then in the order of the part's columns.
     """
 
-    case: Case
+    case: StudyRow
     is_baseline: bool
     row: Row | None
     cells: dict[str, tuple[ComparedCell, ...]]
