@@ -1,10 +1,14 @@
 """Every answer, whatever the model, the card's spelling and the file: possible, with commands that are accepted."""
 
+import json
 import shlex
+import struct
 from pathlib import Path
 
 import click
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import vivace
 from vivace.architectures import CATALOGUE
