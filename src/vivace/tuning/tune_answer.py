@@ -110,7 +110,7 @@ def _pick(tuned: Tuned) -> Iterator[Fact]:
         own = "" if baseline.first_call_s is None else f"the baseline's {seconds(baseline.first_call_s)}"
         yield Fact("first call", seconds(row.first_call_s), own)
     if row.judgement is not None:
-        yield Fact("quality", row.judgement.gate.value, row.judgement.reason)
+        yield Fact("quality", row.judgement.words or row.judgement.gate.value, row.judgement.reason)
     else:
         yield Fact("quality", "not judged", "" if tuned.judges else "random weights")
     for rival in tuned.rows[1:]:
