@@ -33,6 +33,7 @@ from docgen import (
     composition,
     costs,
     coverage,
+    csv_columns,
     energy,
     families,
     fastest,
@@ -102,6 +103,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": partial(command_line.page, NOTE),
     "docs/compatibility.md": lambda: families.filled((DOCS / "compatibility.md").read_text(encoding="utf-8")),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text(encoding="utf-8")),
+    "docs/csv-columns.md": partial(csv_columns.page, NOTE),
     "docs/hardware.md": partial(
         hardware.page, NOTE, RESULTS / "kernels-compiled.json", capped.PLAN, capped.RECORD
     ),
