@@ -17,7 +17,7 @@ from vivace.benchmark import pairs_answer
 from vivace.benchmark.load_testing import load_answer
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.pairs import Paired
-from vivace.evidence.recommendation import recommend_answer
+from vivace.evidence.recommendation import answer as recommend_answer
 from vivace.evidence.studies import study_answer
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Interval, Verdict
