@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 
 from vivace.errors import Unsupported, UsageError, nearest
+from vivace.foundation.hardware.this_machine import gpu_index
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.untrusted.files import is_out_of_memory, reason
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import GPUS, available_gpu, is_available
-from vivace.measure.nvml import gpu_index
 
 
 def choose_device(device: str) -> str:
