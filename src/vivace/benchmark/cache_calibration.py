@@ -91,16 +91,8 @@ def calibrate_caches(
 
     Args:
         caches: names of step caches; empty for all of them.
-        limits: limits of the quality gate.
         runs: maximum number of settings tried for each cache.
         prompt_set: prompts to generate; None for those that the model understands.
-        on_tried: called after each setting.
-        progress: receives events while a setting is measured.
-
-    Raises:
-        UsageError: a name in `caches` is not a step cache.
-        Unsupported: the model has random weights.
-        Other errors: see `vivace.bench`.
     """
     for name in caches:
         if name not in CACHES:

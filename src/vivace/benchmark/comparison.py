@@ -47,11 +47,7 @@ class Comparison:
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Return a study's comparisons, having checked all that can be checked before a process starts.
-
-    Raises:
-        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
-    """
+    """Return a study's comparisons, having checked all that can be checked before a process starts."""
     if not study.recipes:
         raise UsageError(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
@@ -103,9 +99,6 @@ def check_quality_options(located: LocatedModel, *flags: str) -> None:
 
     Args:
         flags: options about image quality, as typed; may be empty.
-
-    Raises:
-        UsageError: naming the first option.
     """
     if flags and located.model.is_synthetic and located.entry is not None:
         raise UsageError(

@@ -122,11 +122,9 @@ def compare(
         fail_if: allowed slowdown of the second: 0.03 is 3 %. The comparison then ends when it is sure whether the
             second recipe is slower by more than that.
         max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
-        store: the folder of the store; created if there is none.
         command: the command line to store with the run; None for the equivalent `vivace compare`.
         on_pair, progress: receive the measurements.
         on_note: called if no verdict can come within `max_minutes`, before that time is spent.
-        launcher: a running launcher; None to start one.
         fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
             `vivace.bench`.
 

@@ -41,11 +41,7 @@ class Profiled:
         return table_rows(self.profile)
 
     def to_dataframe(self) -> Any:
-        """Return `to_dicts` as a pandas DataFrame.
-
-        Raises:
-            Unsupported: pandas is not installed.
-        """
+        """Return `to_dicts` as a pandas DataFrame."""
         return dataframe(self.to_dicts())
 
     def against(self, before: Profiled) -> list[ProfileChange]:
@@ -81,7 +77,6 @@ def profile(
         recipe: e.g. "bf16+compile".
         calls: how many to profile; the figures are those of the call of median length.
         trace: file for the Chrome trace, which Perfetto opens too; compressed if its name ends in .gz.
-        launcher: a running launcher; None to start one.
         on_event: called with each event of the worker, such as {"event": "phase", "phase": "warm-up", "done": 2}.
         fields: the fields of `WorkloadRequest`, `timing` and `device`, as for `vivace.bench`.
 

@@ -52,19 +52,11 @@ class Run:
         return [csv_row(row) for row in self.rows(limits)]
 
     def to_dataframe(self, limits: Limits = DEFAULT_LIMITS) -> Any:
-        """Return `to_dicts` as a pandas DataFrame.
-
-        Raises:
-            Unsupported: pandas is not installed.
-        """
+        """Return `to_dicts` as a pandas DataFrame."""
         return dataframe(self.to_dicts(limits))
 
     def answer(self, limits: Limits = DEFAULT_LIMITS, price_per_hour: float | None = None) -> Answer:
-        """Return the run as an answer, a part for each comparison if there are several.
-
-        Args:
-            price_per_hour: of the machine, to show what images cost.
-        """
+        """Return the run as an answer, a part for each comparison if there are several."""
         read = reader([self.store])
         parts = [
             answer_of(priced(compared.rows(limits), price_per_hour), read=read)

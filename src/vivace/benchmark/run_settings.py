@@ -65,11 +65,7 @@ class RunSettings:
         return self.pool is not None or self.gpus is not None or self.ray is not None
 
     def check(self, study: Study) -> None:
-        """Refuse settings that exclude each other, or that the study cannot have.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Refuse settings that exclude each other, or that the study cannot have."""
         flag = "--gpus" if self.gpus is not None else "--ray" if self.ray is not None else None
         if self.until is not None and (flag is not None or self.rerun):
             raise UsageError(f"--until continues stored rounds, in one place; leave out {flag or '--rerun'}")
@@ -87,11 +83,7 @@ class RunSettings:
             )
 
     def start_pool(self, device: str, launcher: Launcher) -> Pool:
-        """Return the places that `gpus` or `ray` name.
-
-        Raises:
-            UsageError, Unsupported: there are no such places.
-        """
+        """Return the places that `gpus` or `ray` name."""
         if self.ray is not None:
             from vivace.benchmark.places.ray_nodes import RayNodes
 

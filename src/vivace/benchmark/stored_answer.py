@@ -36,11 +36,7 @@ def answer_of_stores(
     """Return the answer of all runs in the stores; the newest command of each store comes first.
 
     Args:
-        price_per_hour: of the machine, to show what images cost.
         title: what is said instead of a run's own headline.
-
-    Raises:
-        StoreError: a folder is not a store, or none has a finished round.
     """
     read = reader(folders)
     parts = [
@@ -107,11 +103,7 @@ def svg_files(rows: Sequence[Row]) -> dict[str, str]:
 def _runs(
     folders: Sequence[Path], limits: Limits, price_per_hour: float | None
 ) -> list[tuple[Compared, list[Row]]]:
-    """Return the comparisons of all stores with their rows.
-
-    Raises:
-        StoreError: none has a finished round.
-    """
+    """Return the comparisons of all stores with their rows."""
     runs = []
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):

@@ -71,10 +71,8 @@ def bench(
     Args:
         model: what `vivace.load` takes, or a list of it.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; the first is the baseline.
-        store: the folder of the store; created if there is none.
         rerun: measure stored rounds again.
         progress: receives events while rounds run.
-        launcher: a running launcher; None to start one.
         gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
         ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
         canaries: in each of two or more rounds, time a few calls of its first recipe once more at its end, in a process
@@ -190,11 +188,7 @@ class _Comparing:
         return self._judged(records, run)
 
     def _spread(self, pool: Pool, command: str) -> list[Compared]:
-        """Run it in the places of a pool; return the comparison of each place that measured a trial.
-
-        Raises:
-            WorkerError: no place is left, and trials are. What has finished is stored.
-        """
+        """Run it in the places of a pool; return the comparison of each place that measured a trial."""
         timing = self._timing()
         live = pool.environments(timing.threads)
         spread = SpreadTrials(
@@ -281,11 +275,7 @@ class _Comparing:
 
 
 def check_one_gpu(checked: Sequence[Comparison]) -> None:
-    """Refuse recipes that take several GPUs for one image: a place is one GPU.
-
-    Raises:
-        UsageError: naming the recipe.
-    """
+    """Refuse recipes that take several GPUs for one image: a place is one GPU."""
     for comparison in checked:
         for recipe in comparison.recipes:
             if any(technique.facts.num_gpus > 1 for technique in recipe):
@@ -313,10 +303,6 @@ def find_judges(
 
     Args:
         is_judged: whether the images show anything.
-
-    Raises:
-        UsageError: a witness without a CLIP model.
-        UnknownModel, Unsupported: see `find_scorer`.
     """
     if not is_judged:
         return None

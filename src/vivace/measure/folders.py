@@ -48,11 +48,7 @@ _MAX_OTHERS = 12
 
 
 def pair(dir_a: Path, dir_b: Path) -> tuple[list[str], list[str]]:
-    """Return the names of images in both folders, in natural order, and of those in only one.
-
-    Raises:
-        UsageError: not a folder, or no common name.
-    """
+    """Return the names of images in both folders, in natural order, and of those in only one."""
     listed = []
     for folder in (dir_a, dir_b):
         if not folder.is_dir():

@@ -65,11 +65,7 @@ def figures_alone(image: Pixels) -> dict[str, float]:
 
 
 def figures_against(image: Pixels, reference: Pixels, lpips: Lpips | None = None) -> dict[str, float]:
-    """Return the figures of an image against its reference: `paired_metrics`, holes, and LPIPS if it is given.
-
-    Raises:
-        ValueError: the sizes differ, or are too small.
-    """
+    """Return the figures of an image against its reference: `paired_metrics`, holes, and LPIPS if it is given."""
     figures = paired_metrics(image, reference)
     figures |= {"hole": hole_share(image, reference), "num_rectangles": num_rectangles(image, reference)}
     if lpips is not None:

@@ -106,9 +106,6 @@ def paired_metrics(image: Pixels, reference: Pixels) -> dict[str, float]:
     """Return `psnr_db`, `ssim` and `match` against a reference of the same size.
 
     Equal images have an infinite PSNR.
-
-    Raises:
-        ValueError: the sizes differ, or are too small for SSIM's window.
     """
     if image.shape != reference.shape:
         raise ValueError(f"images of {_size(image)} and {_size(reference)} cannot be compared pixel by pixel")

@@ -46,9 +46,6 @@ class Lpips:
 
     Args:
         weights: file with AlexNet's weights; None: where PyTorch's libraries keep it.
-
-    Raises:
-        Unsupported: the weights are missing or not AlexNet's; the message says how to get them.
     """
 
     def __init__(self, device: str = "cpu", weights: Path | None = None) -> None:
@@ -78,11 +75,7 @@ class Lpips:
         self._device = device
 
     def distances(self, images: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
-        """Return the distance of each image (H, W, 3), 0 to 255, to its reference of the same size.
-
-        Raises:
-            ValueError: the sizes differ, or are under 32 pixels.
-        """
+        """Return the distance of each image (H, W, 3), 0 to 255, to its reference of the same size."""
         import torch
 
         distances = []

@@ -14,12 +14,7 @@ from vivace.measure.accelerator import GPUS, available_gpu, is_available
 
 
 def choose_device(device: str) -> str:
-    """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
-
-    Raises:
-        UsageError: there is no such device.
-        Unsupported: a GPU was requested and there is none.
-    """
+    """Resolve "auto" to the GPU if there is one, else "cpu"; check that another one is there."""
     if device not in DEVICES:
         raise UsageError(
             f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}; CUDA_VISIBLE_DEVICES chooses one of "
@@ -47,11 +42,7 @@ def choose_device(device: str) -> str:
 
 
 def check_works(device: str) -> None:
-    """Check that a device works before a model is loaded for it.
-
-    Raises:
-        Unsupported: PyTorch sees the device but cannot use it, because of its build or the driver.
-    """
+    """Check that a device works before a model is loaded for it."""
     import torch
 
     try:

@@ -25,9 +25,6 @@ class ClipScorer:
 
     A model may ask for several views of each image, whose embeddings are averaged: `zooms` in its config.json, e.g.
     [0.98, 1.0, 1.02]. Without it, an image is scored once, as it is.
-
-    Raises:
-        UnknownModel: the folder does not hold a CLIP model, or asks for zooms other than 1 to 9 from 0.9 to 1.1.
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:

@@ -16,11 +16,7 @@ from vivace.errors import UnknownModel
 
 
 class Witness:
-    """Any BLIP model for image-text matching in a local folder (transformers' format, safetensors only).
-
-    Raises:
-        UnknownModel: the folder does not hold such a model.
-    """
+    """Any BLIP model for image-text matching in a local folder (transformers' format, safetensors only)."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         import torch

@@ -22,11 +22,7 @@ _TOGETHER = " and "  # between the names of a CLIP model and a second witness
 
 
 def keep(calibration: WitnessCalibration) -> Path:
-    """Write a calibration, replacing an earlier one of the same model and scorer; return its file.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a calibration, replacing an earlier one of the same model and scorer; return its file."""
     file = file_of(calibration.model, calibration.scorer)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -39,11 +35,7 @@ def keep(calibration: WitnessCalibration) -> Path:
 
 
 def kept(model: str, scorer: str) -> WitnessCalibration | None:
-    """Return the calibration of a scorer for a model, both NAME@REVISION; None if there is none.
-
-    Raises:
-        StoreError: the file is damaged, or of another version of vivace.
-    """
+    """Return the calibration of a scorer for a model, both NAME@REVISION; None if there is none."""
     file = file_of(model, scorer)
     try:
         if not file.is_file():

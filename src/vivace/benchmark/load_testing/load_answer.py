@@ -22,7 +22,6 @@ def answer_of(rows: Sequence[LoadRow], others: Sequence[LoadRow] = (), command: 
 
     Args:
         others: what they are compared with.
-        command: the command line that repeats it.
     """
     return Answer(
         command="bench --endpoint",

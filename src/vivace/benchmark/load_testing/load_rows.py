@@ -115,11 +115,7 @@ def key_of(label: str, request: RequestSettings, stage: LoadStage) -> str:
 
 
 def read_rows(path: Path) -> list[LoadRow]:
-    """Return the rows of a file; none if there is no such file.
-
-    Raises:
-        StoreError: it holds something else.
-    """
+    """Return the rows of a file; none if there is no such file."""
     if not path.exists():
         return []
     try:

@@ -47,9 +47,6 @@ class Pool(Protocol):
 
         Args:
             threads: CPU threads of a place; None for PyTorch's own number.
-
-        Raises:
-            WorkerError: a place cannot be used.
         """
         ...
 
@@ -150,9 +147,6 @@ class SpreadTrials:
 
         Args:
             images: PNG files by sha256, of a place that does not share this host's files.
-
-        Raises:
-            WorkerError: the round ran on another GPU than the ticket's.
         """
         place, ran_on = ticket.environment.place, done.round.conditions.get("gpu_uuid")
         if place is not None and place.uuid.startswith("GPU-") and ran_on not in (None, place.uuid):

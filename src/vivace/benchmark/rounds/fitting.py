@@ -75,8 +75,6 @@ def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], source
 
     Args:
         trial: its own batch is ignored.
-        report: called with progress events.
-        sources: folder of the images that the trial starts from.
     """
     import gc
 

@@ -41,7 +41,6 @@ def compute_figures(
         scorer: the CLIP model, and the prompt set used as other prompts.
         device: where the scorer runs.
         lpips: also compute LPIPS.
-        report: called with progress events.
         sources: folder of the images that images were made from.
     """
     from PIL import Image

@@ -46,10 +46,6 @@ def profiled(
     Args:
         num_calls: to profile; the figures are those of the call of median length.
         file: for its Chrome trace, compressed if its name ends in .gz; None to write none.
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        Unsupported: the trial cannot be measured here, or kept compiling; the message says why.
     """
     try:
         return _profiled(
@@ -156,11 +152,7 @@ def _finish(part: Path, file: Path) -> None:
 
 
 def _steady_trace(trace_call: Callable[[], Trace]) -> tuple[Trace, int]:
-    """Return the first trace of a call in which nothing was compiled or tuned, and how many were discarded.
-
-    Raises:
-        Unsupported: there was none in `_MAX_ATTEMPTS` calls.
-    """
+    """Return the first trace of a call in which nothing was compiled or tuned, and how many were discarded."""
     for num_discarded in range(_MAX_ATTEMPTS):
         before = num_graphs()
         trace = trace_call()

@@ -126,7 +126,6 @@ def draw_noise_floor(
     If there is no noise floor, the reason is stored instead, and reports show it.
 
     Args:
-        on_progress: see `add_figures`.
         deadline: when it has passed nothing is stored.
     """
     key = baseline.trial.key(baseline.environment)
@@ -172,11 +171,7 @@ def draw_images(
     report: Callable[[dict[str, Any]], None],
     sources: Path | None = None,
 ) -> dict[str, Any]:
-    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-    """
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
     from vivace.benchmark.rounds.round import draw_untimed, explain
 
     try:

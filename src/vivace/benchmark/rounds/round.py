@@ -59,10 +59,7 @@ def measure_round(
     """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
-        index: number of the round.
         images: folder to save the images below; None to save none. Random weights have no images.
-        report: called with progress events.
-        sources: folder of the images that the trial starts from.
     """
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     measurement = Measurement(trial, timing, report, sources)
@@ -88,11 +85,6 @@ def draw_untimed(
 
     Args:
         number: of images; rounded up to whole batches.
-        report: called with progress events.
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
     measurement = Measurement(trial, Timing(), report, sources)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
@@ -103,14 +95,7 @@ def draw_untimed(
 
 
 class OpenTrial:
-    """A trial's model with its recipe applied, for calls that are not measured.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-    """
+    """A trial's model with its recipe applied, for calls that are not measured."""
 
     def __init__(self, trial: Trial, sources: Path | None = None) -> None:
         self._steps = trial.workload.steps_that_run(1)
@@ -130,15 +115,8 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     By then the allocator has served every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
 
-    Args:
-        sources: folder of the images that the trial starts from.
-
     Returns:
         Why the round does not fit; None if it does.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-        Exception: any other failure than running out of memory.
     """
     try:
         Measurement(trial, timing, lambda event: None, sources).rehearse()
@@ -260,12 +238,7 @@ class Measurement:
         )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
-        """Load the model and apply the recipe; record times, effects and warnings.
-
-        Raises:
-            VivaceError: the model's files changed since the study was checked.
-            UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-        """
+        """Load the model and apply the recipe; record times, effects and warnings."""
         trial = self._trial
         start = time.perf_counter()
         located = find_model(trial.model.name)

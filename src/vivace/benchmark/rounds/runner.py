@@ -47,13 +47,6 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
 
     It is found by trying in one process, then reduced by a sixteenth at a time until a rehearsal of a round completes
     in a fresh process.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        Unsupported: the device is a CPU, or not even one image fits.
-        WorkerError: a process died, or took longer than a round may.
     """
     if trial.device != "cuda":
         raise Unsupported(

@@ -120,7 +120,6 @@ def count_work(trial: Trial, environment: Environment, hits: float | None, denoi
     """Count a trial's work. Runs in the worker.
 
     Args:
-        environment: of the measurement.
         hits: the measured share of the denoiser's calls that were hits of a step cache; None without one.
         denoiser_calls: the measured number of calls, which the count must reproduce.
     """

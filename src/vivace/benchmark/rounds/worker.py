@@ -103,14 +103,7 @@ def serve(request: AnyRequest, events: TextIO) -> None:
 
 
 def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Return the answer to a request.
-
-    Args:
-        report: called with progress events.
-
-    Raises:
-        VivaceError: the request cannot be answered here. Failures of a round are outcomes, not errors.
-    """
+    """Return the answer to a request."""
     sources = None if request.sources is None else Path(request.sources)
     match request:
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):

@@ -187,11 +187,6 @@ def ask(
     Args:
         on_event: called with each event other than the result.
         reads: the model that the request reads, for messages.
-
-    Raises:
-        Unsupported: the worker answered with an error.
-        UnusableModel: the model took more time or memory to read than its size explains.
-        WorkerError: the process died or took too long.
     """
     ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")

@@ -22,10 +22,6 @@ class Arguments:
 
     Args:
         pipeline: that the model is published for.
-        sources: folder of the images that the workload starts from; needed only if it does.
-
-    Raises:
-        VivaceError: an image is missing, or was changed.
     """
 
     def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:

@@ -83,11 +83,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path) -> Store:
-        """Open a store for writing; create it if there is none.
-
-        Raises:
-            StoreError: the folder is not a vivace store, of a newer version, damaged or read-only, or the disk is full.
-        """
+        """Open a store for writing; create it if there is none."""
         path = folder / "records.sqlite"
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"the store {folder} is a file; give --store a folder")
@@ -121,11 +117,7 @@ class Store:
 
     @classmethod
     def read_only(cls, folder: Path) -> Store:
-        """Open a store for reading.
-
-        Raises:
-            StoreError: there is no store, or it is not a vivace store, of a newer version or damaged.
-        """
+        """Open a store for reading."""
         path = folder / "records.sqlite"
         if not path.is_file():
             raise StoreError(
@@ -358,11 +350,7 @@ def _create_schema(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _check_is_store(path: Path) -> None:
-    """Check that a file is a vivace store, without changing it. An empty database (killed during creation) passes.
-
-    Raises:
-        StoreError: it is not, or it is damaged or of a newer version.
-    """
+    """Check that a file is a vivace store, without changing it. An empty database (killed during creation) passes."""
     folder = path.parent
     try:
         with contextlib.closing(
@@ -429,9 +417,6 @@ def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ..
     Args:
         folder: of a store, which need not exist.
         recipe: its canonical text.
-
-    Raises:
-        StoreError: the folder has a store that cannot be read.
     """
     if not (folder / "records.sqlite").is_file():
         return ()

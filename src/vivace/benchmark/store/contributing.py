@@ -28,11 +28,7 @@ _DIGITS = 7
 
 
 def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
-    """Return the comparisons of stores as a contribution, and what is left out, with the reasons.
-
-    Raises:
-        StoreError: a folder is not a store, or none has a comparison to contribute.
-    """
+    """Return the comparisons of stores as a contribution, and what is left out, with the reasons."""
     made: list[Contributed] = []
     left_out: list[str] = []
     for folder in stores:

@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 
 
 def parse_percentage(value: str) -> float:
-    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`."""
     text = value.strip()
     try:
         number = float(text.removesuffix("%"))

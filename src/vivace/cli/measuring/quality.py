@@ -146,11 +146,7 @@ def quality(settings: QualityCommand) -> int:
 
 
 def _sources(settings: QualityCommand, num_pairs: int) -> tuple[Task, SourceOf | None]:
-    """Return the task of two folders, and the images that their images were made from.
-
-    Raises:
-        UsageError: the files do not go together, or are not one, or one for each pair.
-    """
+    """Return the task of two folders, and the images that their images were made from."""
     from vivace.models.sources import Files, check_files, fit, opened
 
     files = Files(tuple(settings.images), tuple(settings.masks))

@@ -62,14 +62,7 @@ def calibrate_witness(
     """Calibrate a witness on images that are drawn, and keep the result for this model.
 
     Args:
-        kinds: of damage.
         grade: of the damage that must fail, from 1.
-        device: torch's type of device.
-        is_read: called when the witness is loaded.
-        on_image: called after each image that was scored.
-
-    Raises:
-        UsageError: too few images show anything, or the witness does not understand them.
     """
     scores = score_images(images, judge, kinds, device, is_read, on_image)
     chosen = choose_limit(scores, kinds, grade, judge.scorer.name)
@@ -106,9 +99,6 @@ def choose_limit(
     Args:
         grade: of the damage that must fail, from 1 to the number of strengths.
         scorer: its name, for messages.
-
-    Raises:
-        UsageError: too few prompts have images, or the witness does not tell their prompts from others.
     """
     sound = [row for row in scores if row.changed is not None]
     prompts = {row.prompt for row in sound}

@@ -91,12 +91,7 @@ def score_images(
     is_read: Callable[[], None] = lambda: None,
     on_image: OnImage = lambda done, total: None,
 ) -> list[ImageScores]:
-    """Return the scores of all images; stored scores are not computed again.
-
-    Args:
-        is_read: called when the model is loaded.
-        on_image: called after each image that was scored.
-    """
+    """Return the scores of all images; stored scores are not computed again."""
     folder = images.folder / sha256(judge.scorer.id.encode()).hexdigest()[:16]
     try:
         folder.mkdir(exist_ok=True)
@@ -212,12 +207,7 @@ def _kept(file: Path, prompt: str) -> ImageScores | None:
 
 
 def images_of(prepared: CheckedRequest, store: Path) -> CalibrationImages:
-    """Return the images of a request, drawn or not.
-
-    Raises:
-        UsageError: too few prompts for a verdict.
-        StoreError: the folder cannot be written.
-    """
+    """Return the images of a request, drawn or not."""
     workload = prepared.workload
     if (number := len(set(workload.prompts))) < MIN_GROUPS:
         raise UsageError(
@@ -244,12 +234,7 @@ def draw_missing(
     is_read: Callable[[], None] = lambda: None,
     on_image: OnImage = lambda done, total: None,
 ) -> None:
-    """Draw the images that are not there yet, each kept at once.
-
-    Args:
-        device: torch's type of device.
-        is_read: called when the model is loaded.
-    """
+    """Draw the images that are not there yet, each kept at once."""
     from vivace.models.load import explained
     from vivace.models.quiet import quiet
 

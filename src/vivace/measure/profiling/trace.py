@@ -102,11 +102,7 @@ class Trace:
 def trace_of(
     host: Iterable[HostEvent], device: Iterable[DeviceEvent], memory: Iterable[MemoryEvent]
 ) -> Trace:
-    """Return the profiled call from all events of a profile, in any order, without labels of the GPU's timeline.
-
-    Raises:
-        ValueError: the events have no call.
-    """
+    """Return the profiled call from all events of a profile, in any order, without labels of the GPU's timeline."""
     every = list(host)
     call = next((event for event in every if event.name == CALL_LABEL), None)
     if call is None:
