@@ -9,7 +9,7 @@ from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.technique import Stage
-from vivace.measure.lpips import check as check_lpips
+from vivace.measure.scorer import check_lpips
 from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.sources import SourceImages

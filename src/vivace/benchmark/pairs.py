@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
+from vivace.answers.answer import Answer
+from vivace.answers.formatting import count
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.rounds.runner import ask_environment, run_trials
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.store.images import save_sources
-from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
@@ -27,10 +29,11 @@ from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats import Verdict
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
+from vivace.report import run_answer
 from vivace.report.machine_speed import moves_of, steady_seconds
 from vivace.report.rows import Row, rows_of
-from vivace.report.run_answer import answer_of
 from vivace.runtime.workloads import default_threads
 
 DEFAULT_MAX_MINUTES = 60.0
@@ -69,7 +72,7 @@ class Paired:
         from vivace.answers.page import in_notebook, page_of
 
         started = self.records[0].rounds[0].started_at
-        return in_notebook(page_of(answer_of(self.rows, command="compare", started_at=started)))
+        return in_notebook(page_of(run_answer.answer_of(self.rows, command="compare", started_at=started)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as `vivace compare --format json` prints it."""
@@ -314,3 +317,53 @@ def _seconds(round_: Round) -> float:
 
 def _minutes(seconds: float) -> int:
     return math.ceil(1.2 * seconds / 60)
+
+
+REGRESSED, NOT_MEASURED, UNCLEAR = 1, 4, 5
+"""Exit codes, beside 0."""
+
+
+def answer_of(paired: Paired) -> Answer:
+    """Return the answer; its data has the exit code."""
+    status, verdict, result = _judge(paired)
+    data = paired.to_dict() | {"exit_code": status}
+    return Answer(
+        command="compare",
+        headline=f"{verdict}: {result}",
+        data=data,
+        verdict=verdict,
+        notes=tuple(data["warnings"]),
+    )
+
+
+def _judge(paired: Paired) -> tuple[int, str, str]:
+    """Return the exit code of a comparison, its verdict and the figures in words."""
+    decision = paired.decision
+    if decision is None:
+        failed = next(record for record in paired.records if record.outcome is not Outcome.MEASURED)
+        return NOT_MEASURED, failed.trial.title, f"{failed.outcome.value}: {failed.reason}"
+    a, b = (record.trial.title for record in paired.records)
+    result = f"{b} against {a}: {difference(decision)}, {count(decision.num_pairs, 'pair')}"
+    option = "--max-minutes" if paired.stopped_by == "minutes" else "--max-pairs"
+    limit = f"give a larger {option} to the same command, or a quieter machine"
+    if decision.fail_if is not None:
+        allowed = f"{100 * decision.fail_if:g} %"
+        if decision.regressed is None:
+            unsure = f"whether it is slower by more than {allowed} is not sure"
+            return UNCLEAR, "unclear", f"{result}; {unsure}; {limit}"
+        if decision.regressed:
+            return REGRESSED, "slower than allowed", f"{result}; {allowed} is allowed"
+        return 0, f"not slower by more than {allowed}", result
+    if decision.verdict is Verdict.UNCLEAR:
+        return UNCLEAR, "unclear", f"{result}; {limit}"
+    return (REGRESSED if decision.verdict is Verdict.SLOWER else 0), decision.verdict.value, result
+
+
+def difference(decision: Decision) -> str:
+    """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
+    ratio = decision.shown
+    percent = 100 * (ratio.point - 1)
+    text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
+    if ratio.low is None or ratio.high is None:
+        return text
+    return f"{text} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"

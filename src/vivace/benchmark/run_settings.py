@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool
-from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.progress import SILENT, Deadline, Progress
+from vivace.benchmark.store.compared import Purpose
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.settings import DEFAULT_STORE

@@ -14,7 +14,6 @@ from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
 from vivace.benchmark.progress import SILENT, CountingRounds, Progress
-from vivace.benchmark.rounds import planned
 from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.rounds.runner import (
     ask_environment,
@@ -23,7 +22,7 @@ from vivace.benchmark.rounds.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.rounds.work import add_work
+from vivace.benchmark.rounds.work import add_work, plan_again
 from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
@@ -139,7 +138,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         else:
             run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
         if settings.plan and counting.num_rounds:
-            run = replace(run, planned=tuple(planned.plan_again(run.records, launcher)))
+            run = replace(run, planned=tuple(plan_again(run.records, launcher)))
     return run
 
 

@@ -16,18 +16,17 @@ from vivace.foundation.stats.equivalence import mean_interval
 from vivace.foundation.stats.intervals import Interval
 from vivace.foundation.untrusted.image_files import open_image
 from vivace.foundation.untrusted.streams import natural_order
-from vivace.measure.holes import figures_against, figures_alone
 from vivace.measure.image_metrics import (
     aligned,
     faults,
+    figures_against,
+    figures_alone,
     match,
     outside_metrics,
     pixels,
     thumbnail,
 )
-from vivace.measure.lpips import Lpips
-from vivace.measure.scorer import ClipScorer
-from vivace.measure.witness import Witness
+from vivace.measure.scorer import ClipScorer, Lpips, Witness
 from vivace.report.fidelity import Fidelity, PairedFigures, fidelity
 from vivace.report.quality_gate import Judgement, broken, judge_figures
 

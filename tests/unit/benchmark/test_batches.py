@@ -16,8 +16,7 @@ from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
 from vivace.benchmark import Store, Timing, studies
 from vivace.benchmark.rounds import round as rounds
-from vivace.benchmark.rounds.fitting import largest, reduce_until
-from vivace.benchmark.rounds.runner import ask_largest_batch, run_trials
+from vivace.benchmark.rounds.runner import ask_largest_batch, largest, reduce_until, run_trials
 from vivace.benchmark.rounds.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.store.images import image_path
 from vivace.errors import Unsupported, WorkerError, WorkloadError

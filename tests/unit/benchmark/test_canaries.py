@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.rounds.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Round

@@ -6,8 +6,7 @@ import pytest
 
 from tests.make import make_record
 from vivace.benchmark.run import Run
-from vivace.benchmark.store.compared import Compared
-from vivace.benchmark.store.invocation import Invocation
+from vivace.benchmark.store.compared import Compared, Invocation
 from vivace.cli.measuring.bench import show_run
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import CLIP_LIMIT, Limits

@@ -2,8 +2,7 @@
 
 import pytest
 
-from vivace.benchmark.demo import LONGEST, demo_recipes
-from vivace.benchmark.rounds.race import race
+from vivace.benchmark.demo import LONGEST, demo_recipes, race
 from vivace.recipes.resolve import resolve
 
 

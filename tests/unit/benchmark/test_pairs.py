@@ -10,8 +10,7 @@ import pytest
 import vivace
 from tests.typed import run_vivace
 from vivace.benchmark import pairs
-from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
-from vivace.benchmark.pairs_answer import answer_of
+from vivace.benchmark.pairs import Paired, _sequential, answer_of, outlook, pair_seconds
 from vivace.benchmark.store import Store
 from vivace.cli.measuring.compare import parse_percentage
 from vivace.foundation.spec.environment import Environment

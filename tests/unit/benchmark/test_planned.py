@@ -9,8 +9,8 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark import studies
-from vivace.benchmark.rounds import planned
-from vivace.benchmark.rounds.planned import machine_of, plan_again
+from vivace.benchmark.rounds import work as planned
+from vivace.benchmark.rounds.work import machine_of, plan_again
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.foundation.processes.launcher import Ending

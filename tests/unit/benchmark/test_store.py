@@ -12,8 +12,8 @@ import pytest
 
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.store.images import image_path, save_image
-from vivace.benchmark.store.invocation import Purpose
 from vivace.errors import StoreError
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
 from vivace.foundation.spec.trial import Trial

@@ -14,7 +14,7 @@ from vivace.benchmark import QualityRequest
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
 from vivace.foundation.spec.limits import CLIP_LIMIT, DEFAULT_LIMITS, Limits
-from vivace.measure.calibrating import scores
+from vivace.measure import calibrating
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
 from vivace.proofs.sides.plan import DrawRequest, prepare
@@ -103,7 +103,7 @@ def test_tune_and_prove_use_the_limit(machine: Machine, calibrated: dict[str, An
 def test_the_same_command_draws_and_scores_nothing_again(
     machine: Machine, calibrated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "_scorer", None)
+    monkeypatch.setattr(calibrating, "_scorer", None)
     result = machine.calibrate("--witness", str(machine.clip))
     assert result.exception is None, result.output
     assert "6 images are drawn already" in result.stderr

@@ -3,8 +3,7 @@
 import pytest
 
 from vivace.errors import UsageError
-from vivace.measure.calibrating.calibrate_witness import STRICTEST, choose_limit, least_detected
-from vivace.measure.calibrating.scores import ImageScores, label
+from vivace.measure.calibrating import STRICTEST, ImageScores, choose_limit, label, least_detected
 from vivace.measure.damage import DAMAGE, HARMLESS
 
 KINDS = {kind.name: kind for kind in DAMAGE}

@@ -8,8 +8,14 @@ import pytest
 from vivace.answers.answer import Table
 from vivace.answers.data import written
 from vivace.benchmark.load_testing.load_answer import answer_of
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies
-from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.benchmark.load_testing.load_rows import (
+    LoadRow,
+    LoadStage,
+    RequestSettings,
+    Samples,
+    figures_of,
+    lone_latencies,
+)
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")
 

@@ -15,8 +15,8 @@ from vivace.cli import app
 from vivace.errors import Unsupported
 from vivace.machinery.technique import Machine
 from vivace.measure import accelerator
+from vivace.measure.accelerator import MemoryMeter
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
-from vivace.measure.memory import MemoryMeter
 from vivace.measure.this_environment import environment
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from vivace.measure.raw_trace import covered, host_events, ranges_on
+from vivace.measure.profiling.trace import covered, host_events, ranges_on
 
 
 @pytest.mark.parametrize(

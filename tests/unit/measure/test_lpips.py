@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.measure.lpips import Lpips, default_weights
+from vivace.measure.scorer import Lpips, default_weights
 
 
 @pytest.fixture(scope="module")

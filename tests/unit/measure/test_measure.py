@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import vivace
-from vivace.measure.dtypes import probe_dtypes, slow_dtypes
-from vivace.measure.memory import weights_bytes
-from vivace.measure.raw_trace import attention_kernels
+from vivace.measure.accelerator import weights_bytes
+from vivace.measure.machine import probe_dtypes, slow_dtypes
+from vivace.measure.profiling.trace import attention_kernels
 from vivace.measure.this_environment import conditions, environment
 from vivace.measure.timer import PipelineTimer
 
@@ -71,7 +71,7 @@ def test_memory_sees_the_weights(session: Any) -> None:
 _PEAK = """
 import types
 import torch
-from vivace.measure.memory import MemoryMeter
+from vivace.measure.accelerator import MemoryMeter
 
 meter = MemoryMeter("cpu")
 meter.loaded(types.SimpleNamespace())

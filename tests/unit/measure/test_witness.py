@@ -23,7 +23,7 @@ from vivace.benchmark.store.images import save_image
 from vivace.errors import UnknownModel
 from vivace.foundation.spec.figures import FiguresKey
 from vivace.measure.folders import compare
-from vivace.measure.witness import Witness
+from vivace.measure.scorer import Witness
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer, find_witness
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.answers.answer import Answer, Plot, PlotPoint, Section, Table
-from vivace.benchmark.load_testing.load_figures import figures_of
-from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage
+from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, figures_of
 from vivace.foundation.stats import Interval
 
 _HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")

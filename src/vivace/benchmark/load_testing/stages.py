@@ -17,8 +17,17 @@ from datetime import UTC, datetime
 import httpx2
 
 from vivace.benchmark.load_testing.images_endpoint import run_async
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput
-from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
+from vivace.benchmark.load_testing.load_rows import (
+    DONE,
+    LoadRow,
+    LoadStage,
+    RequestSettings,
+    Samples,
+    figures_of,
+    key_of,
+    lone_latencies,
+    throughput,
+)
 from vivace.benchmark.load_testing.load_target import LoadTarget, RequestOutcome, send
 from vivace.errors import Unsupported
 

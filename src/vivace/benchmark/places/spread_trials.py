@@ -21,8 +21,8 @@ from vivace.benchmark.progress import Progress
 from vivace.benchmark.rounds.runner import images_folder, keep, sources_folder
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Invocation, Purpose
 from vivace.benchmark.store.images import save_image
-from vivace.benchmark.store.invocation import Invocation, Purpose
 from vivace.errors import WorkerError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round

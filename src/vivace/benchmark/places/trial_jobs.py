@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.rounds.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending, Launcher, last_line
 from vivace.foundation.spec.base import Spec

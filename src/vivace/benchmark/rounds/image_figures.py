@@ -17,8 +17,7 @@ from vivace.models.reading_limits import ReadingLimits
 if TYPE_CHECKING:
     import numpy as np
 
-    from vivace.measure.scorer import ClipScorer
-    from vivace.measure.witness import Witness
+    from vivace.measure.scorer import ClipScorer, Witness
 
 Model = TypeVar("Model")
 _MAY_BE_SHIFTED = 0.9  # match
@@ -63,7 +62,7 @@ def compute_figures(
         report({"event": "phase", "phase": "scoring images", "done": 0})
         _add_scores(figures, images, clip, PROMPT_SETS[scorer.others], sources)
         if scorer.witness is not None:
-            from vivace.measure.witness import Witness
+            from vivace.measure.scorer import Witness
 
             witness = _read_under_limits(Witness, Path(scorer.witness), device, report)
             report({"event": "phase", "phase": "asking the second witness", "done": 0})
@@ -83,8 +82,7 @@ def _read_under_limits(
 
 
 def _pixel_figures(key: FiguresKey, image: np.ndarray, original: np.ndarray) -> ImageFigures:
-    from vivace.measure.holes import figures_against, figures_alone
-    from vivace.measure.image_metrics import thumbnail
+    from vivace.measure.image_metrics import figures_against, figures_alone, thumbnail
 
     against: dict[str, float] = {}
     reason = None
@@ -215,7 +213,7 @@ def _add_lpips(rows: list[ImageFigures], images: Path, device: str) -> None:
     from PIL import Image
 
     from vivace.measure.image_metrics import pixels
-    from vivace.measure.lpips import Lpips
+    from vivace.measure.scorer import Lpips
 
     network = Lpips(device)
     for row in rows:

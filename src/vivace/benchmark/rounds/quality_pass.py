@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vivace.benchmark.deadline import Deadline, is_over, limit_s
+from vivace.benchmark.progress import Deadline, is_over, limit_s
 from vivace.benchmark.rounds.runner import sources_folder
 from vivace.benchmark.rounds.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.store import Store

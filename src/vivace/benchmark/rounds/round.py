@@ -11,26 +11,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.rounds.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
-from vivace.benchmark.store.images import save_image
+from vivace.benchmark.store.images import read_sources, save_image
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
 from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
+from vivace.measure.accelerator import MemoryMeter
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
-from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.raw_trace import attention_kernels, gpu_busy_s
+from vivace.measure.profiling.trace import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
+from vivace.models.sources import image_arguments
 from vivace.recipes.recipe import Recipe
+from vivace.runtime.calls import Call as Call
+from vivace.runtime.calls import generators_of, prompts_of
+from vivace.runtime.embeddings import encode
 from vivace.runtime.finite_images import hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
@@ -353,3 +357,69 @@ def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]
     """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
+
+
+PromptArguments = Callable[[Call], dict[str, Any]]
+
+
+class Arguments:
+    """Arguments of a workload's calls, besides a session's defaults.
+
+    Args:
+        pipeline: that the model is published for.
+    """
+
+    def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
+        self._workload = workload
+        self._pipeline = pipeline
+        self._pictures: dict[str, Any] = {}
+        if workload.sources:
+            assert sources is not None
+            self._pictures = read_sources(sources, workload)
+
+    def of(self, session: Session) -> PromptArguments:
+        """Return a function from a call's index to its prompts, or their embeddings encoded once, and its images.
+
+        Call it before each call: a benchmark draws few prompts many times, and they count as new each time, unless the
+        workload says that they are repeated.
+        """
+        if self._workload.text != "embeddings":
+
+            def prompts(call: Call) -> dict[str, Any]:
+                if self._workload.text == "prompts":
+                    session.forget_prompts()
+                return prompts_of(call) | self._images_of(call)
+
+            return prompts
+        by_key: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def encoded(call: Call) -> dict[str, Any]:
+            key = tuple(index for index, _, _ in call)
+            if key not in by_key:
+                by_key[key] = encode(session, [prompt for _, prompt, _ in call])
+            return by_key[key] | self._images_of(call)
+
+        return encoded
+
+    def _images_of(self, call: Call) -> dict[str, Any]:
+        indices = [index for index, _, _ in call]
+        return image_arguments(self._pipeline, self._workload, indices, self._pictures)
+
+
+def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
+    """Generate a call's images, each with its own generator; return the pipeline's output.
+
+    Args:
+        prompt_arguments: the prompts or embeddings, as keyword arguments.
+        overrides: other arguments of the pipeline's call.
+    """
+    return session(**prompt_arguments, **generators_of(call), **overrides)
+
+
+def num_graphs() -> int:
+    """Return the number of graphs that torch.compile has made in this process."""
+    import sys
+
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])

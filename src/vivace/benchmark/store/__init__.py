@@ -19,10 +19,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vivace.benchmark.rounds.schedule import comparable
-from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.compared import Compared, Purpose, purpose_of_earlier
+from vivace.benchmark.store.compared import Invocation as Invocation
 from vivace.benchmark.store.images import image_path
-from vivace.benchmark.store.invocation import Invocation as Invocation
-from vivace.benchmark.store.invocation import Purpose, purpose_of_earlier
 from vivace.errors import StoreError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass

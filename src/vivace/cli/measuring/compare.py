@@ -120,7 +120,7 @@ def compare(settings: CompareCommand) -> int:
         )
     except KeyboardInterrupt:
         return interrupted("finished rounds are kept")
-    from vivace.benchmark.pairs_answer import answer_of
+    from vivace.benchmark.pairs import answer_of
     from vivace.cli.display.terminal import show
 
     answer = answer_of(paired)
@@ -130,7 +130,7 @@ def compare(settings: CompareCommand) -> int:
 
 def say_pair(decision: Decision, records: Sequence[Record]) -> None:
     from vivace.answers.formatting import seconds
-    from vivace.benchmark.pairs_answer import difference
+    from vivace.benchmark.pairs import difference
 
     times = " and ".join(seconds(_last_s(record)) for record in records)
     click.echo(f"pair {decision.num_pairs}: {times} a call; so far {difference(decision)}", err=True)

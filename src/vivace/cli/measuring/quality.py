@@ -90,8 +90,7 @@ def quality(settings: QualityCommand) -> int:
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.stats import Gate
     from vivace.measure.folders import compare, judge_pairs, pair
-    from vivace.measure.scorer import ClipScorer
-    from vivace.measure.witness import Witness
+    from vivace.measure.scorer import ClipScorer, Witness
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
 

@@ -15,7 +15,7 @@ from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.store.compared import Purpose
 from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vivace.answers.formatting import count
-from vivace.measure.lpips import Lpips
+from vivace.measure.scorer import Lpips
 from vivace.proofs.checks.endpoint_checks import check_all
 from vivace.proofs.checks.findings import ImageFinding, find_broken, find_faults
 from vivace.proofs.checks.pair_figures import (

@@ -20,8 +20,7 @@ from vivace.answers.answer import (
 )
 from vivace.answers.formatting import count
 from vivace.benchmark.load_testing.load_answer import errors_text, figure_text
-from vivace.benchmark.load_testing.load_figures import figures_of
-from vivace.benchmark.load_testing.load_rows import LoadRow
+from vivace.benchmark.load_testing.load_rows import LoadRow, figures_of
 from vivace.proofs.checks.pair_figures import Nearness, PairFigures
 from vivace.proofs.checks.request_checks import Status
 from vivace.proofs.checks.side_loads import SideLoad

@@ -114,7 +114,7 @@ def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
 
 
 def _blip(located: LocatedScorer) -> Any:
-    from vivace.measure.witness import Witness
+    from vivace.measure.scorer import Witness
     from vivace.models.quiet import quiet
 
     with quiet():
