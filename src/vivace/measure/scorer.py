@@ -1,9 +1,12 @@
-"""CLIP scores: how well an image fits its prompt, and how similar two images are."""
+"""Models and functions that score images: CLIP, BLIP as a second witness, LPIPS, and a function of the user's own."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib import resources
@@ -14,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vivace.errors import UnknownModel, Unsupported
-from vivace.foundation.untrusted.files import open_plain, reading, user_path
+from vivace.foundation.untrusted.files import open_plain, reading, reason, user_path
 from vivace.measure.image_metrics import Pixels
 
 _MOST_ZOOMS, _FARTHEST = 9, 0.1
@@ -179,6 +182,48 @@ def _once(
 
 def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
     return [100 * float(x) for x in (a * b).sum(axis=-1)]
+
+
+class FunctionScorer:
+    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt.
+
+    Args:
+        name: "module:function".
+        folder: where the module was found.
+
+    Raises:
+        UnknownModel: it cannot be imported.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        module, _, function = name.partition(":")
+        self._name = name
+        sys.path.insert(0, str(folder))
+        try:
+            self._function = getattr(importlib.import_module(module), function)
+        except Exception as error:
+            traceback.print_exc()
+            raise UnknownModel(f"--scorer {name} cannot be imported: {reason(error)}") from error
+        finally:
+            sys.path.remove(str(folder))
+
+    def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
+        """Return the score of each image (PIL) with its prompt.
+
+        Raises:
+            Unsupported: the function fails, or returns something else.
+        """
+        try:
+            scores = [float(score) for score in self._function(list(images), list(prompts))]
+        except Exception as error:
+            traceback.print_exc()
+            raise Unsupported(f"--scorer {self._name} failed: {reason(error)}") from error
+        if len(scores) != len(images) or not np.isfinite(scores).all():
+            raise Unsupported(
+                f"--scorer {self._name} returned {scores[:3]} for {len(images)} images and prompts; it has to return a "
+                "list of as many finite numbers"
+            )
+        return scores
 
 
 class Witness:

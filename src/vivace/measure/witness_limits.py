@@ -15,7 +15,7 @@ from vivace.errors import OutputError, StoreError
 from vivace.foundation.spec.limits import CLIP_LIMIT, CLIP_LIMITS, WITNESS_LIMIT, Limits
 from vivace.foundation.spec.witness_calibration import JudgeKind, WitnessCalibration
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import cache_folder, read_text
+from vivace.foundation.untrusted.files import cache_folder, read_text, user_path
 
 _MAX_BYTES = 1_000_000
 _TOGETHER = " and "  # between the names of a CLIP model and a second witness
@@ -85,6 +85,8 @@ def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
     """Describe the source of one scorer's limit; "" if it was calibrated with vivace."""
     usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
     name = _name(scorer)
+    if ":" in name and not user_path(name).exists():  # module:function
+        return f"CLIP here is {name}, with the limit of CLIP models ({100 * usual:g} %); --min-quality clip=SHARE sets another"
     calibration = kept(model, scorer) if model else None
     if calibration is None:
         if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace

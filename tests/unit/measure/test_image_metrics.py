@@ -172,7 +172,7 @@ def test_folders_are_compared_pair_by_pair(tmp_path: Path, clip_folder: Path) ->
     assert unpaired == ["only-here.png"]
     comparison = compare(
         a, b, names, [f"a red circle {'left ' * k}" for k in range(6)], ClipScorer(clip_folder)
-    )
+    ).to_dict()
     assert "clip_score_of_others" in comparison["pairs"][0]["a"]
     assert [p["faults_b"] for p in comparison["pairs"]] == [["black"], [], [], [], [], []]
     assert comparison["summary"]["psnr_db"]["identical"] == 5
@@ -194,7 +194,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"x\.png cannot be read as an image"):
         compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
     save(tmp_path / "b", "x.png", noise(size=32))
-    comparison = compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None)
+    comparison = compare(tmp_path / "a", tmp_path / "b", ["x.png"], None, None).to_dict()
     assert "32x32 and 64x64" in comparison["pairs"][0]["reason"]
     assert "psnr_db" not in comparison["summary"]
     assert "sharpness" in comparison["summary"]

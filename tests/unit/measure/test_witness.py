@@ -17,7 +17,7 @@ from transformers import (
     BlipProcessor,
 )
 
-from vivace.benchmark.rounds.image_figures import compute_figures
+from vivace.benchmark.rounds.quality_pass import compute_figures
 from vivace.benchmark.rounds.worker_requests import Scorer
 from vivace.benchmark.store.images import save_image
 from vivace.errors import UnknownModel
@@ -113,7 +113,7 @@ def test_the_quality_pass_and_two_folders_ask_it_too(blip: Path, tmp_path: Path)
     scores = [witness.scores(picture, [prompts[k % 2]])[0] for k, picture in enumerate(pictures)]
     comparison = compare(
         tmp_path / "a", tmp_path / "b", ["0.png", "1.png"], prompts, None, witness=Witness(blip)
-    )
+    ).to_dict()
     rows = comparison["pairs"]
     assert [row["a"]["witness_score"] for row in rows] == pytest.approx(scores[:2], abs=1e-3)
     assert [row["b"]["witness_score"] for row in rows] == pytest.approx(scores[2:], abs=1e-3)

@@ -113,7 +113,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             round_ = measure_round(trial, index, timing, folder, report, sources)
             return round_.model_dump(mode="json")
         case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
-            from vivace.benchmark.rounds.image_figures import compute_figures
+            from vivace.benchmark.rounds.quality_pass import compute_figures
 
             rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}

@@ -17,6 +17,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Task
 from vivace.models.reading_limits import complaint
+from vivace.models.scorers import LocatedScorer
 
 WORKER = (sys.executable, "-m", "vivace.benchmark.rounds.worker")
 """The command line of the worker that answers them."""
@@ -102,11 +103,21 @@ class ImagesRequest(WorkerRequest):
 
 
 class Scorer(Spec):
-    """A CLIP model's folder, the prompt set that serves as other prompts, and the folder of a second witness."""
+    """What scores images: the folder of a CLIP model, or of a function's module with its name, and of a second witness.
+
+    `others` is the prompt set that serves as other prompts.
+    """
 
     folder: str
     others: str
+    function: str | None = None
     witness: str | None = None
+
+    @classmethod
+    def of(cls, located: LocatedScorer) -> Scorer:
+        witness = None if located.witness is None else str(located.witness.folder)
+        function = located.name if located.is_function else None
+        return cls(folder=str(located.folder), others=located.prompt_set, function=function, witness=witness)
 
 
 class FiguresRequest(WorkerRequest):

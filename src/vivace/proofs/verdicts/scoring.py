@@ -104,8 +104,12 @@ def add_all_scores(
 
 
 def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
-    from vivace.measure.scorer import ClipScorer
+    from vivace.measure.scorer import ClipScorer, FunctionScorer
     from vivace.models.quiet import quiet
+
+    if located.is_function:
+        function = FunctionScorer(located.name, located.folder)
+        return lambda images, prompts: [function.scores([image] * len(prompts), prompts) for image in images]
 
     with quiet():
         scorer = ClipScorer(located.folder)
