@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.technique import Stage
 from vivace.measure.scorer import check_lpips
@@ -44,6 +45,20 @@ class Comparison:
     judged: bool = True
     sources: SourceImages | None = None
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def trials(self, device: str) -> list[Trial]:
+        """Return a trial for each recipe, on torch's type of device."""
+        texts = [recipe.text for recipe in self.recipes]
+        return [
+            Trial(
+                model=self.located.model,
+                recipe=recipe.spec,
+                workload=self.workload,
+                device=device,
+                repetition=texts[:index].count(recipe.text),
+            )
+            for index, recipe in enumerate(self.recipes)
+        ]
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:

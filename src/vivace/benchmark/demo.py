@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.rounds.runner import ask_race
-from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.rounds.worker_requests import WORKER, RaceRequest, ask
 from vivace.benchmark.run import Run
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study, start_launcher
@@ -47,7 +46,8 @@ def run_demo(
     """
     with start_launcher("auto", worker) as launcher:
         threads = default_threads(find_model(MODEL))
-        recipes = demo_recipes(ask_race(launcher, MODEL, ["baseline", *CANDIDATES], "auto", threads))
+        request = RaceRequest(model=MODEL, recipes=("baseline", *CANDIDATES), device="auto", threads=threads)
+        recipes = demo_recipes(ask(launcher, request, _RACE_S))
         study = Study.of(
             MODEL,
             recipes,
@@ -56,19 +56,8 @@ def run_demo(
             num_inference_steps=STEPS,
             timing=Timing(rounds=1, repeats=6, max_warmup=1),
         )
-        command = ["vivace", "bench", "--model", MODEL, "--num-inference-steps", str(STEPS)]
-        command += [
-            "--prompt-set",
-            PROMPT_SET,
-            "--seeds",
-            str(SEEDS),
-            "--rounds",
-            "1",
-            "--repeats",
-            "6",
-            "--warmup",
-            "1",
-        ]
+        line = f"vivace bench --model {MODEL} --num-inference-steps {STEPS} --prompt-set {PROMPT_SET} --seeds {SEEDS}"
+        command = [*line.split(), "--rounds", "1", "--repeats", "6", "--warmup", "1"]
         for recipe in recipes:
             command += ["--recipe", recipe]
         line = shlex.join(command)
@@ -90,6 +79,7 @@ def demo_recipes(times_s: dict[str, float]) -> list[str]:
     return ["baseline"] + ["+".join(changes[: n + 1]) for n in range(len(changes))]
 
 
+_RACE_S = 600.0
 _STEPS = 10
 _ROUNDS = 4
 _TOO_SLOW = 3.0  # recipes slower than this multiple of the fastest are dropped after the first call

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from vivace.answers.data import dataframe
 from vivace.answers.terminal import text_of
@@ -23,11 +23,10 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported
 from vivace.foundation.processes.launcher import Launcher, OnEvent
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.profiling import Profile
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome
-from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.study import STUDY_ONLY, Study, WorkloadRequest, takes_fields
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
@@ -72,6 +71,7 @@ class Profiled:
         return text_of(answer_of(self.profile))
 
 
+@takes_fields(WorkloadRequest, Study, without=STUDY_ONLY)
 def profile(
     model: str,
     recipe: str = BASELINE,
@@ -80,7 +80,7 @@ def profile(
     trace: str | Path | None = None,
     launcher: Launcher | None = None,
     on_event: OnEvent | None = None,
-    **fields: Unpack[CallKeywords],
+    **fields: Any,
 ) -> Profiled:
     """Profile one whole call of a recipe after the warm-up, in a separate process.
 

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from vivace.benchmark.comparison import Comparison, comparisons
-from vivace.benchmark.places.local_pool import NumGpus
+from vivace.benchmark.places.local_pool import gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
-from vivace.benchmark.progress import SILENT, CountingRounds, Progress
+from vivace.benchmark.progress import CountingRounds
 from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.rounds.runner import (
     ask_environment,
@@ -30,12 +29,9 @@ from vivace.benchmark.store import Invocation, Store
 from vivace.benchmark.store.images import save_sources
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
-from vivace.foundation.spec.keywords import StudyKeywords
 from vivace.foundation.spec.record import Record
-from vivace.foundation.spec.settings import DEFAULT_STORE
-from vivace.foundation.spec.study import QualityRequest, Study
+from vivace.foundation.spec.study import QualityRequest, Study, WorkloadRequest, pop_fields, takes_fields
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import looks
 from vivace.foundation.stats.until import MOST_ROUNDS, Until
 from vivace.models.find import LocatedModel
@@ -46,22 +42,8 @@ from vivace.runtime.workloads import default_threads
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
 
-def bench(
-    model: str | Sequence[str],
-    recipes: Sequence[str],
-    *,
-    store: str | Path = DEFAULT_STORE,
-    rerun: bool = False,
-    progress: Progress | None = None,
-    launcher: Launcher | None = None,
-    gpus: NumGpus | None = None,
-    ray: str | None = None,
-    canaries: bool = True,
-    until: str | Until | None = None,
-    max_minutes: float = 60.0,
-    plan: bool = True,
-    **fields: Unpack[StudyKeywords],
-) -> Run:
+@takes_fields(RunSettings, Study, WorkloadRequest, QualityRequest)
+def bench(model: str | Sequence[str], recipes: Sequence[str], **keywords: Any) -> Run:
     """Compare recipes on a model and return the run.
 
     Rounds that the store already holds are not measured again. Each round runs in a separate process. A round that
@@ -70,36 +52,18 @@ def bench(
     Args:
         model: what `vivace.load` takes, or a list of it.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; the first is the baseline.
-        rerun: measure stored rounds again.
-        progress: receives events while rounds run.
-        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
-        ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
-        canaries: in each of two or more rounds, time a few calls of its first recipe once more at its end, in a process
-            of their own: the machine's changes are corrected for, or widen the interval.
-        until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
-            several with | between them. `Run.answers` has them.
-        max_minutes: with `until`, start no round that would end later.
-        plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
-            predictions. Takes seconds.
-        fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.foundation.spec.study), e.g.
+        keywords: the fields of `RunSettings` (vivace.benchmark), and of `Study`, `WorkloadRequest` and
+            `QualityRequest` (vivace.foundation.spec.study), e.g. `store="measured"`, `until="faster|same 3%"`,
             `prompts=[...]`, `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
+    given = pop_fields(RunSettings, keywords)
     settings = RunSettings(
-        store=store,
-        rerun=rerun,
-        progress=progress or SILENT,
-        launcher=launcher,
-        gpus=gpus,
-        ray=ray,
-        canaries=canaries,
-        until=Until.parse(until) if isinstance(until, str) else until,
-        max_minutes=max_minutes,
-        plan=plan,
+        **{"plan": True} | {name: value for name, value in given.items() if value is not None}
     )
-    return run_study(Study.of(model, recipes, **fields), settings)
+    return run_study(Study.of(model, recipes, **keywords), settings)
 
 
 def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
@@ -119,14 +83,15 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
         pool = settings.pool
         if pool is None and settings.is_spread:
-            pool = stack.enter_context(closing(settings.start_pool(study.device, launcher)))
+            pool = stack.enter_context(closing(start_pool(settings, study.device, launcher)))
         for comparison in checked:
             if comparison.sources is not None:
                 save_sources(store.folder / "sources", comparison.sources.by_sha)
-        running = replace(settings, progress=counting, launcher=launcher, pool=pool)
+        given = replace(settings, progress=counting, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:
             timing = study.timing.model_copy(update={"rounds": rounds})
+            running = replace(given, canaries=settings.canaries and rounds > 1)
             timed = study.model_copy(update={"timing": timing})
             compared: list[Compared] = []
             for comparison, scorer in zip(checked, judges, strict=True):
@@ -136,6 +101,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         if settings.until is None:
             run = measure(study.timing.rounds)
         else:
+            assert isinstance(settings.until, Until), "texts are parsed"
             run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
         if settings.plan and counting.num_rounds:
             run = replace(run, planned=tuple(plan_again(run.records, launcher)))
@@ -164,7 +130,7 @@ class _Comparing:
         """Run it with this process's worker; the largest batch is searched for first, if the study requests it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
-        trials = self._trials(environment.device)
+        trials = self.comparison.trials(environment.device)
         if self.comparison.largest_batch:
             batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
             trials = [with_batch(trial, batch) for trial in trials]
@@ -176,13 +142,9 @@ class _Comparing:
             environment,
             timing,
             self.store,
-            self.launcher,
-            rerun=self.settings.rerun,
+            self.settings,
             largest_batch=self.comparison.largest_batch,
             rival_of=self.comparison.rival_of,
-            progress=self.settings.progress,
-            deadline=self.settings.deadline,
-            canaries=self.settings.canaries and timing.rounds > 1,
         )
         return self._judged(records, run)
 
@@ -191,14 +153,12 @@ class _Comparing:
         timing = self._timing()
         live = pool.environments(timing.threads)
         spread = SpreadTrials(
-            self._trials(live[0].device),
+            self.comparison.trials(live[0].device),
             timing,
             self.store,
             live,
             pool.num_places,
-            self.settings.progress,
-            rerun=self.settings.rerun,
-            canaries=self.settings.canaries and timing.rounds > 1,
+            self.settings,
         )
         try:
             pool.run(spread)
@@ -256,19 +216,6 @@ class _Comparing:
             return timing
         return timing.model_copy(update={"threads": default_threads(self.comparison.located)})
 
-    def _trials(self, device: str) -> list[Trial]:
-        texts = [recipe.text for recipe in self.comparison.recipes]
-        return [
-            Trial(
-                model=self.comparison.located.model,
-                recipe=recipe.spec,
-                workload=self.comparison.workload,
-                device=device,
-                repetition=texts[:index].count(recipe.text),
-            )
-            for index, recipe in enumerate(self.comparison.recipes)
-        ]
-
     def _scorer_id(self) -> str | None:
         return self.scorer.id if self.scorer else None
 
@@ -282,6 +229,16 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
                     f"{recipe.text} takes several GPUs for one image, and --gpus and --ray measure each recipe on one; "
                     "bench it without them"
                 )
+
+
+def start_pool(settings: RunSettings, device: str, launcher: Launcher) -> Pool:
+    """Return the places that the settings' `gpus` or `ray` name."""
+    if settings.ray is not None:
+        from vivace.benchmark.places.ray_nodes import RayNodes
+
+        return RayNodes(settings.ray, device)
+    assert settings.gpus is not None
+    return gpu_pool(gpus_of_this_host(launcher, settings.gpus))
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:

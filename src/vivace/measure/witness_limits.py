@@ -86,7 +86,7 @@ def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
     usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
     name = _name(scorer)
     if ":" in name and not user_path(name).exists():  # module:function
-        return f"CLIP here is {name}, with the limit of CLIP models ({100 * usual:g} %); --min-quality clip=SHARE sets another"
+        return f"CLIP here is {name}, and its limit that of CLIP models ({100 * usual:g} %; --min-quality clip=...)"
     calibration = kept(model, scorer) if model else None
     if calibration is None:
         if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace

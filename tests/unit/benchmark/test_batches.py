@@ -14,7 +14,7 @@ from tests.faulty_worker import COMMAND, Fault
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace as run
 from tests.unit.cli.test_commands import QUICK
-from vivace.benchmark import Store, Timing, studies
+from vivace.benchmark import RunSettings, Store, Timing, studies
 from vivace.benchmark.rounds import round as rounds
 from vivace.benchmark.rounds.runner import ask_largest_batch, largest, reduce_until, run_trials
 from vivace.benchmark.rounds.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
@@ -281,7 +281,8 @@ def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
     trials = [on_a_gpu(), on_a_gpu("tiny_vae")]
     with Store.create(tmp_path) as store:
         store.start_run("vivace bench", trials, make_environment(), None)
-        records = run_trials(trials, make_environment(), TIMING, store, Full(), largest_batch=True)
+        settings = RunSettings(launcher=Full())
+        records = run_trials(trials, make_environment(), TIMING, store, settings, largest_batch=True)
         own, other = (record.reason or "" for record in records)
         assert own.startswith("Tried to allocate 32.00 GiB; --batch max found that 1 fits, in a rehearsal")
         assert "give a smaller number" in own

@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> SpreadTrials:
     trials = [make_trial(recipe) for recipe in RECIPES]
-    return SpreadTrials(trials, TIMING, store, [make_environment()], num_places, Silent(), **options)
+    return SpreadTrials(trials, TIMING, store, [make_environment()], num_places, RunSettings(**options))
 
 
 def measure(spread: SpreadTrials, ticket: Ticket, stop_after: int | None = None) -> None:
@@ -189,7 +189,7 @@ def test_a_rerun_of_the_command_goes_on(store: Store) -> None:
     ]
     assert spread_of(store, rerun=True).waiting == 3
     newer = make_environment().model_copy(update={"libraries": {"torch": "2.14.0"}})
-    stale = SpreadTrials([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, Silent())
+    stale = SpreadTrials([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, RunSettings())
     assert stale.waiting == 3, "measured with another PyTorch"
 
 
@@ -272,7 +272,9 @@ def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) ->
 
     pool = LocalPool(PLACES, "cpu", launcher_at)
     with contextlib.closing(pool):
-        return run_study(study, RunSettings(store=store, progress=progress, pool=pool, canaries=False))
+        return run_study(
+            study, RunSettings(store=store, progress=progress or Silent(), pool=pool, canaries=False)
+        )
 
 
 def check_pairing(run: Run) -> None:

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from vivace.benchmark.places.trial_jobs import Done, Job
-from vivace.benchmark.progress import Progress
 from vivace.benchmark.rounds.runner import images_folder, keep, sources_folder
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.compared import Invocation, Purpose
 from vivace.benchmark.store.images import save_image
@@ -84,7 +84,6 @@ class SpreadTrials:
         trials: the first is the baseline.
         live: the environments of the pool's places, without the place. Measurements in other environments are stale.
         num_places: see `Pool`.
-        rerun: measure stored trials again.
     """
 
     def __init__(
@@ -94,17 +93,12 @@ class SpreadTrials:
         store: Store,
         live: Sequence[Environment],
         num_places: int | None,
-        progress: Progress,
-        *,
-        rerun: bool = False,
-        canaries: bool = True,
+        settings: RunSettings,
     ) -> None:
-        self._canaries = canaries
+        self._canaries, self._rerun, self._progress = settings.canaries, settings.rerun, settings.progress
         self._trials = tuple(trials)
         self._timing = timing
         self._store = store
-        self._progress = progress
-        self._rerun = rerun
         self._attempts: dict[int, int] = {}
         self._measured_at: dict[int, Environment] = {}
         self._next_index: dict[str, int] = {}
@@ -112,7 +106,7 @@ class SpreadTrials:
         self._delivered: set[tuple[str, int]] = set()
         places = list(range(1, len(trials))) or [0]
         for trial in places:
-            finished = None if rerun else self._finished_at(trial, live)
+            finished = None if self._rerun else self._finished_at(trial, live)
             if finished is not None:
                 self._measured_at[trial] = finished
         self._waiting = [trial for trial in places if trial not in self._measured_at]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
-from vivace.benchmark.progress import SILENT, Deadline, Progress
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.benchmark.rounds.worker_requests import (
     EnvironmentRequest,
     LargestBatchRequest,
-    RaceRequest,
     RehearsalRequest,
     ask,
 )
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
 from vivace.foundation.processes.launcher import Launcher
@@ -32,14 +31,6 @@ def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Env
     """Return the environment, determined by a worker, so that this process does not import torch or touch a GPU."""
     request = EnvironmentRequest(device=device, threads=threads)
     return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
-
-
-def ask_race(
-    launcher: Launcher, model: str, recipes: Sequence[str], device: str, threads: int
-) -> dict[str, float]:
-    """Return the seconds of a short call of each recipe that can run here (see `benchmark.race`)."""
-    request = RaceRequest(model=model, recipes=tuple(recipes), device=device, threads=threads)
-    return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
 
 
 def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources: str | None = None) -> int:
@@ -77,72 +68,59 @@ def run_trials(
     environment: Environment,
     timing: Timing,
     store: Store,
-    launcher: Launcher,
+    settings: RunSettings,
     *,
-    rerun: bool = False,
     largest_batch: bool = False,
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
-    progress: Progress = SILENT,
-    deadline: Deadline | None = None,
-    canaries: bool = True,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
     Rounds are interleaved, and their order is random, so that movement of the machine affects all trials alike. The
-    baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that fails in a
-    round is not tried again in later rounds of this run.
+    baseline is measured again beside trials that the store lacks (see `benchmark.rounds.schedule`). A trial that fails
+    in a round is not tried again in later rounds of this run.
 
     Args:
         trials: the first is the baseline.
-        rerun: measure stored rounds again.
+        settings: with a running launcher.
         largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
-        deadline: by which the rounds have to end; those that do not fit are left out.
-        canaries: also measure each round's first trial briefly at its end, to follow the machine's speed.
     """
+    assert settings.launcher is not None
+    progress, rivals = settings.progress, dict(rival_of or {})
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
     todo = missing_rounds(
-        stored,
-        timing,
-        goes_on=store.goes_on(keys),
-        rerun=rerun,
-        seed="/".join(keys),
+        stored, timing, goes_on=store.goes_on(keys), rerun=settings.rerun, seed="/".join(keys)
     )
-    todo = _rivals_after(todo, rival_of or {})
+    # In the first round rivals come last: they run only where the cache itself can.
+    first = todo[0][1] if todo else 0
+    todo.sort(key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
     progress.begin(trials, timing, todo)
     job = Job(
         trials=tuple(trials),
         rounds=tuple(todo),
         timing=timing,
         pictures=images_folder(store),
-        drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
-        rival_of=dict(rival_of or {}),
+        drawn=tuple(not settings.rerun and any(r.pictures for r in of.values()) for of in stored),
+        rival_of=rivals,
         largest_batch=largest_batch,
         sources=sources_folder(store),
-        canaries=canaries,
+        canaries=settings.canaries,
     )
     try:
-        for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
+        for done in rounds_of(
+            job, settings.launcher, progress.start_round, progress.event, settings.deadline
+        ):
             keep(done, trials[done.trial], keys[done.trial], store)
             if not done.is_update:
                 progress.end_round(done.trial, done.round)
     finally:
         progress.end()
     records = [store.record(key) for key in keys]
-    if deadline is not None and records[0] is None:
+    if settings.deadline is not None and records[0] is None:
         return []  # it passed before the baseline was measured
     return comparable(records, timing.rounds)
-
-
-def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
-    """Return the rounds with rivals of step caches last in the first round: they run only where the cache itself
-    can."""
-    if not todo:
-        return []
-    first = todo[0][1]
-    return sorted(todo, key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
 
 
 def keep(done: Done, trial: Trial, key: str, store: Store) -> None:

@@ -113,7 +113,6 @@ def compare(settings: CompareCommand) -> int:
             store=settings.store,
             command=command_line(),
             on_pair=say_pair,
-            on_note=lambda note: click.echo(f"note: {note}", err=True),
             workload=settings.part(WorkloadRequest, batches=(settings.batch,)),
             timing=settings.part(Timing),
             device=settings.device,

@@ -295,7 +295,7 @@ def run_parts(
                 launcher = stack.enter_context(benches.start_launcher(device))
             settings = replace(settings, launcher=launcher)
             if settings.pool is None and settings.is_spread:
-                pool = stack.enter_context(closing(settings.start_pool(device, launcher)))
+                pool = stack.enter_context(closing(benches.start_pool(settings, device, launcher)))
                 settings = replace(settings, pool=pool)
         for model_part in planned:
             run: Run = benches.run_study(model_part.study, settings)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.input_errors import InputErrors
@@ -27,9 +28,7 @@ from vivace.foundation.spec.settings import (
 from vivace.foundation.spec.task_names import TextMode
 from vivace.foundation.spec.timing import Timing
 
-if TYPE_CHECKING:
-    from vivace.foundation.spec.keywords import StudyKeywords
-
+Function = TypeVar("Function", bound=Callable[..., Any])
 BatchSize = int | Literal["max"]
 PromptSet = Annotated[
     str | None,
@@ -142,9 +141,7 @@ class Study(Settings):
     ] = True
 
     @classmethod
-    def of(
-        cls, models: str | Sequence[str], recipes: Sequence[str], **keywords: Unpack[StudyKeywords]
-    ) -> Study:
+    def of(cls, models: str | Sequence[str], recipes: Sequence[str], **keywords: Any) -> Study:
         """Return a study from flat keywords.
 
         Args:
@@ -158,12 +155,12 @@ class Study(Settings):
         fields: dict[str, Any] = dict(keywords)
         quality = fields.pop("quality", True)
         if isinstance(quality, bool):
-            quality = QualityRequest(enabled=quality, **_pop_fields(QualityRequest, fields))
+            quality = QualityRequest(enabled=quality, **pop_fields(QualityRequest, fields))
         if "batch" in fields:
             fields["batches"] = (fields.pop("batch"),)
         workload = fields.pop("workload", None)
         if workload is None:
-            workload = _validated_workload(WorkloadRequest, _pop_fields(WorkloadRequest, fields))
+            workload = _validated_workload(WorkloadRequest, pop_fields(WorkloadRequest, fields))
         if unknown := [name for name in fields if name not in cls.model_fields]:
             names = [*cls.model_fields, *WorkloadRequest.model_fields, *QualityRequest.model_fields, "batch"]
             raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], names)}")
@@ -172,11 +169,39 @@ class Study(Settings):
             return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
 
 
-def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return the keywords that are fields of `part`."""
-    return {name: fields.pop(name) for name in list(fields) if name in part.model_fields}
-
-
 def _validated_workload(part: type[WorkloadRequest], fields: dict[str, Any]) -> WorkloadRequest:
     with InputErrors(WorkloadError):
         return part(**fields)
+
+
+STUDY_ONLY = ("models", "recipes", "quality", "rivals")
+"""Fields of a study that one recipe's profile, or a comparison of two, has not."""
+
+
+def takes_fields(*kinds: type, without: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """Return a decorator that shows the fields of classes in a function's signature, in the place of **keywords."""
+
+    def show(function: Function) -> Function:
+        signature = inspect.signature(function)
+        first = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        fields = {
+            each.name: each.replace(
+                kind=each.KEYWORD_ONLY,
+                annotation=each.empty
+                if issubclass(kind, Settings)
+                else each.annotation,  # which checks itself
+            )
+            for kind in kinds
+            for each in inspect.signature(kind).parameters.values()
+            if each.name not in {*signature.parameters, *without}
+        }
+        vars(function)["__signature__"] = signature.replace(parameters=[*first, *fields.values()])
+        return function
+
+    return show
+
+
+def pop_fields(kind: type, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Remove and return the keywords that are fields of a class."""
+    names = inspect.signature(kind).parameters
+    return {name: keywords.pop(name) for name in list(keywords) if name in names}
