@@ -18,7 +18,7 @@ import numpy as np
 
 from vivace.errors import StoreError, UsageError
 from vivace.foundation.spec.figures import ImageFigures
-from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
+from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
 from vivace.foundation.stats import MIN_GROUPS
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_object

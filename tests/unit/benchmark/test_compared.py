@@ -9,9 +9,8 @@ from vivace.benchmark.run import Run
 from vivace.benchmark.store.compared import Compared, Invocation
 from vivace.cli.measuring.bench import show_run
 from vivace.foundation.spec.figures import QualityPass
-from vivace.foundation.spec.limits import CLIP_LIMIT, Limits
+from vivace.foundation.spec.limits import CLIP_LIMIT, Limits, WitnessCalibration
 from vivace.foundation.spec.study import Study
-from vivace.foundation.spec.witness_calibration import WitnessCalibration
 from vivace.measure.witness_limits import keep
 
 SCORER = "openai/clip@2"
