@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.places.local_pool import gpu_pool, gpus_of_this_host
@@ -39,18 +39,27 @@ from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
 from vivace.report.rows import log_speedups
 from vivace.runtime.workloads import default_threads
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
 
 @takes_fields(RunSettings, Study, WorkloadRequest, QualityRequest)
-def bench(model: str | Sequence[str], recipes: Sequence[str], **keywords: Any) -> Run:
+def bench(
+    model: str | Sequence[str] | DiffusionPipeline | Callable[[], DiffusionPipeline],
+    recipes: Sequence[str],
+    **keywords: Any,
+) -> Run:
     """Compare recipes on a model and return the run.
 
     Rounds that the store already holds are not measured again. Each round runs in a separate process. A round that
     crashes, hangs or runs out of memory gets that outcome and does not affect the others.
 
     Args:
-        model: what `vivace.load` takes, or a list of it.
+        model: what `vivace.load` takes, or a list of it; or a diffusers pipeline, or a function that makes one. These
+            are measured in this process, each recipe on a pipeline of its own: a copy of yours, beside which it has to
+            fit, or what the function returns. There nothing limits a round's time, and a crash ends the program.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; the first is the baseline.
         keywords: the fields of `RunSettings` (vivace.benchmark), and of `Study`, `WorkloadRequest` and
             `QualityRequest` (vivace.foundation.spec.study), e.g. `store="measured"`, `until="faster|same 3%"`,
@@ -63,7 +72,18 @@ def bench(model: str | Sequence[str], recipes: Sequence[str], **keywords: Any) -
     settings = RunSettings(
         **{"plan": True} | {name: value for name, value in given.items() if value is not None}
     )
-    return run_study(Study.of(model, recipes, **keywords), settings)
+    if isinstance(model, str) or not (callable(model) or hasattr(model, "components")):
+        return run_study(Study.of(model, recipes, **keywords), settings)
+    from vivace.benchmark.live import InThisProcess, check_live, live_model
+
+    if settings.is_spread:
+        raise UsageError(
+            "gpus and ray measure in other processes; give bench the name or the folder of the model"
+        )
+    with live_model(model) as live, InThisProcess() as launcher:
+        study = Study.of(live.model.name, recipes, **{"device": live.device} | keywords)
+        check_live(comparisons(study))
+        return run_study(study, replace(settings, launcher=launcher, plan=False))
 
 
 def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
