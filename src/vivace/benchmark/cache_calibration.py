@@ -15,9 +15,10 @@ from typing import Any
 
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.rounds.worker_requests import start_launcher
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store.compared import Purpose
-from vivace.benchmark.studies import run_study, start_launcher
+from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Outcome

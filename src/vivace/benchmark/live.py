@@ -17,6 +17,7 @@ from vivace.benchmark.rounds.worker_requests import WORKER, AnyRequest
 from vivace.errors import UsageError, VivaceError
 from vivace.foundation.processes.launcher import Ending, Launcher, OnEvent
 from vivace.foundation.spec.trial import Model
+from vivace.machinery.technique import component_of
 from vivace.measure.accelerator import empty_cache, plain_tensors, weights_bytes
 from vivace.measure.machine import torch_type
 from vivace.models.find import LIVE, SMALL_BYTES, LocatedModel
@@ -137,8 +138,10 @@ def check_live(comparisons: Sequence[Comparison]) -> None:
 
 def _size(pipe: Any) -> dict[str, int]:
     """Return the size that a pipeline draws by default; empty where it does not say."""
-    denoiser = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
-    sample = getattr(pipe, "default_sample_size", None) or getattr(denoiser.config, "sample_size", None)
+    denoiser: Any = component_of(pipe, "denoiser")
+    sample = getattr(pipe, "default_sample_size", None) or getattr(
+        getattr(denoiser, "config", None), "sample_size", None
+    )
     scale = getattr(pipe, "vae_scale_factor", None)
     if not isinstance(sample, int) or not isinstance(scale, int):
         return {}

@@ -14,11 +14,11 @@ from vivace.answers.formatting import count
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.rounds.runner import ask_environment, run_trials
+from vivace.benchmark.rounds.worker_requests import start_launcher
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.store.images import save_sources
-from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome, Record, Round

@@ -17,9 +17,8 @@ from vivace.answers.data import dataframe
 from vivace.answers.terminal import text_of
 from vivace.benchmark.rounds.round import Measurement, Report, draw, explain, num_graphs
 from vivace.benchmark.rounds.runner import ask_environment
-from vivace.benchmark.rounds.worker_requests import ProfileRequest, ask
+from vivace.benchmark.rounds.worker_requests import ProfileRequest, ask, start_launcher
 from vivace.benchmark.store.images import save_sources
-from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported
 from vivace.foundation.processes.launcher import Launcher, OnEvent
 from vivace.foundation.spec.environment import Environment

@@ -22,7 +22,7 @@ from vivace.benchmark.rounds.runner import (
     with_batch,
 )
 from vivace.benchmark.rounds.work import add_work, plan_again
-from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.rounds.worker_requests import start_launcher as start_launcher
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import Invocation, Store
@@ -72,7 +72,7 @@ def bench(
     settings = RunSettings(
         **{"plan": True} | {name: value for name, value in given.items() if value is not None}
     )
-    if isinstance(model, str) or not (callable(model) or hasattr(model, "components")):
+    if isinstance(model, str | Sequence):
         return run_study(Study.of(model, recipes, **keywords), settings)
     from vivace.benchmark.live import InThisProcess, check_live, live_model
 
@@ -259,15 +259,6 @@ def start_pool(settings: RunSettings, device: str, launcher: Launcher) -> Pool:
         return RayNodes(settings.ray, device)
     assert settings.gpus is not None
     return gpu_pool(gpus_of_this_host(launcher, settings.gpus))
-
-
-def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
-
-    Args:
-        worker: the command line that starts a worker process.
-    """
-    return Launcher(worker, tries_gpu=device != "cpu")
 
 
 def find_judges(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vivace.benchmark.demo import LONGEST, demo_recipes, race
+from vivace.benchmark.demo import LONGEST, demo_recipes
+from vivace.benchmark.rounds.round import race
 from vivace.recipes.resolve import resolve
 
 

@@ -32,11 +32,12 @@ from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.models.sources import image_arguments
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import Call as Call
 from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.embeddings import encode
 from vivace.runtime.finite_images import hidden_images
-from vivace.runtime.opening import session_of
+from vivace.runtime.opening import open_session, session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.session import Session
 
@@ -50,6 +51,9 @@ _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
+_RACE_STEPS = 10
+_RACE_ROUNDS = 4
+_TOO_SLOW = 3.0  # recipes slower than this multiple of the fastest are dropped after the first call
 
 
 def measure_round(
@@ -423,3 +427,35 @@ def num_graphs() -> int:
     if "torch._dynamo.utils" not in sys.modules:
         return 0
     return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
+
+
+def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
+    """Return each recipe's best time for a call of a few steps, seconds. Calls are interleaved.
+
+    Recipes that are unsupported here, change nothing, or are far slower than the fastest (fp16 on a CPU that emulates
+    it) are left out.
+    """
+    located = find_model(model)
+    sessions: dict[str, Session] = {}
+    for recipe in recipes:
+        try:
+            sessions[recipe] = open_session(
+                located, resolve(recipe), device, {"num_inference_steps": _RACE_STEPS}
+            )
+        except (Unsupported, NoEffect):
+            continue
+    # Two steps without decoding find the recipes that are too slow. Twice, since the
+    # first call also loads kernels.
+    short = {"num_inference_steps": 2, "output_type": "latent"}
+    short_s = {
+        recipe: min(_seconds_of(s, **short), _seconds_of(s, **short)) for recipe, s in sessions.items()
+    }
+    remaining = [recipe for recipe in sessions if short_s[recipe] <= _TOO_SLOW * min(short_s.values())]
+    rounds = [{recipe: _seconds_of(sessions[recipe]) for recipe in remaining} for _ in range(_RACE_ROUNDS)]
+    return {recipe: min(times[recipe] for times in rounds) for recipe in remaining}
+
+
+def _seconds_of(session: Session, **call: Any) -> float:
+    start = time.perf_counter()
+    session("a red circle", **call)
+    return time.perf_counter() - start

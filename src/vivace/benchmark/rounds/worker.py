@@ -157,7 +157,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return support_of(model, recipes, device, task, batch).to_json()
         case RaceRequest(device=device, model=model, recipes=recipes):
-            from vivace.benchmark.demo import race
+            from vivace.benchmark.rounds.round import race
             from vivace.measure.machine import choose_device
 
             return dict(race(model, recipes, choose_device(device)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -210,3 +211,12 @@ def ask(
     if "error" in ending.value:
         raise Unsupported(ending.value["error"])
     return ending.value
+
+
+def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
+    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
+
+    Args:
+        worker: the command line that starts a worker process.
+    """
+    return Launcher(worker, tries_gpu=device != "cpu")

@@ -8,7 +8,6 @@ from enum import StrEnum
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
-from vivace.foundation.spec.workload import Workload
 from vivace.measure.witness_limits import calibrated_limits, limit_notes
 from vivace.report.rows import Row, rows_of
 
@@ -91,20 +90,3 @@ class Invocation:
     scorer: str | None = None
     rounds: int | None = None
     purpose: Purpose = Purpose.COMPARISON
-
-
-def purpose_of_earlier(command: str, rounds: int | None, workload: Workload) -> Purpose:
-    """Return the purpose of a run that an earlier format stored without one.
-
-    Args:
-        workload: of its baseline. Searches draw the images of a final at seeds from 1, those before it at seed 0.
-    """
-    words = command.split()[:2]
-    if words != ["vivace", "tune"]:
-        others = {"compare": Purpose.PAIRS, "study": Purpose.STUDY, "calibrate": Purpose.CALIBRATION}
-        return others.get(words[-1] if words else "", Purpose.COMPARISON)
-    if (rounds or 1) > 1:
-        return Purpose.FINAL
-    if workload.seeds[0] > 0:
-        return Purpose.IMAGES
-    return Purpose.JUDGEMENT if len(workload.prompts) > 1 else Purpose.SCREENING
