@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from vivace.answers.answer import Answer
+from vivace.answers.answer import Answer, Case
 from vivace.answers.formatting import count
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
@@ -203,12 +203,17 @@ def answer_of(paired: Paired) -> Answer:
     """Return the answer; its data has the exit code."""
     status, verdict, result = _judge(paired)
     data = paired.to_dict() | {"exit_code": status}
+    b = paired.records[1].trial.title
+    outcome: Literal["passed", "failure", "error"] = (
+        "passed" if status == 0 else "failure" if status == REGRESSED else "error"
+    )
     return Answer(
         command="compare",
         headline=f"{verdict}: {result}",
         data=data,
         verdict=verdict,
         notes=tuple(data["warnings"]),
+        cases=(Case(f"{b} is no slower", outcome, f"{verdict}: {result}"),),
     )
 
 
