@@ -271,11 +271,7 @@ class SpreadTrials:
         return [member for member in ticket.members if member or len(self._trials) == 1]
 
     def _lacks(self, trial: int, environment: Environment, *, rerun: bool = False) -> bool:
-        """Whether a trial lacks rounds beside its baseline in an environment.
-
-        Args:
-            rerun: count only what this spread delivered.
-        """
+        """Whether a trial lacks rounds beside its baseline in an environment."""
         keys = [self._trials[member].key(environment) for member in sorted({0, trial})]
         stored = [
             {i: r for i, r in self._store.rounds(key).items() if not rerun or (key, i) in self._delivered}

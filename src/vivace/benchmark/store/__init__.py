@@ -358,11 +358,7 @@ def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _create_schema(connection: sqlite3.Connection, version: int) -> None:
-    """Create or upgrade the tables in one transaction. Safe if two processes do it at the same time.
-
-    Args:
-        version: of the existing schema, 0 for none.
-    """
+    """Create or upgrade the tables in one transaction. Safe if two processes do it at the same time."""
     connection.execute("BEGIN IMMEDIATE")
     if (
         version < _SCHEMA_VERSION

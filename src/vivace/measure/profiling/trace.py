@@ -129,11 +129,7 @@ def trace_of(
 
 
 def _nest(events: list[HostEvent]) -> None:
-    """Find each event's parent on its thread, and its self time.
-
-    Args:
-        events: in order of thread and start, each before those inside of it.
-    """
+    """Find each event's parent on its thread, and its self time."""
     stack: list[HostEvent] = []
     for event in events:
         while stack and (stack[-1].thread != event.thread or stack[-1].end <= event.start):
@@ -149,12 +145,7 @@ def _nest(events: list[HostEvent]) -> None:
 
 
 def _name_components(events: list[HostEvent], spans: list[tuple[float, float, str]]) -> None:
-    """Name the component of each event: from the label around it; on other threads, from the component at that time.
-
-    Args:
-        events: in order of thread and start.
-        spans: start, end and name of the components' calls.
-    """
+    """Name the component of each event: from the label around it; on other threads, from the component at that time."""
     index, last_thread = 0, None
     for event in events:
         if event.thread != last_thread:
