@@ -13,7 +13,6 @@ from vivace.answers.data import junit_of
 from vivace.benchmark import pairs
 from vivace.benchmark.pairs import Paired, PairSettings, answer_of, measure_pairs
 from vivace.benchmark.store import Store
-from vivace.cli.measuring.compare import parse_percentage
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.stats.sequential import Decision
@@ -173,17 +172,6 @@ def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: py
 def test_not_a_percentage(text: str, tmp_path: Path) -> None:
     done = run_vivace(tmp_path, "compare", "baseline", "bf16", "--fail-if", text, code=2)
     assert "is not a percentage" in done.stderr
-
-
-@pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
-def test_percentages(text: str, share: float) -> None:
-    assert parse_percentage(text) == pytest.approx(share)
-
-
-def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:
-    done = run_vivace(tmp_path, "compare", "baseline", "fp9", code=2)
-    assert "fp9" in done.stderr
-    assert not (tmp_path / ".vivace").exists()
 
 
 def test_the_dictionary_has_the_interval(measured: Callable[..., Measure]) -> None:

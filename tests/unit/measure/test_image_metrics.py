@@ -10,11 +10,10 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
 import vivace
-from vivace.errors import UnknownModel, UsageError
+from vivace.errors import UsageError
 from vivace.measure.folders import compare, pair
 from vivace.measure.image_metrics import (
     colourfulness,
-    entropy_bits,
     faults,
     image_metrics,
     luminance,
@@ -61,15 +60,6 @@ def test_colourfulness_by_hand() -> None:
     # red - green: 255 and 0; (red + green) / 2 - blue: 127.5 and -255.
     by_hand = np.hypot(127.5, 191.25) + 0.3 * np.hypot(127.5, -63.75)
     assert colourfulness(halves) == pytest.approx(by_hand)
-
-
-def test_entropy_by_hand() -> None:
-    assert entropy_bits(plain(7, 7, 7)) == 0.0
-    halves = plain(0, 0, 0)
-    halves[:, 8:] = 200
-    assert entropy_bits(halves) == pytest.approx(1.0)
-    ramp = np.repeat(np.arange(256.0).reshape(16, 16, 1), 3, axis=2)
-    assert entropy_bits(ramp) == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +137,6 @@ def test_clip_scores_are_cosines_of_its_own_embeddings(clip_folder: Path) -> Non
     with torch.inference_mode():
         logits = model(**inputs).logits_per_image / model.logit_scale.exp()
     assert together[0] == pytest.approx(100 * float(logits), abs=1e-3)
-
-
-def test_a_folder_without_clip_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match="does not load as a CLIP model"):
-        ClipScorer(tmp_path)
 
 
 def save(folder: Path, name: str, picture: np.ndarray) -> None:

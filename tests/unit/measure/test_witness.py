@@ -1,7 +1,6 @@
 """The second witness, by a stand-in of BLIP's architecture with random weights."""
 
 import io
-import json
 import shutil
 from pathlib import Path
 
@@ -90,15 +89,6 @@ def test_a_blip_that_only_writes_captions_is_refused(blip: Path, tmp_path: Path)
     folder = Path(shutil.copytree(blip, tmp_path / "captions"))
     BlipForConditionalGeneration(config()).save_pretrained(folder)
     with pytest.raises(UnknownModel, match="without a head for image-text matching"):
-        Witness(folder)
-
-
-def test_a_broken_folder_is_named(blip: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(blip, tmp_path / "broken"))
-    settings = json.loads((folder / "config.json").read_text())
-    settings["vision_config"]["hidden_size"] = 24
-    (folder / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(UnknownModel, match="does not load as a BLIP model"):
         Witness(folder)
 
 
