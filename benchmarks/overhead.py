@@ -31,9 +31,8 @@ from benchmarks.record_files import read_lines
 from vivace.answers.formatting import seconds
 from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.architectures.components import Architecture
-from vivace.benchmark.rounds.round import OpenTrial
+from vivace.benchmark.rounds.round import OpenTrial, draw
 from vivace.benchmark.rounds.worker import import_all
-from vivace.benchmark.rounds.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.trial import Trial

@@ -26,8 +26,8 @@ import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from vivace.errors import Unsupported
 from vivace.measure.image_metrics import paired_metrics
-from vivace.measure.lpips import Lpips
 from vivace.measure.machine import choose_device
+from vivace.measure.scorer import Lpips
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve

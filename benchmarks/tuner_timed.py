@@ -25,7 +25,7 @@ from benchmarks.command import run
 from benchmarks.recorded_grids import Entry, FixedSpace, Grid, read_grid
 from benchmarks.tuner import GRIDS
 from benchmarks.tuner_grids import RESULTS
-from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.progress import Deadline
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval

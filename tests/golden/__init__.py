@@ -13,7 +13,7 @@ from tests.unit.report.test_run_answer import with_quality
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.answers.answer import Answer
 from vivace.answers.terminal import text_of
-from vivace.benchmark import pairs_answer
+from vivace.benchmark import pairs
 from vivace.benchmark.load_testing import load_answer
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.pairs import Paired
@@ -76,7 +76,7 @@ def load() -> Answer:
 def compare() -> Answer:
     ratio = Interval(0.5, 0.48, 0.52)
     records = (make_record("baseline", make_round(0)), make_record("tiny_vae", make_round(0)))
-    return pairs_answer.answer_of(Paired(Decision(Verdict.FASTER, None, ratio, 4), records, "verdict"))
+    return pairs.answer_of(Paired(Decision(Verdict.FASTER, None, ratio, 4), records, "verdict"))
 
 
 def tune() -> Answer:

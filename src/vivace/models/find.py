@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Suffixes of model files, and of files that are mistaken for them."""
 _MAX_LISTED = 20
 """Files of a folder that are looked at for one to name."""
-_SMALL_BYTES = 200_000_000
+SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
@@ -69,6 +69,7 @@ class LocatedModel:
     contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
     saved: the description in a folder that `vivace save` wrote.
+    make: makes the pipeline, where it is an object of this process.
     """
 
     model: Model
@@ -86,6 +87,7 @@ class LocatedModel:
     contents: Contents | None = None
     same_as: str | None = None
     saved: SavedModel | None = None
+    make: Callable[[], Any] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ class LocatedModel:
         return (
             bool(self.weights)
             and all(path.is_file() for path in self.weights)
-            and (sum(path.stat().st_size for path in self.weights) < _SMALL_BYTES)
+            and (sum(path.stat().st_size for path in self.weights) < SMALL_BYTES)
         )
 
     @property
@@ -178,6 +180,10 @@ def _not_known(pipeline: str) -> str:
     )
 
 
+LIVE: dict[str, LocatedModel] = {}
+"""Models that are objects of this process, by name, while they are measured."""
+
+
 def find_model(name: str, *, download: bool = True) -> LocatedModel:
     """Find a model. For models on the hub at most the small files are downloaded.
 
@@ -192,6 +198,8 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
         UnusableModel: it is not a complete text-to-image pipeline in safetensors format.
         Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
+    if name in LIVE:
+        return LIVE[name]
     text = name.strip()
     if text.lower().startswith(SYNTHETIC):
         return _synthetic(text[len(SYNTHETIC) :].strip().lower())

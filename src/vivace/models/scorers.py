@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import importlib.util
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +33,7 @@ _SMALL = (
 )
 # The only files that are downloaded: no pickles (.bin, .pt), no weights of other frameworks, no code.
 _FILES = (*_SMALL, _WEIGHTS)
+_FUNCTION = re.compile(r"[A-Za-z_]\w+(?:\.\w+)*:[A-Za-z_]\w*", re.ASCII)  # longer than a drive of Windows
 _REPOSITORY = re.compile(r"\w+(?:[.-]\w+)*/\w+(?:[.-]\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 EMBEDDED = "embedded"
@@ -53,7 +59,8 @@ class LocatedScorer:
     """A local model that scores images: its name, a fingerprint of its files, and their folder.
 
     `prompt_set` is the key in `vivace.models.prompts` of prompts that this model understands. `witness` is a second
-    model that scores the same images.
+    model that scores the same images. `is_function`: it is "module:function" of the user's own, whose module lies in
+    the folder.
     """
 
     name: str
@@ -61,6 +68,7 @@ class LocatedScorer:
     folder: Path
     prompt_set: str
     witness: LocatedScorer | None = None
+    is_function: bool = False
 
     @property
     def id(self) -> str:
@@ -82,7 +90,7 @@ def find_scorer(name: str, *, download: bool = True) -> LocatedScorer:
     Args:
         name: e.g. "tiny-clip" or "embedded", "path/to/clip", "openai/clip-vit-large-patch14", or the latter with "@"
             and a branch, tag or commit. Cached models need no network. Only configuration, tokenizer and safetensors
-            are downloaded.
+            are downloaded. "module:function" is a function of the user's own.
         download: download missing files; False uses only the cache.
 
     Raises:
@@ -93,7 +101,42 @@ def find_scorer(name: str, *, download: bool = True) -> LocatedScorer:
     if name.strip().lower() in (EMBEDDED, *embedded):
         name = name.strip().lower() if name.strip().lower() in embedded else embedded[0]
         return _found(name, WEIGHTS / name, "tinyworld")
+    if _FUNCTION.fullmatch(name):
+        return _find_function(name)
     return _find(name, _CLIP, download)
+
+
+def _find_function(name: str) -> LocatedScorer:
+    """Find the module of a function by Python's path or in the current folder. It is not imported yet."""
+    module, _, function = name.partition(":")
+    sys.path.append(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    finally:
+        sys.path.pop()
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise UnknownModel(
+            f"--scorer {name}: Python finds no module {module}; give module:function of a module that is installed, or "
+            "lies in the current folder"
+        )
+    file = Path(spec.origin).resolve()
+    if any((folder / "model_index.json").exists() for folder in file.parents) or list(
+        file.parent.glob("*.safetensors")
+    ):
+        raise UnknownModel(
+            f"--scorer {name}: {file} lies in a model's folder, whose code is never run; move it"
+        )
+    try:
+        named = {getattr(node, "name", "") for node in ast.parse(file.read_bytes()).body}
+    except SyntaxError as error:
+        raise UnknownModel(f"--scorer {name}: {file} is not valid Python ({error})") from None
+    if function not in named:
+        raise UnknownModel(f"--scorer {name}: {file} defines no {function}{nearest(function, named)}")
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    revision = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+    return LocatedScorer(name, revision, root, "real", is_function=True)
 
 
 def _find(name: str, kind: _Kind, download: bool) -> LocatedScorer:

@@ -37,6 +37,8 @@ def pipeline_for(
     Raises:
         UnusableModel, Unsupported: see `vivace.models.load.load_pipeline`.
     """
+    if located.make is not None:
+        return located.make()
     if located.saved is None:
         on_host = recipe.loads_from_host
         return load_pipeline(

@@ -7,10 +7,10 @@ is checked by the same functions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.study import CallKeywords, Study
+from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.workload import Workload
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.sources import SourceImages, image_arguments
@@ -60,7 +60,7 @@ class CheckedRequest:
         return prompts_of(call) | generators_of(call) | sources
 
 
-def checked_request(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> CheckedRequest:
+def checked_request(model: str, recipe: str, **fields: Any) -> CheckedRequest:
     """Check a request for images as far as possible before a model is loaded, and return it.
 
     Args:

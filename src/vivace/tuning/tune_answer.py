@@ -26,7 +26,7 @@ from vivace.answers.answer import (
     Table,
 )
 from vivace.answers.formatting import clock, count, file_stem, money, ratio, seconds, size
-from vivace.benchmark.stored_answer import reader
+from vivace.benchmark.run import reader
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Gate, Interval
 from vivace.report.rows import Row

@@ -20,8 +20,8 @@ from tests.families import load
 from vivace.answers.page import page_of
 from vivace.architectures import FAMILIES
 from vivace.benchmark import Timing
+from vivace.benchmark.run import answer_of_stores
 from vivace.benchmark.store.images import image_path, read_sources
-from vivace.benchmark.stored_answer import answer_of_stores
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.study import WorkloadRequest

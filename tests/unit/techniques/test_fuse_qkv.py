@@ -10,7 +10,7 @@ import vivace
 from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.technique import component_of
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -6,7 +6,7 @@ import torch
 import vivace
 from tests.families import build, draw, psnr, session
 from vivace.errors import NoEffect, RecipeError, Unsupported
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

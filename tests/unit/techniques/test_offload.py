@@ -12,7 +12,7 @@ from tests.targets import target_of
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.machinery.technique import Machine, Trait
 from vivace.machinery.technique.traits import give
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless

@@ -11,8 +11,8 @@ from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.technique import component_of
+from vivace.measure.accelerator import weights_bytes
 from vivace.measure.machine import this_machine
-from vivace.measure.memory import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

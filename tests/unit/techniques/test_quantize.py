@@ -19,7 +19,7 @@ from vivace.machinery.quantization.layers import matches, summarise
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.machinery.technique import Machine
-from vivace.measure.memory import plain_tensors, weights_bytes
+from vivace.measure.accelerator import plain_tensors, weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless

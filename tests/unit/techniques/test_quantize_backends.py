@@ -18,7 +18,7 @@ from vivace.foundation.spec.record import Record
 from vivace.machinery.quantization import SCHEMES, schemes_of
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.technique import Machine
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.runtime.memory.predict import predict

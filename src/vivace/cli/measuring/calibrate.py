@@ -263,7 +263,7 @@ class CacheCommand(Settings):
     prompt_set: Annotated[
         str | None, Option("Prompts: tinyworld, real or edit; default: the set that suits the model.")
     ] = None
-    seeds: Annotated[NumSeeds, Option("Seeds per prompt; default: 3.")] = None
+    num_seeds: Annotated[NumSeeds, Option("Seeds per prompt; default: 3.", "--seeds")] = None
     device: DeviceName = "auto"
     threads: Threads = None
     store: Store = Path(DEFAULT_STORE)
@@ -282,7 +282,7 @@ def cache(settings: CacheCommand) -> int:
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.answers.formatting import clock
-    from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
+    from vivace.benchmark.cache_calibration import CACHES, CacheSearch, calibrate_caches
     from vivace.cli.display.progress_display import for_this_terminal
 
     most = settings.runs * len(settings.caches or CACHES)
@@ -301,19 +301,7 @@ def cache(settings: CacheCommand) -> int:
         )
 
     try:
-        calibrated = calibrate_caches(
-            settings.model,
-            settings.caches,
-            limits=settings.limits,
-            runs=settings.runs,
-            prompt_set=settings.prompt_set,
-            num_seeds=settings.seeds,
-            device=settings.device,
-            threads=settings.threads,
-            store=settings.store,
-            on_tried=say,
-            progress=for_this_terminal(),
-        )
+        calibrated = calibrate_caches(settings.part(CacheSearch), say, for_this_terminal())
     except KeyboardInterrupt:
         return interrupted(f"{len(tried)} settings and all finished rounds are kept")
     if settings.as_json:

@@ -28,7 +28,7 @@ from vivace.foundation.spec.study import PromptSet, WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
-    from vivace.measure.calibrating.scores import CalibrationImages
+    from vivace.measure.calibrating import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.judges import LocatedJudge
     from vivace.runtime.request import CheckedRequest
@@ -86,7 +86,7 @@ def witness(settings: WitnessCommand) -> int:
 
     import torch
 
-    from vivace.measure.calibrating.scores import images_of
+    from vivace.measure.calibrating import images_of
     from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(
@@ -164,7 +164,7 @@ def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge
 
 def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
     from vivace.cli.watched.guarded import guarded
-    from vivace.measure.calibrating.scores import draw_missing
+    from vivace.measure.calibrating import draw_missing
     from vivace.measure.machine import choose_device
 
     if not images.missing:
@@ -188,7 +188,7 @@ def _calibrate(
 ) -> int:
     """Score the images, choose the limit and keep it."""
     from vivace.cli.watched.guarded import guarded_scorers
-    from vivace.measure.calibrating.calibrate_witness import calibrate_witness
+    from vivace.measure.calibrating import calibrate_witness
     from vivace.measure.machine import choose_device
 
     def score(is_read: Callable[[], None]) -> int:
@@ -202,7 +202,7 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.measure.calibrating.calibrate_witness import identity_of
+    from vivace.measure.calibrating import identity_of
     from vivace.measure.witness_limits import kept
 
     calibration = kept(identity_of(prepared.located), judge.scorer.id)

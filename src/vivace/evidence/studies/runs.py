@@ -16,7 +16,7 @@ from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.store.compared import Purpose
 from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of
@@ -281,7 +281,7 @@ def run_parts(
                 launcher = stack.enter_context(benches.start_launcher(device))
             settings = replace(settings, launcher=launcher)
             if settings.pool is None and settings.is_spread:
-                pool = stack.enter_context(closing(settings.start_pool(device, launcher)))
+                pool = stack.enter_context(closing(benches.start_pool(settings, device, launcher)))
                 settings = replace(settings, pool=pool)
         for model_part in planned:
             run: Run = benches.run_study(model_part.study, settings)

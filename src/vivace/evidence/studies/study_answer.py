@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.answers.answer import Answer, Cell, Fact, Facts, Look, Section, Table, TableColumn, TableRow
 from vivace.answers.formatting import ratio
+from vivace.benchmark.run import reader
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_answer import reader
 from vivace.errors import StoreError
 from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
 from vivace.evidence.studies.study_columns import FIGURES

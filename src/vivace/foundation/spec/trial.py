@@ -14,14 +14,14 @@ class Model(Spec):
     """A model: where it comes from, and which weights it has.
 
     Attributes:
-        source: embedded in vivace, a repository of the Hugging Face hub, a folder, a single file, or a published
-            architecture with random weights ("synthetic").
+        source: embedded in vivace, a repository of the Hugging Face hub, a folder, a single file, a published
+            architecture with random weights ("synthetic"), or an object of the program that measured it.
         revision: identifies the weights, so that rows of different weights under one name never merge: the commits of
             the repositories that they come from, or a fingerprint of local files.
     """
 
     name: str
-    source: Literal["embedded", "hub", "folder", "file", "synthetic"]
+    source: Literal["embedded", "hub", "folder", "file", "synthetic", "object"]
     revision: str
 
     @property

@@ -22,7 +22,7 @@ from vivace.answers.answer import (
 )
 from vivace.answers.formatting import count
 from vivace.benchmark.load_testing.load_answer import as_dict, errors_text, figure_text
-from vivace.benchmark.load_testing.load_figures import figures_of
+from vivace.benchmark.load_testing.load_rows import figures_of
 from vivace.foundation.stats import EquivalenceTest
 from vivace.proofs.checks.pair_figures import AGAINST, ImageFinding, Nearness, PairFigures, ReadImage
 from vivace.proofs.checks.request_checks import ServerCheck, Status

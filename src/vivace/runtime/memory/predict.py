@@ -31,7 +31,7 @@ from vivace.machinery.technique import (
     Target,
     component_of,
 )
-from vivace.measure.memory import plain_tensors
+from vivace.measure.accelerator import plain_tensors
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_images
