@@ -16,8 +16,8 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.technique import DENOISERS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import largest_encoder
-from vivace.runtime.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
 from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.remembered import FILE, Footprints, Quantised, Scheme, network, shipped
 from vivace.runtime.memory.weightless import find_weightless
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")

@@ -22,8 +22,7 @@ from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.profile_answer import ProfileChange, answer_of, changes, table_rows
-from vivace.runtime.request import checked_request
-from vivace.runtime.workloads import default_threads
+from vivace.runtime.workloads import checked_request, default_threads
 
 
 @dataclass(frozen=True)

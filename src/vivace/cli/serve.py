@@ -219,7 +219,7 @@ def serve(settings: ServeCommand) -> int:
     if settings.ray_address is not None:
         with _drawers_on_ray(serving, settings.ray_address, settings.replicas) as make_pool:
             return _run(serving, settings.host, settings.port, make_pool)
-    from vivace.models.reading_ahead import read_ahead
+    from vivace.models.reading_limits import read_ahead
 
     read_ahead(located.weights)
     return _run(serving, settings.host, settings.port)

@@ -12,7 +12,7 @@ from vivace.errors import UnusableModel, WorkloadError
 from vivace.foundation.untrusted.files import reading, user_path
 from vivace.machinery.technique import component_of
 from vivace.models.bounds import check_files, check_places
-from vivace.models.headers import check_whole
+from vivace.models.checkpoints.headers import check_whole
 from vivace.models.model_files import component_class, files_of, fingerprint
 from vivace.models.quiet import quiet
 

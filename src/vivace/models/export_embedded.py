@@ -16,9 +16,9 @@ from vivace.architectures.entry import Embedded
 from vivace.errors import OutputError, UnknownModel, nearest
 from vivace.foundation.untrusted.files import user_path
 from vivace.models.find import TINY_VAE, LocatedModel, find_model
-from vivace.models.folder_defaults import NAME, text_of
 from vivace.models.model_files import component_class, num_bytes
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.saved_folder import NAME, text_of
 
 _INDEX = "model_index.json"
 _PRIVATE = (".vivace-", ".part")

@@ -16,15 +16,15 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
 from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
-from vivace.models import remote
+from vivace.models import hub
 from vivace.models.bounds import check_files, check_places
+from vivace.models.checkpoints.headers import check_whole, read_metadata
 from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
+from vivace.models.checkpoints.single_file import Contents, check_format, contents_of
 from vivace.models.checkpoints.weight_scales import check_plain
-from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
-from vivace.models.headers import check_whole, read_metadata
+from vivace.models.hub import ModelDownload
 from vivace.models.model_files import files_of, fingerprint
 from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
-from vivace.models.remote import ModelDownload
 from vivace.models.repository import (
     INDEX,
     MODULAR_INDEX,
@@ -33,8 +33,13 @@ from vivace.models.repository import (
     has_no_pipeline,
     read_index,
 )
-from vivace.models.saved_folder import entry_of, read_saved
-from vivace.models.single_file import Contents, check_format, contents_of
+from vivace.models.saved_folder import (
+    entry_of,
+    has_same_denoiser,
+    has_same_weights,
+    read_defaults,
+    read_saved,
+)
 from vivace.models.tasks import own_task
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -230,7 +235,7 @@ def obtain(located: LocatedModel) -> LocatedModel:
         Unsupported: weights cannot be downloaded.
     """
     if located.downloads:
-        remote.fetch(located.downloads)
+        hub.fetch_all(located.downloads)
         located = find_model(located.model.name, download=False)
     if located.missing is not None:
         raise UnusableModel(located.missing)
@@ -279,7 +284,7 @@ def _published_as(repo: str) -> Entry | None:
 
 
 def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> LocatedModel:
-    located = remote.locate(origin, download=download)
+    located = hub.locate(origin, download=download)
     return LocatedModel(
         model=Model(name=name, source="hub", revision=located.revision),
         folder=located.folder,
@@ -384,7 +389,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
         contents = replace(contents, notes=(*contents.notes, note))
     if contents.component is not None:
         # All other components come from the catalogue model.
-        located = remote.locate(origin, download=download, elsewhere=(contents.component,))
+        located = hub.locate(origin, download=download, elsewhere=(contents.component,))
         return LocatedModel(
             model=model,
             folder=located.folder,
@@ -399,7 +404,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     folder = file.parent
     if not (folder / INDEX).is_file():
         try:
-            folder = remote.locate(origin, download=download, config_only=True).folder
+            folder = hub.locate(origin, download=download, config_only=True).folder
         except Unsupported as error:
             raise Unsupported(
                 f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "

@@ -24,11 +24,11 @@ from vivace.machinery.quantization.calibration import calibrate
 from vivace.machinery.quantization.layers import summarise
 from vivace.machinery.technique import Placement, Target, Technique, component_of
 from vivace.measure.machine import check_works, this_machine
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.metadata import MARKERS
 from vivace.models.checkpoints.read_denoiser import OriginalTensor, check_tensors, original_layout
 from vivace.models.checkpoints.weight_scales import DESCRIPTION, FP8, INPUT_SCALE, codes_of, is_marker
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.headers import read_header, read_metadata
 from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import target_of

@@ -13,8 +13,8 @@ from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Te
 from vivace.measure.machine import this_machine
 from vivace.measure.this_environment import library_versions
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
+from vivace.models.saved_folder import NAME
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.saved import Rebuild, read_pipeline

@@ -33,13 +33,12 @@ from vivace.machinery.quantization.stored_tensors import (
     is_plain,
     unflatten,
 )
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.find import LocatedModel
-from vivace.models.folder_defaults import NAME
-from vivace.models.headers import read_header, read_metadata
 from vivace.models.model_files import files_of
 from vivace.models.quiet import quiet
 from vivace.models.repository import INDEX, components_of, read_index
-from vivace.models.saved_folder import check_contents
+from vivace.models.saved_folder import NAME, check_contents
 from vivace.models.synthetic import on_meta
 
 if TYPE_CHECKING:

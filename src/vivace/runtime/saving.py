@@ -16,12 +16,11 @@ from vivace.machinery.lora.lora_files import settings_for, short_name
 from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
 from vivace.measure.this_environment import environment
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.folder_defaults import NAME
-from vivace.models.headers import read_header
 from vivace.models.model_files import num_bytes
-from vivace.models.saved_folder import digests, piecewise_digests
+from vivace.models.saved_folder import NAME, digests, piecewise_digests
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import LORAS, pipeline_for, precedes

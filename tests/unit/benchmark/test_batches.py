@@ -26,8 +26,8 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.report.rows import rows_of
-from vivace.runtime.embeddings import encode
-from vivace.runtime.request import checked_request
+from vivace.runtime.calls import encode
+from vivace.runtime.workloads import checked_request
 from vivace.techniques import TECHNIQUES
 
 TIMING = Timing(rounds=1, repeats=3, max_warmup=1)

@@ -17,11 +17,11 @@ from tests.original_layout import original_vae, save_sd15, save_sdxl
 from vivace.architectures.flux import FLUX
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.checkpoints.weight_scales import block_length, fits, multiplied
 from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import obtain
-from vivace.models.single_file import contents_of
-from vivace.models.text_encoders import UnusedWeightsWarning
+from vivace.models.load import UnusedWeightsWarning
 
 LEVELS: dict[str, Any] = {
     "block_out_channels": (16, 32, 32),

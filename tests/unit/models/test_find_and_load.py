@@ -21,7 +21,7 @@ from vivace.foundation.spec.record import Outcome
 from vivace.models import CATALOGUE, Embedded, find_model, load_pipeline
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 
 @pytest.fixture

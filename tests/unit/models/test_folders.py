@@ -16,10 +16,9 @@ from vivace.errors import UnusableModel, UsageError
 from vivace.evidence.recommendation import recommend
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.export_embedded import export
-from vivace.models.folder_defaults import NAME
 from vivace.models.reading_limits import is_trusted
-from vivace.runtime.request import checked_request
-from vivace.runtime.workloads import default_threads
+from vivace.models.saved_folder import NAME
+from vivace.runtime.workloads import checked_request, default_threads
 from vivace.tuning.tuner import FirstCalls
 
 

@@ -22,7 +22,7 @@ from vivace.errors import Unsupported, UnusableModel, VivaceError, WorkloadError
 from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline, obtain
 from vivace.models.find import WEIGHTS
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 UNET = "unet/diffusion_pytorch_model.safetensors"

@@ -19,7 +19,7 @@ from vivace.evidence.recommendation.row_filter import refused
 from vivace.foundation.hardware import counted, known_gpu
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES
-from vivace.runtime.memory.footprints import footprints
+from vivace.runtime.memory.remembered import footprints
 from vivace.runtime.memory.weightless import find_weightless
 
 ROOT = Path(__file__).parents[3]

@@ -18,8 +18,8 @@ from vivace.foundation.hardware import CHIPS, named_gpu, near
 from vivace.foundation.hardware.names import Near
 from vivace.foundation.stats import Gate
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, need_of
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.remembered import footprints
 from vivace.runtime.memory.weightless import find_weightless
 
 MODELS = [name for name, entry in CATALOGUE.items() if not isinstance(entry.origin, Embedded)]

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from vivace.models import saved_folder
-from vivace.models.headers import read_header
+from vivace.models.checkpoints.headers import read_header
 from vivace.runtime import saved
 
 DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": "bfloat16"}

@@ -10,8 +10,7 @@ from vivace.benchmark.store.images import read_sources
 from vivace.foundation.spec.workload import Workload
 from vivace.models.sources import image_arguments
 from vivace.runtime.calls import Call as Call
-from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode, generators_of, prompts_of
 from vivace.runtime.session import Session
 
 PromptArguments = Callable[[Call], dict[str, Any]]

@@ -23,8 +23,8 @@ from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
 from vivace.models.find import SYNTHETIC
 from vivace.runtime.memory.fit import RESERVE_BYTES, fits
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import footprints
 from vivace.runtime.memory.weightless import Weightless
 
 MOST_TRIED = 5

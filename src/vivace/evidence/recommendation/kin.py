@@ -11,12 +11,12 @@ from vivace.architectures.entry import Embedded
 from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object, reading
+from vivace.models.checkpoints.gguf_file import SUFFIX
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX
 from vivace.models.repository import INDEX
-from vivace.models.single_file import contents_of
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import footprints
 
 FEW = 8
 """Most steps of a distilled model: skipping steps helps it as little as another model of few steps."""

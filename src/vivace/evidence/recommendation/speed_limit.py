@@ -13,8 +13,8 @@ from vivace.evidence.parsed import resolve
 from vivace.foundation.hardware import Chip, known_gpu
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.stats import Interval
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import footprints
 
 _SKIPS = re.compile(
     r"cache|cutoff|steps|prune|merging|taylor|pyramid|guidance|distilled|parallel|progressive|scheduler"

@@ -18,11 +18,11 @@ from vivace.measure.damage import HARMLESS, DamageKind
 from vivace.measure.this_environment import environment
 from vivace.measure.witness_limits import keep
 from vivace.models.find import LocatedModel
-from vivace.models.judges import LocatedJudge
+from vivace.models.scorers import LocatedJudge
 from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 
 if TYPE_CHECKING:
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 
 STRICTEST = 0.985

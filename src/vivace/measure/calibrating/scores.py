@@ -22,10 +22,10 @@ from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_object
 from vivace.measure.damage import HARMLESS, SHIFT, DamageKind
 from vivace.measure.image_metrics import Pixels, aligned, faults, pixels
-from vivace.models.judges import LocatedJudge
+from vivace.models.scorers import LocatedJudge
 
 if TYPE_CHECKING:
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 _BATCH = 16  # images that are damaged, and scored together
 Score = Callable[[Sequence[Any], Sequence[str]], Any]

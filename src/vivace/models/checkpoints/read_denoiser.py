@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import family_of
 from vivace.architectures.files import OriginalNames
 from vivace.errors import Unsupported, UnusableModel
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_tensors
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.weight_scales import (
     Codes,
     from_mxfp8,
@@ -24,8 +26,6 @@ from vivace.models.checkpoints.weight_scales import (
     multiplied,
     padded_shape,
 )
-from vivace.models.gguf_file import SUFFIX, read_gguf_tensors
-from vivace.models.headers import read_header
 
 if TYPE_CHECKING:
     import torch

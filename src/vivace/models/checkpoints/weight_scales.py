@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import parse_json
+from vivace.models.checkpoints.headers import read_header, read_tensor
 from vivace.models.checkpoints.signatures import DENOISER_PREFIXES
-from vivace.models.headers import read_header, read_tensor
 
 if TYPE_CHECKING:
     import torch

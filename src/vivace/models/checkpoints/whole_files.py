@@ -15,7 +15,7 @@ from typing import Any
 from vivace.architectures import FAMILIES, Family
 from vivace.architectures.files import FilePart
 from vivace.errors import UnusableModel
-from vivace.models.headers import read_header
+from vivace.models.checkpoints.headers import read_header
 
 Shapes = dict[str, tuple[int, ...]]
 LEFTOVERS = (

@@ -38,7 +38,7 @@ from vivace.recipes.resolve import resolve
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.proofs.sides.plan import ProofPlan
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class RecipeSide(Side):
         Raises:
             WorkloadError: the model does not draw it.
         """
-        from vivace.runtime.request import checked_request
+        from vivace.runtime.workloads import checked_request
 
         changed = self.recipe_settings
         own = {name: value for name, value in settings.call.items() if name not in changed}

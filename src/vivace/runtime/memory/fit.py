@@ -10,9 +10,8 @@ from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.machinery.technique import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.footprints import Quantised, network, shipped
 from vivace.runtime.memory.predict import ComponentBytes, Prediction
-from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.remembered import Quantised, network, predicted, shipped
 from vivace.runtime.memory.weightless import Weightless
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.offload import Offload

@@ -37,8 +37,7 @@ from vivace.models.quiet import quiet
 from vivace.models.sources import example_images
 from vivace.models.tasks import check_batch, for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.calls import follow_denoiser
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode, follow_denoiser
 from vivace.runtime.memory.footprint import Footprint
 from vivace.runtime.memory.operation_counts import Operations, skips_work, watch, work_of
 from vivace.runtime.memory.weightless import Weightless, find_weightless, run_without_values

@@ -20,12 +20,11 @@ from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, reading, user_path
 from vivace.machinery.technique import TEXT_ENCODERS, component_of
+from vivace.models.checkpoints.gguf_file import SUFFIX
+from vivace.models.checkpoints.headers import read_header
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
-from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
-from vivace.models.headers import read_header
-from vivace.models.single_file import contents_of
-from vivace.models.synthetic import on_meta
+from vivace.models.synthetic import on_meta, tokenizer_for, with_processor
 from vivace.runtime.pipelines import weightless_pipeline
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _of_file(name: str) -> Weightless:
     path = Path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
-    tensors = read_gguf_sizes(path) if path.suffix == SUFFIX else read_header(path)
+    tensors = read_header(path)
     if path.suffix == SUFFIX:
         held = sum(end - start for start, end in (about["data_offsets"] for about in tensors.values()))
         return replace(model, gguf_bytes=held, gguf_of=contents.entry)

@@ -17,6 +17,8 @@ from vivace.architectures import CATALOGUE, FAMILIES, Family
 from vivace.architectures.files import Signature
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import reading
+from vivace.models.checkpoints.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, check_installed
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.metadata import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
     SUPPORTED,
@@ -27,8 +29,6 @@ from vivace.models.checkpoints.signatures import (
 )
 from vivace.models.checkpoints.weight_scales import Codes, codes_of, is_marker
 from vivace.models.checkpoints.whole_files import is_said_unused, roots_of
-from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
-from vivace.models.headers import read_header, read_metadata
 
 _FORMATS = {
     **dict.fromkeys((".ckpt", ".pt", ".pth", ".bin", ".pkl"), "a pickle"),
@@ -124,7 +124,9 @@ def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = Tr
         UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
         Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
-    header = read_gguf_sizes(path) if path.suffix == SUFFIX and not is_loaded else read_header(path)
+    header = read_header(path)
+    if path.suffix == SUFFIX and is_loaded:
+        check_installed(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
         return _contents_of(path, header, read_metadata(path), is_configured)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain, parse_json, reading
-from vivace.models.gguf_file import SUFFIX, read_gguf_header
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 
 _MAX_HEADER = 16_000_000
 """Most bytes of a header. Published headers have less than 1 MB; the format's own limit is 100 MB."""
