@@ -55,10 +55,6 @@ def export(name: str, destination: Path) -> Exported:
     Args:
         name: a catalogue name.
         destination: a folder that does not exist yet, or an empty one.
-
-    Raises:
-        UnknownModel: no model of that name ships with vivace.
-        OutputError: the folder is not empty, or cannot be written.
     """
     embedded = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Embedded)]
     if name.strip().lower() not in embedded:

@@ -191,11 +191,6 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
             optionally with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
             .safetensors or .gguf file of a model or its denoiser.
         download: False uses only the hub's cache.
-
-    Raises:
-        UnknownModel: there is no model of that name.
-        UnusableModel: it is not a complete text-to-image pipeline in safetensors format.
-        Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
     text = name.strip()
     if text.lower().startswith(SYNTHETIC):
@@ -228,12 +223,7 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
 
 
 def obtain(located: LocatedModel) -> LocatedModel:
-    """Download missing weights, and check that each file is complete according to its header.
-
-    Raises:
-        UnusableModel: weights are missing, damaged or truncated.
-        Unsupported: weights cannot be downloaded.
-    """
+    """Download missing weights, and check that each file is complete according to its header."""
     if located.downloads:
         hub.fetch_all(located.downloads)
         located = find_model(located.model.name, download=False)
@@ -424,11 +414,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
 
 
 def _with_configuration(model: Model, file: Path, contents: Contents) -> LocatedModel:
-    """Find a file of SD 2, whose configuration must lie beside it, since it has the prediction type.
-
-    Raises:
-        UnusableModel: the configuration contradicts the file.
-    """
+    """Find a file of SD 2, whose configuration must lie beside it, since it has the prediction type."""
     folder = file.parent
     kind = read_index(folder, str(folder))["_class_name"]
     scheduler = folder / "scheduler" / "scheduler_config.json"

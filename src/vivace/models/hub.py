@@ -41,10 +41,6 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
 
     Args:
         bars: show the client's progress bars if there is a terminal.
-
-    Raises:
-        UnknownModel: this is not a valid repository name.
-        Unsupported: no such repository or revision, no network, no permission, no disk space.
     """
     from huggingface_hub import snapshot_download
 
@@ -56,9 +52,6 @@ def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
     """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned.
 
     Without `download` and without a cached listing, these are the files in `folder`.
-
-    Raises:
-        Unsupported: see `fetch`.
     """
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -226,10 +219,6 @@ def locate(
         download: download missing small files; False uses only the cache.
         elsewhere: components that are taken from somewhere else.
         config_only: leave all weights out.
-
-    Raises:
-        UnusableModel: it is not a text-to-image pipeline, has no safetensors, or contains code.
-        Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
     label = origin.repo if origin.revision is None else f"{origin.repo}@{origin.revision}"
     folder = _with_index(origin, label, download)
@@ -288,11 +277,7 @@ def cached_part(part: StoredPart) -> Path | None:
 
 
 def fetch_part(part: StoredPart) -> Path:
-    """Return `cached_part`, downloaded if necessary.
-
-    Raises:
-        Unsupported: see `vivace.models.hub.fetch`.
-    """
+    """Return `cached_part`, downloaded if necessary."""
     path = cached_part(part)
     if path is None:
         fetch_all([ModelDownload(part.repo, part.revision, part.files)])
@@ -306,9 +291,6 @@ def fetch_all(downloads: Iterable[ModelDownload]) -> None:
     """Download files into the hub's cache, with progress bars if there is a terminal.
 
     After an interruption, complete files are kept.
-
-    Raises:
-        Unsupported: no network, no permission, no disk space.
     """
     for download in downloads:
         check_disk_space(download.repo, download.revision, download.files)

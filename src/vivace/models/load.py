@@ -54,11 +54,6 @@ def load_pipeline(
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
         merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
-
-    Raises:
-        UnusableModel: the files cannot be read as a pipeline.
-        Unsupported: missing files cannot be downloaded; random weights do not fit in the CPU's memory; there is no
-            pipeline for the task.
     """
     import torch
 
@@ -98,11 +93,7 @@ def load_pipeline(
 
 
 def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
-    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
-
-    Raises:
-        Unsupported: it is not cached and cannot be downloaded.
-    """
+    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU."""
     import torch
 
     if isinstance(source, ComponentConfig):
@@ -413,9 +404,6 @@ def load_text_encoders(
     Args:
         variant: of the files, such as "fp16"; a component that has none of it is read from its plain files.
         without: components that are not to be loaded.
-
-    Raises:
-        UnusableModel: the files of one lack a weight; names both.
     """
     import transformers
 
@@ -502,11 +490,7 @@ def check_files_used(files: Iterable[Path], part: str, component: Any) -> None:
 
 
 def report_unused(where: Path, part: str, component: Any, names: Iterable[str]) -> None:
-    """Say which weights are not used, or refuse them where they are more layers than the network has.
-
-    Raises:
-        UnusableModel: a layer's number is beyond those of the network: it would draw other images.
-    """
+    """Say which weights are not used, or refuse them where they are more layers than the network has."""
     modules = {name for name, _ in component.named_modules()}
     names = sorted(name for name in names if not name.endswith(".position_ids"))
     for name in names:

@@ -32,11 +32,7 @@ _PIECE_READERS = 32
 
 
 def read_saved(folder: Path) -> SavedModel | None:
-    """Return the description of a folder; None for one that `vivace save` did not write.
-
-    Raises:
-        UnusableModel: it was saved by a newer version, or says something else than `vivace save` writes.
-    """
+    """Return the description of a folder; None for one that `vivace save` did not write."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -58,11 +54,7 @@ def read_saved(folder: Path) -> SavedModel | None:
 
 
 def entry_of(folder: Path, saved: SavedModel, pipeline: str) -> Entry | None:
-    """Return the catalogue's entry that a saved folder names, with the folder's own defaults; None if it names none.
-
-    Raises:
-        UnusableModel: there is no such entry, or it is another pipeline's.
-    """
+    """Return the catalogue's entry that a saved folder names, with the folder's own defaults; None if it names none."""
     if saved.entry is None:
         return None
     entry = CATALOGUE.get(saved.entry)
@@ -109,11 +101,7 @@ def sha256(path: Path) -> str:
 
 
 def digests(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the sha256 of files, by their names; several are read at once, since a core hashes slower than disks read.
-
-    Raises:
-        UnusableModel: one cannot be read.
-    """
+    """Return the sha256 of files, by their names."""
     names = sorted(files, key=PurePosixPath)
 
     def digest(name: str) -> str:
@@ -125,11 +113,7 @@ def digests(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def piecewise_digests(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the digest of files, by their names: the sha256 of the sha256s of their pieces of 64 MiB.
-
-    Raises:
-        UnusableModel: one cannot be read.
-    """
+    """Return the digest of files, by their names: the sha256 of the sha256s of their pieces of 64 MiB."""
     starts = [
         (name, start)
         for name in sorted(files, key=PurePosixPath)
@@ -184,11 +168,7 @@ def text_of(entry: Entry) -> str:
 
 
 def read_defaults(folder: Path, pipeline: str) -> Entry | None:
-    """Return the catalogue's entry of an exported model, with the folder's own defaults; None without `vivace.json`.
-
-    Raises:
-        UnusableModel: the file is not what an export writes, or is about another kind of model.
-    """
+    """Return the catalogue's entry of an exported model, with the folder's own defaults; None without `vivace.json`."""
     path = folder / NAME
     if not path.exists():
         return None

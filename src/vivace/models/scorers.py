@@ -70,10 +70,7 @@ class LocatedScorer:
 
 
 def find_witness(name: str, *, download: bool = True) -> LocatedScorer:
-    """Find a BLIP model for image-text matching by its folder, or by its repository on the hub.
-
-    Args, Raises: see `find_scorer`.
-    """
+    """Find a BLIP model for image-text matching by its folder, or by its repository on the hub."""
     return _find(name, _BLIP, download)
 
 
@@ -85,10 +82,6 @@ def find_scorer(name: str, *, download: bool = True) -> LocatedScorer:
             and a branch, tag or commit. Cached models need no network. Only configuration, tokenizer and safetensors
             are downloaded.
         download: download missing files; False uses only the cache.
-
-    Raises:
-        UnknownModel: there is no such scorer, or it is not a CLIP model in safetensors format.
-        Unsupported: it cannot be downloaded: no network, no permission, no disk space.
     """
     embedded = _embedded()
     if name.strip().lower() in (EMBEDDED, *embedded):
@@ -205,10 +198,6 @@ def find_judge(text: str, *, download: bool = True) -> LocatedJudge:
         text: KIND:NAME or NAME, where NAME is an embedded scorer, a folder, or a repository of the hub. KIND is "clip",
             "blip", "pickscore" (NAME may be left out) or "hpsv2" (a conversion to transformers' format). A folder
             without KIND is what its config.json says, any other name is a CLIP's.
-
-    Raises:
-        UsageError: no such kind.
-        UnknownModel, Unsupported: see `find_scorer`.
     """
     head, colon, name = text.strip().partition(":")
     word = head.lower()

@@ -43,9 +43,6 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
 
     Returns:
         A pipeline of `architecture.pipeline`'s class, its progress bar off.
-
-    Raises:
-        UnknownModel: there is no architecture of that name.
     """
     if isinstance(architecture, str):
         architecture = _named(architecture)

@@ -174,9 +174,6 @@ def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
     """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any.
 
     A size beside a source image is no mistake: the image has one.
-
-    Raises:
-        UsageError: names the first.
     """
     call = call_of(pipe)
     parameters = call.parameters
@@ -253,11 +250,7 @@ _INSTRUCTION = "complex_human_instruction"
 
 
 def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
-    """Return the prompts' embeddings as keyword arguments for `session(...)`, on the pipeline's device.
-
-    Raises:
-        Unsupported: the pipeline has no `encode_prompt`, or its result is not a known tuple.
-    """
+    """Return the prompts' embeddings as keyword arguments for `session(...)`, on the pipeline's device."""
     import torch
 
     pipe, defaults = session.pipe, session.defaults

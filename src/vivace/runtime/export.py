@@ -119,10 +119,6 @@ def write_script(
         about: further lines of the script's docstring.
         workload: whose task it does; None for text.
         sources: the images that it opens.
-
-    Raises:
-        UsageError: a model with random weights.
-        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
     """
     check_loadable(located)
     steps: list[Step] = []
@@ -332,11 +328,7 @@ _CAST_BACK = """    if pipe.vae.dtype != own:
 
 
 def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
-    """Return the lines that make the pipeline draw noise in fp32.
-
-    Args:
-        encodes: whether it also encodes images, whose latents are sampled.
-    """
+    """Return the lines that make the pipeline draw noise in fp32."""
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
     comment = (
@@ -459,11 +451,7 @@ def spaced(blocks: Iterable[list[str]]) -> str:
 
 
 def source_files(located: LocatedModel, workload: Workload, request: WorkloadRequest) -> list[SourceFile]:
-    """Return the images that a script of this workload opens.
-
-    Raises:
-        UsageError: no file was given, or one that PIL's own conversion reads otherwise than vivace.
-    """
+    """Return the images that a script of this workload opens."""
     if workload.task == "text":
         return []
     names = names_of(located.pipeline, workload.task)
@@ -499,11 +487,7 @@ def _check_plain(source: SourceFile) -> None:
 
 
 def conversion(located: LocatedModel, workload: Workload) -> Script:
-    """Return lines that turn `pipe`, as the model is published, into the pipeline of the workload's task.
-
-    Raises:
-        Unsupported: the ControlNet has random weights, which only vivace makes.
-    """
+    """Return lines that turn `pipe`, as the model is published, into the pipeline of the workload's task."""
     kind = pipeline_of(located.pipeline, workload.task, located.model.name)
     if kind == located.pipeline:
         return Script()
@@ -687,11 +671,7 @@ def _source(located: LocatedModel) -> tuple[str, dict[str, str]]:
 
 
 def _configuration(located: LocatedModel, revision: str) -> dict[str, str]:
-    """Return the source of a single file's configuration: its folder, or a repository and commit.
-
-    Args:
-        revision: name of the argument for the commit.
-    """
+    """Return the source of a single file's configuration: its folder, or a repository and commit."""
     assert located.folder is not None
     if located.checkpoint is not None and located.folder == located.checkpoint.parent:
         return {"config": literal(str(located.folder))}

@@ -202,9 +202,6 @@ def session_of(
         defaults: arguments of the pipeline's call that replace the model's own.
         prompts: the prompts of later calls, for techniques that adapt to them; empty for the catalogue's.
         on_technique: called for each technique, to write a script of the recipe.
-
-    Raises:
-        Unsupported, NoEffect: see `vivace.errors`.
     """
     recipe = with_stored(located, recipe)
     target = target_of(pipe, located, recipe, device, defaults, prompts)
@@ -247,11 +244,7 @@ def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -
 
 
 def _computing(pipe: Any) -> Any:
-    """Return the pipeline that computes: the given one, or the one inside a wrapper.
-
-    Raises:
-        UsageError: it is no pipeline.
-    """
+    """Return the pipeline that computes: the given one, or the one inside a wrapper."""
     inner = call_of(pipe).pipe if callable(pipe) and not isinstance(pipe, type) else None
     if component_of(inner, "denoiser") is None:
         held = getattr(inner, "__dict__", {}).values()

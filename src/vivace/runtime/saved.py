@@ -110,9 +110,6 @@ def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Mo
 
     Args:
         skeleton: the same component as its configuration alone makes it, without values.
-
-    Raises:
-        Unsupported: a tensor is of a class that no file is set up for.
     """
     described = Described()
     stored: dict[str, torch.Tensor] = {}
@@ -147,9 +144,6 @@ def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
 
     Args:
         skeleton: the component without values, as its configuration and the techniques make it.
-
-    Raises:
-        UnusableModel: names the file and the tensor.
     """
     places: dict[str, tuple[Path, dict[str, Any]]] = {}
     described = Described()
@@ -176,11 +170,7 @@ def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
 
 
 def fill(skeleton: torch.nn.Module, files: ComponentFiles, device: str) -> None:
-    """Put the values of checked files into a component without values.
-
-    Raises:
-        UnusableModel: names the file and the tensor.
-    """
+    """Put the values of checked files into a component without values."""
     import torch
     from safetensors import safe_open
 
@@ -434,9 +424,6 @@ def write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
 
     Args:
         located: what it was loaded from, whose tokenizers are copied.
-
-    Raises:
-        Unsupported: a tensor is of a class that no file is set up for.
     """
     with quiet():
         _write_pipeline(pipe, located, folder)
@@ -473,9 +460,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
 
     Args:
         device: torch's type of device; "meta" for shapes and dtypes alone, for which only headers are read.
-
-    Raises:
-        UnusableModel: names the first file, and the key in it, that is not what was saved.
     """
     import diffusers
 
@@ -517,11 +501,7 @@ def _write_configuration(module: Any, folder: Path) -> None:
 
 
 def _kind_of(name: str, kind: Any) -> Any:
-    """Check that a saved folder can name a network's class, and return it.
-
-    Raises:
-        Unsupported: it is not a public class of diffusers or transformers.
-    """
+    """Check that a saved folder can name a network's class, and return it."""
     if _public(kind.__module__.partition(".")[0], kind.__name__) is not kind:
         raise Unsupported(
             f"the {name} cannot be saved: {kind.__name__} is not a public class of diffusers or transformers; load "

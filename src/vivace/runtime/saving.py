@@ -71,11 +71,6 @@ def save(
         destination: a folder that does not exist yet, or an empty one.
         is_read: called once the model is loaded and the recipe applied.
         proof: records of the baseline and the recipe, to lie beside the weights.
-
-    Raises:
-        UsageError: random weights, or a saved folder.
-        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
-        OutputError: the folder is not empty, or cannot be written. Nothing of it is left.
     """
     check_source(located)
     check_works(device)

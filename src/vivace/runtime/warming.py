@@ -87,11 +87,7 @@ class Manifest(Spec):
 
 
 def pack(folder: Path, manifest: Manifest) -> bytes:
-    """Return the artifact of a cache folder; `manifest.files` is filled in.
-
-    Raises:
-        Unsupported: the folder has no files, so nothing was compiled.
-    """
+    """Return the artifact of a cache folder; `manifest.files` is filled in."""
     contents = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -111,13 +107,7 @@ def pack(folder: Path, manifest: Manifest) -> bytes:
 
 
 def unpack(path: Path, folder: Path, here: CompiledFor) -> int:
-    """Put an artifact's files into a cache folder; return the number of new files. Existing files are kept.
-
-    Raises:
-        UnusableModel: the file is no artifact of vivace, or is damaged.
-        Unsupported: it was compiled for another environment.
-        OutputError: the folder cannot be written.
-    """
+    """Put an artifact's files into a cache folder; return the number of new files. Existing files are kept."""
     with _opened(path) as file:
         manifest = _manifest(path, file)
         if differences := manifest.compiled_for.differences(here):
@@ -265,9 +255,6 @@ def warm(
         device: "auto" or torch's type of device.
         packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
         on_loaded: called before the first call.
-
-    Raises:
-        Unsupported: the recipe does not work here, or `packed` and nothing was compiled.
     """
     chosen = choose_device(device)
     with _folder(packed) as folder:
@@ -296,11 +283,7 @@ def warm(
 
 
 def bring(path: Path, device: str) -> int:
-    """Put an artifact's code into this machine's cache; return the number of new files.
-
-    Raises:
-        UnusableModel, Unsupported, OutputError: see `vivace.runtime.warming.unpack`.
-    """
+    """Put an artifact's code into this machine's cache; return the number of new files."""
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
 
 

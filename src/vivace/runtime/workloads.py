@@ -26,12 +26,7 @@ from vivace.runtime.session import Session
 
 
 def workload_of(located: LocatedModel, request: WorkloadRequest, batch: BatchSize = 1) -> Workload:
-    """Return the workload for one model; unset fields take the model's own values.
-
-    Raises:
-        UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
-        Unsupported: the model has no pipeline for the task.
-    """
+    """Return the workload for one model; unset fields take the model's own values."""
     return workload_and_images(located, request, batch)[0]
 
 
@@ -97,11 +92,7 @@ def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: f
 
 
 def check_strength(located: LocatedModel, workload: Workload) -> None:
-    """Refuse a strength at which no step is run.
-
-    Raises:
-        WorkloadError: names the numbers that would run one.
-    """
+    """Refuse a strength at which no step is run."""
     strength, steps = workload.strength, workload.num_inference_steps
     if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
         return
@@ -143,11 +134,7 @@ def _limits(located: LocatedModel) -> SizeLimits:
 
 
 def check_size(located: LocatedModel, workload: Workload) -> None:
-    """Refuse sizes that the model cannot generate.
-
-    Raises:
-        WorkloadError: names the nearest size that it can generate.
-    """
+    """Refuse sizes that the model cannot generate."""
     multiple = located.entry.size_multiple if located.entry else 8
     largest = located.entry.max_size if located.entry else 8192
     for flag, size in (("--height", workload.height), ("--width", workload.width)):
@@ -194,11 +181,7 @@ class CheckedRequest:
     sources: SourceImages | None = None
 
     def open(self, device: str) -> Session:
-        """Load the model on torch's type of device, and apply the recipe.
-
-        Raises:
-            Unsupported, NoEffect: the recipe does not work here.
-        """
+        """Load the model on torch's type of device, and apply the recipe."""
         workload = self.workload
         return open_session(
             self.located,
@@ -224,9 +207,6 @@ def checked_request(model: str, recipe: str, **fields: Unpack[CallKeywords]) -> 
     Args:
         model: what `vivace.load` takes.
         fields: as for `vivace.bench`; one batch size, a number.
-
-    Raises:
-        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
     """
     request = Study.of(model, [recipe], quality=False, rivals=False, **fields).workload
     batch, *more = request.batches

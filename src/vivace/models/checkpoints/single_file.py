@@ -119,10 +119,6 @@ def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = Tr
         is_configured: whether the configuration of a pipeline lies beside it, which a model needs that the catalogue
             lacks.
         is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
-
-    Raises:
-        UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
-        Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
     header = read_header(path)
     if path.suffix == SUFFIX and is_loaded:

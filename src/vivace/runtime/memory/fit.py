@@ -235,9 +235,6 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
 
     Where a recipe is known to be faster together with `compile`, it is proposed so.
-
-    Args:
-        encoder: the text encoder that recipes for the largest one are aimed at.
     """
     recipes = []
     ordered = sorted(

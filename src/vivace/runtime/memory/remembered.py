@@ -41,9 +41,6 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
 
     Args:
         request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
-
-    Raises:
-        VivaceError: see `predict`.
     """
     if any(
         technique.facts.needs_prompts for technique in recipe
@@ -124,11 +121,7 @@ def _read(path: Path) -> Any | None:
 
 
 def _answer_of(content: Any) -> Prediction:
-    """Return a stored prediction.
-
-    Raises:
-        NoEffect, Unsupported, WorkloadError: that was the answer.
-    """
+    """Return a stored prediction."""
     if isinstance(content, dict):
         return Prediction.model_validate(content)
     name, reason, already_so = content

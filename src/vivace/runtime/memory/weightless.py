@@ -63,10 +63,6 @@ def find_weightless(name: str) -> Weightless:
     """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file.
 
     A folder in diffusers' format needs only its configuration files and tokenizers.
-
-    Raises:
-        UnknownModel: it is none of these, or the folder has classes unknown to diffusers and transformers.
-        UnusableModel: the file is damaged, or not a supported model.
     """
     plain = name.strip().lower()
     plain_name = plain.removeprefix(SYNTHETIC)
