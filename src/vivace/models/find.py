@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ from vivace.models.repository import (
 )
 from vivace.models.saved_folder import (
     entry_of,
-    has_same_denoiser,
-    has_same_weights,
     read_defaults,
     read_saved,
 )
@@ -48,8 +47,6 @@ TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Suffixes of model files, and of files that are mistaken for them."""
-_MAX_LISTED = 20
-"""Files of a folder that are looked at for one to name."""
 _SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
@@ -255,13 +252,42 @@ def _synthetic(name: str) -> LocatedModel:
 
 
 def _embedded(entry: Entry, origin: Embedded) -> LocatedModel:
-    folder = WEIGHTS / (origin.base or origin.folder)
-    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
-    components = {path.name: path for path in own if path.is_dir()}
+    folder, components = _embedded_folders(origin)
     files = files_of(folder, components.values())
     model = Model(name=entry.name, source="embedded", revision=fingerprint(files))
     weights = tuple(path for path in files.values() if path.suffix == ".safetensors")
     return LocatedModel(model, folder, entry, components, weights=weights)
+
+
+def _embedded_folders(origin: Embedded) -> tuple[Path, dict[str, Path]]:
+    """Return the folder of an embedded model's pipeline, and those of components of its own, by name."""
+    own = (WEIGHTS / origin.folder).iterdir() if origin.base is not None else ()
+    return WEIGHTS / (origin.base or origin.folder), {
+        path.name: path for path in sorted(own) if path.is_dir()
+    }
+
+
+def _embedded_models_like(
+    pipeline: str, files: Mapping[str, Path], weights: Collection[str]
+) -> tuple[Entry | None, Entry | None]:
+    """Return the embedded model that has a folder's weights, and one that has its denoiser's configuration."""
+    same = alike = None
+    for entry in CATALOGUE.values():
+        if isinstance(entry.origin, Embedded) and entry.pipeline == pipeline:
+            folder, components = _embedded_folders(entry.origin)
+            own = files_of(folder, components.values())
+            stored = {name for name, path in own.items() if path.suffix == ".safetensors"}
+            config = "unet/config.json" if "unet/config.json" in own else "transformer/config.json"
+            if stored == {*weights} and all(filecmp.cmp(own[n], files[n], shallow=False) for n in stored):
+                same = same or entry
+            if config in files and _is_configured_like(files[config], own[config]):
+                alike = alike or entry
+    return same, alike
+
+
+def _is_configured_like(file: Path, other: Path) -> bool:
+    mine, theirs = read_config(file), read_config(other)
+    return all(key in mine and mine[key] == value for key, value in theirs.items() if not key.startswith("_"))
 
 
 def _published_as(repo: str) -> Entry | None:
@@ -300,10 +326,9 @@ def _in_folder(path: Path) -> LocatedModel:
             raise UnusableModel(
                 f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder"
             )
-        readable = next(filter(_is_readable, sorted(folder.glob("*.safetensors"))[:_MAX_LISTED]), None)
-        advice = f"; or give a single file such as {readable}" if readable else ""
         raise UnusableModel(
-            f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
+            f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote, or the path of a file "
+            "that holds a whole model"
         )
     check_places(folder, ())
     files = files_of(folder)
@@ -322,7 +347,7 @@ def _in_folder(path: Path) -> LocatedModel:
         weights = tuple(file for name, file in files.items() if name.endswith(".safetensors"))
         entry = entry_of(folder, saved, pipeline)
         return LocatedModel(model, folder, entry, weights=weights, saved=saved)
-    same, alike = _embedded_models_like(pipeline, files, {name: files[name] for name in chosen.weights})
+    same, alike = _embedded_models_like(pipeline, files, chosen.weights)
     return LocatedModel(
         model,
         folder,
@@ -332,34 +357,6 @@ def _in_folder(path: Path) -> LocatedModel:
         missing=chosen.missing,
         same_as=None if same is None else same.name,
     )
-
-
-def _is_readable(file: Path) -> bool:
-    try:
-        check_format(file)
-        contents_of(file)
-    except (UnusableModel, Unsupported):
-        return False
-    return True
-
-
-def _embedded_models_like(
-    pipeline: str, files: Mapping[str, Path], weights: Mapping[str, Path]
-) -> tuple[Entry | None, Entry | None]:
-    """Return the embedded model that has a folder's weights, and one that has its denoiser's architecture."""
-    same = alike = None
-    for entry in CATALOGUE.values():
-        if isinstance(entry.origin, Embedded) and entry.pipeline == pipeline:
-            own = _embedded_files(entry.origin)
-            same = same or (entry if has_same_weights(weights, own) else None)
-            alike = alike or (entry if has_same_denoiser(files, own) else None)
-    return same, alike
-
-
-def _embedded_files(origin: Embedded) -> dict[str, Path]:
-    """Return the files of an embedded model by their names in it."""
-    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
-    return files_of(WEIGHTS / (origin.base or origin.folder), [path for path in own if path.is_dir()])
 
 
 def _in_file(path: Path, download: bool) -> LocatedModel:

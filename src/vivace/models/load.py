@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from vivace.machinery.technique.script import literal
 from vivace.models.checkpoints.gguf_file import SUFFIX
 from vivace.models.checkpoints.headers import check_whole, main_dtype, read_header
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
-from vivace.models.checkpoints.single_file import Contents
+from vivace.models.checkpoints.single_file import Contents, check_parts
 from vivace.models.checkpoints.weight_scales import is_marker
-from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.hub import fetch_part
 from vivace.models.model_files import component_class
@@ -176,8 +175,6 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
             check_shape(located.weights, str(error))
         if located.contents is None or not (is_lacking or isinstance(error, ValueError)):
             raise
-        if located.contents.component is None:
-            _check_parts(located, _parts_without_values(located))
         _check_names(located, located.contents)
         if not is_lacking:
             raise
@@ -186,32 +183,6 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
             f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
             "or only part of one: give it as a folder in diffusers' format"
         ) from error
-
-
-def _check_parts(located: LocatedModel, components: Mapping[str, Any]) -> None:
-    assert located.contents is not None
-    assert located.checkpoint is not None
-    check_whole_file(located.checkpoint, located.contents.signature.parts, components)
-
-
-def _parts_without_values(located: LocatedModel) -> dict[str, Any]:
-    """Return a pipeline's VAE and text encoders by their configuration, on the meta device."""
-    import diffusers
-    import transformers
-    from accelerate import init_empty_weights
-
-    assert located.folder is not None
-    parts: dict[str, Any] = {}
-    for name, (library, class_name) in components_of(read_config(located.folder / INDEX)).items():
-        kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name, object)
-        with init_empty_weights():
-            if name == "vae" and issubclass(kind, diffusers.ModelMixin):
-                config = kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
-                parts[name] = kind.from_config(config)
-            elif issubclass(kind, transformers.PreTrainedModel) and name not in located.without:
-                own = str(located.folder / name)
-                parts[name] = kind(kind.config_class.from_pretrained(own, local_files_only=True))
-    return parts
 
 
 def _check_names(located: LocatedModel, contents: Contents) -> None:
@@ -260,7 +231,8 @@ def _check_folders_used(located: LocatedModel, pipe: Any) -> None:
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
     """Raise UnusableModel if a single file has more weights than its model; diffusers would leave them out."""
     if contents.component is None:
-        _check_parts(located, pipe.components)
+        assert located.checkpoint is not None
+        check_parts(located.checkpoint, contents.signature.parts, pipe.components)
     num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
     if contents.num_values is not None and contents.num_values > num_loaded:
         _check_names(located, contents)

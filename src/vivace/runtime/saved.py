@@ -35,10 +35,9 @@ from vivace.machinery.quantization.stored_tensors import (
 )
 from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.find import LocatedModel
-from vivace.models.model_files import files_of
 from vivace.models.quiet import quiet
 from vivace.models.repository import INDEX, components_of, read_index
-from vivace.models.saved_folder import NAME, check_contents
+from vivace.models.saved_folder import check_contents
 from vivace.models.synthetic import on_meta
 
 if TYPE_CHECKING:
@@ -486,11 +485,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
         pipe.watermark = None  # SDXL adds a watermark if the watermarking library happens to be installed
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def saved_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a saved folder that `vivace.json` lists."""
-    return {name: path for name, path in files_of(folder).items() if name != NAME}
 
 
 def _write_configuration(module: Any, folder: Path) -> None:

@@ -20,11 +20,11 @@ from vivace.models.checkpoints.headers import read_header
 from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.model_files import num_bytes
-from vivace.models.saved_folder import NAME, digests, piecewise_digests
+from vivace.models.saved_folder import NAME, digests, saved_files
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import LORAS, pipeline_for, precedes
-from vivace.runtime.saved import saved_files, write_pipeline
+from vivace.runtime.saved import write_pipeline
 from vivace.runtime.session import Session
 from vivace.techniques.lora import Lora
 
@@ -177,8 +177,8 @@ def _described(
             for technique in recipe
             if technique.text in effects
         ),
-        sources=digests(_sources(located)),
-        files=piecewise_digests(saved_files(folder)),
+        sources=digests(_sources(located), in_pieces=False),
+        files=digests(saved_files(folder), in_pieces=True),
     )
 
 

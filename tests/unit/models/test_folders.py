@@ -75,7 +75,7 @@ def test_a_trained_export_keeps_its_defaults_and_they_can_be_changed(exported: P
     [
         (
             {"model": "tiny-ds"},
-            "names a model 'tiny-ds' that this vivace does not have; did you mean 'tiny-sd'?",
+            "names 'tiny-ds', which this vivace does not have; did you mean 'tiny-sd'?",
         ),
         (
             {"model": "tiny-flux"},
@@ -239,7 +239,3 @@ def test_advice_for_a_folder_names_only_what_is_read(exported: Path, tmp_path: P
     with pytest.raises(UnusableModel, match="a part of the model in") as caught:
         find_model(str(exported / "unet"))
     assert str(exported) in str(caught.value)
-    shutil.copytree(exported / "unet", tmp_path / "alone")
-    with pytest.raises(UnusableModel) as caught:
-        find_model(str(tmp_path / "alone"))
-    assert "such as" not in str(caught.value), "the file would be refused"

@@ -192,7 +192,7 @@ def test_repositories_that_are_no_model(served: Hub, folder: Path, tmp_path: Pat
         ),
         (
             "bare",
-            "has single files: download one (`hf download org/bare whole.safetensors`), and give its path",
+            "`hf download org/bare whole.safetensors`, and give its path",
         ),
         (
             "lora",
