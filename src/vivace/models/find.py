@@ -208,15 +208,21 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
         return _in_file(path, download)
     if is_path(text, _SUFFIXES):
         raise UnknownModel(not_there(name))
-    repo, at, revision = text.partition("@")
-    if _REPOSITORY.fullmatch(repo) and (not at or _REVISION.fullmatch(revision)):
-        origin = Hub(repo=repo, revision=revision or None)
-        return _on_the_hub(text, _published_as(repo), origin, download)
+    if (origin := repository_in(text)) is not None:
+        return _on_the_hub(text, _published_as(origin.repo), origin, download)
     raise UnknownModel(
         f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
         "org/repo of the Hugging Face hub, a folder with a model_index.json, a .safetensors file, or synthetic:NAME "
         "for random weights)"
     )
+
+
+def repository_in(name: str) -> Hub | None:
+    """Return the repository that a name means, `org/repo` or `org/repo@revision`; None for another name."""
+    repo, at, revision = name.strip().partition("@")
+    if not _REPOSITORY.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
+        return None
+    return Hub(repo=repo, revision=revision or None)
 
 
 def obtain(located: LocatedModel) -> LocatedModel:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures.components import Architecture, ComponentConfig
-from vivace.architectures.entry import SamplerEntry, StoredPart
+from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import reading
@@ -54,6 +54,7 @@ def load_pipeline(
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
         merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
     """
+    import diffusers
     import torch
 
     kind = pipeline_of(located.pipeline, task or own_task(located.pipeline), located.model.name)
@@ -64,17 +65,21 @@ def load_pipeline(
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(located, device)]
     )
     if located.architecture is not None:
-        built = _built(located.model.name, located.architecture, device, dtype)
-        return built if kind == located.pipeline else for_task(built, kind, controlnet)
+        from vivace.models.synthetic import build
+
+        if device == "cpu":
+            _check_memory(located.model.name, located.architecture, dtype)
+        return for_task(build(located.architecture, device, dtype), kind, controlnet)
     with quiet(), _reading(located), _lacking(located):
         pipe = _from_files(located, dtype)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
-        _check_filled(located, pipe)
-        _check_folders_used(located, pipe)
-        check_tokenizers(pipe, located.model.name)
+        _check_networks(located, pipe)
+        _check_tokenizers(pipe, located.model.name)
         if located.entry is not None and located.entry.scheduler is not None:
-            _set_scheduler(pipe, located.entry.scheduler)
+            scheduler = located.entry.scheduler
+            sampler = getattr(diffusers, scheduler.class_name)
+            pipe.register_modules(scheduler=sampler.from_config(pipe.scheduler.config, **scheduler.overrides))
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             _convert(component, dtype)
@@ -88,7 +93,7 @@ def load_pipeline(
         with quiet(), _reading(located):
             merge(pipe, located.lora)
     pipe.set_progress_bar_config(disable=True)
-    return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
+    return for_task(pipe, kind, controlnet)
 
 
 def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
@@ -108,15 +113,6 @@ def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
-
-
-def _built(name: str, architecture: Architecture, device: str, dtype: Any) -> Any:
-    """Build a pipeline with random weights on its final device and in its final dtype."""
-    from vivace.models.synthetic import build
-
-    if device == "cpu":
-        _check_memory(name, architecture, dtype)
-    return build(architecture, device, dtype)
 
 
 def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
@@ -153,7 +149,7 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
             **arguments,
         )
     if located.model.source != "embedded":
-        arguments |= load_text_encoders(located.folder, dtype, located.variant, arguments)
+        arguments |= _load_text_encoders(located.folder, dtype, located.variant, arguments)
     return diffusers.DiffusionPipeline.from_pretrained(
         str(located.folder),
         dtype=dtype,
@@ -170,39 +166,44 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
     try:
         yield
     except (NotImplementedError, ValueError) as error:
-        is_lacking = "meta tensor" in str(error)
-        if located.contents is None and isinstance(error, ValueError):
-            check_shape(located.weights, str(error))
-        if located.contents is None or not (is_lacking or isinstance(error, ValueError)):
+        is_lacking, contents = "meta tensor" in str(error), located.contents
+        if contents is None:
+            _check_shape(located.weights, str(error))
             raise
-        _check_names(located, located.contents)
+        if not is_lacking and not isinstance(error, ValueError):
+            raise
+        _check_names(located, contents)
         if not is_lacking:
             raise
-        entry = located.contents.entry
         raise UnusableModel(
-            f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
-            "or only part of one: give it as a folder in diffusers' format"
+            f"{located.model.name} lacks weights that {contents.entry}'s configuration has; it is a smaller or another "
+            "model, or only part of one: give it as a folder in diffusers' format"
         ) from error
+
+
+def _without_values(folder: Path, name: str, kind: Any) -> Any:
+    """Return a network of diffusers as its configuration makes it."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        return kind.from_config(kind.load_config(str(folder), subfolder=name, local_files_only=True))
 
 
 def _check_names(located: LocatedModel, contents: Contents) -> None:
     """Raise UnusableModel, with the tensor's name, if a file's denoiser has other tensors than its configuration."""
     import diffusers
-    from accelerate import init_empty_weights
 
     assert located.folder is not None
     name = contents.denoiser_name
-    kind: Any = getattr(diffusers, components_of(read_config(located.folder / INDEX))[name][1])
-    with init_empty_weights():
-        skeleton = kind.from_config(
-            kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
-        )
+    kind = getattr(diffusers, components_of(read_config(located.folder / INDEX))[name][1])
+    layout = original_layout(_without_values(located.folder, name, kind))
     files = {own: file for file, own in contents.denoiser.items() if not is_marker(file)}
-    check_tensors(located.checkpoint or located.weights[-1], files, original_layout(skeleton), contents.codes)
+    check_tensors(located.checkpoint or located.weights[-1], files, layout, contents.codes)
 
 
-def _check_filled(located: LocatedModel, pipe: Any) -> None:
-    """Raise UnusableModel for weights missing in the model's files, which libraries leave without values."""
+def _check_networks(located: LocatedModel, pipe: Any) -> None:
+    """Raise UnusableModel for weights that libraries left without values, or left out of a folder's files."""
+    import diffusers
     import torch
 
     for part, component in pipe.components.items():
@@ -214,18 +215,10 @@ def _check_filled(located: LocatedModel, pipe: Any) -> None:
                     f"{located.model.name} lacks {name} of its {part}; copy or download it again, or give a model that "
                     "has all its weights"
                 )
-
-
-def _check_folders_used(located: LocatedModel, pipe: Any) -> None:
-    """Check that diffusers left out no weights of a folder. What transformers left out is checked as it loads."""
-    import diffusers
-
-    for part, component in pipe.components.items():
         if isinstance(component, diffusers.ModelMixin):
-            files = [path for path in located.weights if path.parent.name == part]
-            check_files_used(
-                (path for path in files if path != located.components.get(part)), part, component
-            )
+            for path in located.weights:
+                if path.parent.name == part and path != located.components.get(part):
+                    _check_file_used(path, part, component)
 
 
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
@@ -246,7 +239,6 @@ def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> Non
 def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) -> Any:
     """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
-    from accelerate import init_empty_weights
 
     assert located.folder is not None
     if path.is_dir():
@@ -267,10 +259,7 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
         source: Any = str(path)
         contents = located.contents
         if contents is not None and not contents.is_plain:
-            with init_empty_weights():
-                skeleton = model.from_config(
-                    model.load_config(str(located.folder), subfolder=name, local_files_only=True)
-                )
+            skeleton = _without_values(located.folder, name, model)
             source = read_denoiser(path, contents.denoiser, contents.codes, skeleton, dtype)
         return model.from_single_file(
             source, config=str(located.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
@@ -279,13 +268,6 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
     return model.from_pretrained(
         str(path), dtype=dtype, variant=variant, local_files_only=True, use_safetensors=True
     )
-
-
-def _set_scheduler(pipe: Any, scheduler: SamplerEntry) -> None:
-    import diffusers
-
-    kind = getattr(diffusers, scheduler.class_name)
-    pipe.register_modules(scheduler=kind.from_config(pipe.scheduler.config, **scheduler.overrides))
 
 
 def explained(
@@ -363,12 +345,11 @@ _OTHER_SHAPE = re.compile(
 _NUMBERED = re.compile(r"(.+?)\.\d+\.")
 
 
-# Libraries leave out unused weights without a word, and name no file for those of another shape.
 class UnusedWeightsWarning(UserWarning):
     """A model's files have weights that are not used."""
 
 
-def load_text_encoders(
+def _load_text_encoders(
     folder: Path, dtype: Any, variant: str | None, without: Collection[str]
 ) -> dict[str, Any]:
     """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them.
@@ -406,11 +387,11 @@ def load_text_encoders(
                 + (f" and {len(missing) - 1} more weights" if missing[1:] else "")
                 + "; copy or download it again"
             )
-        report_unused(own, name, models[name], loading["unexpected_keys"])
+        _report_unused(own, name, models[name], loading["unexpected_keys"])
     return models
 
 
-def check_tokenizers(pipe: Any, model: str) -> None:
+def _check_tokenizers(pipe: Any, model: str) -> None:
     """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder.
 
     Args:
@@ -446,22 +427,21 @@ def check_tokenizers(pipe: Any, model: str) -> None:
             )
 
 
-def check_files_used(files: Iterable[Path], part: str, component: Any) -> None:
-    """Check that a network of diffusers has every tensor of its files; see `report_unused`."""
+def _check_file_used(file: Path, part: str, component: Any) -> None:
+    """Check that a network of diffusers has every tensor of a file; see `_report_unused`."""
     names = component.state_dict().keys()
     ignored = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
-    for file in files:
-        more = []
-        for name in read_header(file):
-            own = name
-            for older, newer in _OLDER.items():
-                own = own.replace(older, newer)
-            if not {name, own} & names and not any(re.search(pattern, name) for pattern in ignored):
-                more.append(name)
-        report_unused(file, part, component, more)
+    more = []
+    for name in read_header(file):
+        own = name
+        for older, newer in _OLDER.items():
+            own = own.replace(older, newer)
+        if not {name, own} & names and not any(re.search(pattern, name) for pattern in ignored):
+            more.append(name)
+    _report_unused(file, part, component, more)
 
 
-def report_unused(where: Path, part: str, component: Any, names: Iterable[str]) -> None:
+def _report_unused(where: Path, part: str, component: Any, names: Iterable[str]) -> None:
     """Say which weights are not used, or refuse them where they are more layers than the network has."""
     modules = {name for name, _ in component.named_modules()}
     names = sorted(name for name in names if not name.endswith(".position_ids"))
@@ -478,7 +458,7 @@ def report_unused(where: Path, part: str, component: Any, names: Iterable[str]) 
         warnings.warn(text, UnusedWeightsWarning, stacklevel=2)
 
 
-def check_shape(files: Iterable[Path], problem: str) -> None:
+def _check_shape(files: Iterable[Path], problem: str) -> None:
     """Raise UnusableModel with the file whose tensor has another shape, if that is the problem."""
     match = _OTHER_SHAPE.search(problem)
     if match is None:

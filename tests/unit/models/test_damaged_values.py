@@ -148,8 +148,8 @@ VAE, CLIP = "first_stage_model.", "cond_stage_model.transformer.text_model."
     [
         (f"{CLIP}encoder.layers.0.mlp.fc1.weight", None, "text_encoder"),
         (f"{VAE}decoder.conv_in.weight", torch.ones(2, 2, 3, 3), ""),
-        (f"{CLIP}encoder.layers.9.mlp.fc1.weight", torch.ones(8, 8), "weights in its text_encoder, and the"),
-        (f"{VAE}decoder.up.3.block.7.conv1.weight", torch.ones(8, 8), "weights in its vae, and the"),
+        (f"{CLIP}encoder.layers.9.mlp.fc1.weight", torch.ones(8, 8), "weights in its text_encoder, and"),
+        (f"{VAE}decoder.up.3.block.7.conv1.weight", torch.ones(8, 8), "weights in its vae, and"),
         ("cond_stage_model.another", torch.ones(1), "VAE and text encoders, such as {name}"),
     ],
 )
