@@ -2,6 +2,7 @@
 
     python -m benchmarks.fused_models flux-dev --limit-s 400
     python -m benchmarks.fused_models flux2-klein-4b --rounds 2
+    python -m benchmarks.fused_models chroma1-hd ernie-image --first 2 --steps 12     fewer recipes and steps
     python -m benchmarks.fused_models later                       all of LATER, one after the other
 
 Random weights, native size, the model's own number of steps; FLUX.1's prompts are encoded before, others' in the call.
@@ -21,9 +22,10 @@ import vivace
 from benchmarks.command import Measuring, measures, run
 from benchmarks.every_model import line
 from benchmarks.record_files import write_records
-from benchmarks.technique_cases import RESULTS
+from benchmarks.technique_cases import RESULTS, full_length
 from vivace.benchmark import studies
 from vivace.cli.display.progress_display import for_this_terminal
+from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Record
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
@@ -92,11 +94,12 @@ _GRAPHS_OF_TWO = "cuda_graph@denoiser,vae+gpu_postprocess"
 _OF_LATER = (
     "baseline",
     f"{_FP8}+{_GRAPHS_OF_TWO}",
-    "quantize(fp8)+compile(blocks=repeated)",
     f"fused(bf16)@denoiser,vae+{_GRAPHS_OF_TWO}",
+    "quantize(fp8)+compile(blocks=repeated)",
 )
 _OF_CHROMA = tuple(text.replace(" attention=fp8,", "") for text in _OF_LATER)
 """Its attention has a mask, and Ideogram 4's heads 256 channels; cuDNN's in fp8 takes neither here."""
+_OF_BASE = (*_OF_OTHERS[:2], _OF_OTHERS[3], _OF_OTHERS[2])
 _OF_OTHER_BLOCKS = ("baseline", "quantize(fp8)+compile(blocks=repeated)", "compile(blocks=repeated)")
 """Of models without a fused form."""
 _OF_SDXL = (
@@ -128,59 +131,71 @@ RECIPES = {
     "ernie-image-turbo": _OF_LATER,
     "ideogram-4": _OF_CHROMA,
     "ovis-image-7b": _OF_OTHER_BLOCKS,
-    "flux2-klein-base-4b": _OF_OTHERS[:4],
-    "flux2-klein-base-9b": _OF_OTHERS[:4],
+    "flux2-klein-base-4b": _OF_BASE,
+    "flux2-klein-base-9b": _OF_BASE,
 }
 """Of each model; the first is what the others are compared with."""
 LATER = tuple(RECIPES)[-8:]
 
 
 @click.command("fused_models")
-@click.argument("name", metavar="MODEL", type=click.Choice([*RECIPES, "later"]))
+@click.argument("names", metavar="MODEL...", nargs=-1, required=True, type=click.Choice([*RECIPES, "later"]))
 @click.option("--rounds", type=click.IntRange(1, 10), default=2, show_default=True, help="Rounds per recipe.")
 @click.option(
     "--only", multiple=True, metavar="RECIPE", help="These recipes instead; the first is compared with."
 )
+@click.option("--first", type=click.IntRange(1), help="The first so many recipes alone.")
+@click.option("--steps", type=click.IntRange(1, 1000), help="At most; else the model's own number.")
 @measures(record="results/fused-model-MODEL.json", repeats=4, warmup=2)
-def fused_models(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) -> int:
-    """Compare fused with the best compiled recipes of a model on one GPU; resumable."""
-    if name == "later":
-        for each in LATER:
+def fused_models(
+    names: tuple[str, ...],
+    how: Measuring,
+    rounds: int,
+    only: tuple[str, ...],
+    first: int | None,
+    steps: int | None,
+) -> int:
+    """Compare fused with the best compiled recipes of models on one GPU; resumable."""
+    with studies.start_launcher(how.device) as launcher:
+        for name in LATER if names == ("later",) else names:
+            recipes = [resolve(text).text for text in (only or RECIPES[name])[:first]]
             if how.is_over:
-                return how.ended(each)
-            _compare(each, how, rounds, only)
-        return 0
-    return _compare(name, how, rounds, only)
+                return how.ended(name)
+            if status := _compare(name, how, rounds, recipes, steps, launcher):
+                return status
+    return 0
 
 
-def _compare(name: str, how: Measuring, rounds: int, only: tuple[str, ...]) -> int:
+def _compare(
+    name: str, how: Measuring, rounds: int, recipes: list[str], steps: int | None, launcher: Launcher
+) -> int:
     is_flux = name.startswith("flux-")
     record = how.record or RESULTS / f"{'flux-fused' if is_flux else 'fused-model'}-{name}.json"
-    recipes = [resolve(text).text for text in only or RECIPES[name]]
     measured: dict[str, Record] = {}
-    with studies.start_launcher(how.device) as launcher:
-        for number in range(1, rounds + 1):
-            for recipe in recipes if number % 2 else reversed(recipes):
-                if how.is_over:
-                    return how.ended(f"round {number} of {recipe}")
-                before = time.monotonic()
-                # Rounds that the store holds are not measured again, so this adds one.
-                (measured[recipe],) = vivace.bench(
-                    SYNTHETIC + name,
-                    [recipe],
-                    text="embeddings" if is_flux else "prompts",
-                    timing=how.timing.model_copy(update={"rounds": number}),
-                    device=how.device,
-                    store=how.store,
-                    quality=False,
-                    rivals=False,
-                    progress=for_this_terminal(),
-                    launcher=launcher,
-                )
-                records = [measured[text] for text in recipes if text in measured]
-                write_records(record, records)
-                row = next(row for row in rows_of(records) if row.record is measured[recipe])
-                click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
+    own = full_length(name)
+    for number in range(1, rounds + 1):
+        for recipe in recipes if number % 2 else reversed(recipes):
+            if how.is_over:
+                return how.ended(f"round {number} of {recipe}")
+            before = time.monotonic()
+            # Rounds that the store holds are not measured again, so this adds one.
+            (measured[recipe],) = vivace.bench(
+                SYNTHETIC + name,
+                [recipe],
+                text="embeddings" if is_flux else "prompts",
+                timing=how.timing.model_copy(update={"rounds": number}),
+                device=how.device,
+                store=how.store,
+                quality=False,
+                rivals=False,
+                progress=for_this_terminal(),
+                launcher=launcher,
+                num_inference_steps=own if steps is None else min(steps, own),
+            )
+            records = [measured[text] for text in recipes if text in measured]
+            write_records(record, records)
+            row = next(row for row in rows_of(records) if row.record is measured[recipe])
+            click.echo(f"{line(row)} ({time.monotonic() - before:.0f} s)")
     return 0
 
 

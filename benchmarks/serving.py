@@ -1,4 +1,4 @@
-"""What serving costs: start-up, what HTTP adds, throughput beside a loop, goodput, LoRAs at random, several GPUs.
+"""What serving costs: start-up, a killed worker, what HTTP adds, throughput beside a loop, goodput, LoRAs, replicas.
 
     python -m benchmarks.serving                          tiny-sd on this machine, about six minutes on a CPU
     python -m benchmarks.serving --threads 1              the same, with a core for the worker and one for the rest
@@ -27,10 +27,10 @@ import click
 from benchmarks.command import run
 from benchmarks.lora import write_random
 from benchmarks.record_files import read_list, write_list
-from benchmarks.serving_process import server
+from benchmarks.serving_process import RunningServer, server
 from benchmarks.serving_rows import PARTS, Part, ServingRow, share
 from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
-from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadLimit, LoadPlan, closed_loop, measure
 from vivace.foundation.spec.environment import Environment
@@ -44,6 +44,7 @@ RECORD = Path(__file__).parents[1] / "results" / "serving.json"
 CLIENTS = 8
 _PROMPT = "a red circle above a blue square"
 _PAIRS = 3
+_KILLS = 3
 _SHARES = {"pairs": 0.4, "loads": 0.5, "loras": 0.1, "replicas": 0.15}
 """Of the minutes, by part; starts and loading come on top."""
 _RANK = 16
@@ -140,6 +141,24 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
+def measure_killed(serving: Serving, running: RunningServer, target: LoadTarget) -> None:
+    """Measure how long the next image takes after the worker was killed, again and again."""
+
+    def image_s() -> float:
+        samples = closed(target, 1, LoadLimit(1), serving.model).samples
+        if samples.outcome[0] != DONE:
+            raise click.ClickException(f"an image was not drawn: {samples.outcome[0]}")
+        return samples.ended_s[0] - samples.sent_s[0]
+
+    image_s()
+    usual = tuple(image_s() for _ in range(_KILLS))
+    after = []
+    for _ in range(_KILLS):
+        running.kill_worker()
+        after.append(image_s())
+    serving.keep("killed", seconds=(tuple(after), usual))
+
+
 def measure_pairs(serving: Serving, session: Session, target: LoadTarget) -> None:
     """Measure calls in a loop and requests of eight clients in turn; the first of both are a warm-up."""
     import torch
@@ -199,6 +218,8 @@ def measure_server(serving: Serving) -> None:
                 phases=tuple(start.phases for start in starts),
             )
         target = target_of(running.url)
+        if serving.is_missing("killed"):
+            measure_killed(serving, running, target)
         if serving.is_missing("pairs"):
             session = vivace.load(serving.model, serving.recipe, device=device)
             session.pipe.set_progress_bar_config(disable=True)
@@ -299,7 +320,7 @@ def serving(
     if rerun:
         dropped = [key for key in rows if key[:2] == (model, here.device_name) and key[2] in measured.parts]
         measured = replace(measured, rows={key: row for key, row in rows.items() if key not in dropped})
-    if measured.is_missing("ready", "pairs", "loads"):
+    if measured.is_missing("ready", "killed", "pairs", "loads"):
         measure_server(measured)
     if num_loras and measured.is_missing("loras"):
         measure_loras(measured, num_loras)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
+import psutil
 
 _READY_S = 900.0
 _LOG_S = 5.0
@@ -31,6 +32,13 @@ class RunningServer:
     url: str
     seconds: float
     phases: dict[str, float]
+    pid: int
+
+    def kill_worker(self) -> None:
+        """Kill the worker, which the server's child has forked, or is where nothing is forked."""
+        children = psutil.Process(self.pid).children()
+        forked = [each for child in children for each in child.children()]
+        max(forked or children, key=lambda process: process.memory_info().rss).kill()
 
 
 @contextmanager
@@ -67,7 +75,8 @@ def server(model: str, recipe: str, device: str, *more: str) -> Iterator[Running
             if time.monotonic() - began > _READY_S or process.poll() is not None:
                 raise click.ClickException(f"the server is not ready: {''.join(output[-3:]).strip()}")
             time.sleep(0.05)
-        yield RunningServer(url, time.monotonic() - began, _logged_phases(output))
+        seconds = time.monotonic() - began
+        yield RunningServer(url, seconds, _logged_phases(output), process.pid)
     finally:
         process.terminate()
         try:

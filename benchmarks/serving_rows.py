@@ -17,7 +17,7 @@ from vivace.foundation.spec.environment import Environment
 from vivace.foundation.stats import median_interval, speedup
 from vivace.foundation.stats.intervals import Interval
 
-Part = Literal["ready", "pairs", "loads", "loras", "replicas"]
+Part = Literal["ready", "killed", "pairs", "loads", "loras", "replicas"]
 PARTS: tuple[Part, ...] = get_args(Part)
 _WORKER = ("lora", "text", "denoise", "decode")
 """Phases of the worker; queue and encode are the server's."""
@@ -27,11 +27,11 @@ class ServingRow(Spec):
     """One part of what serving a recipe costs.
 
     Attributes:
-        part: "ready" is the start; "pairs" are calls in a loop and requests of eight clients in turn; "loads" is
-            `vivace bench --endpoint`; "loras" are requests with one of many LoRAs at random; "replicas" are several
-            GPUs.
-        seconds: until /readyz of the first and the second start for "ready"; of each call of the session, by pair, for
-            "pairs".
+        part: "ready" is the start; "killed" are images asked for once the worker was killed; "pairs" are calls in a
+            loop and requests of eight clients in turn; "loads" is `vivace bench --endpoint`; "loras" are requests with
+            one of many LoRAs at random; "replicas" are several GPUs.
+        seconds: until /readyz of the first and the second start for "ready"; until the image after each kill, and of
+            images before, for "killed"; of each call of the session, by pair, for "pairs".
         phases: seconds of the worker's start by phase, for each start of "ready".
         loads: on the server.
         number: LoRAs, or replicas.
@@ -94,6 +94,12 @@ def _ready(row: ServingRow) -> list[str]:
     return lines
 
 
+def _killed(row: ServingRow) -> list[str]:
+    after, usual = row.seconds
+    times = ", ".join(f"{each:.1f}" for each in after)
+    return [f"the image after its worker was killed: {times} s; {seconds(float(np.median(usual)))} usually"]
+
+
 def _pairs(row: ServingRow) -> list[str]:
     ratio = speedup(row.seconds, [[1 / span_rate(load)] for load in row.loads])
     image = float(np.median([each for loop in row.seconds for each in loop]))
@@ -130,6 +136,7 @@ def _replicas(row: ServingRow) -> list[str]:
 
 _LINES: dict[Part, Callable[[ServingRow], list[str]]] = {
     "ready": _ready,
+    "killed": _killed,
     "pairs": _pairs,
     "loads": _loads,
     "loras": _loras,

@@ -57,6 +57,8 @@ def test_each_part_says_its_line() -> None:
     assert serving_row("ready", seconds=((20.0, 7.5),)).lines == [
         "ready 20.0 s after the first start, 7.5 s after the second, with warm caches"
     ]
+    (line,) = serving_row("killed", seconds=((5.25, 4.0), (0.5,))).lines
+    assert line == "the image after its worker was killed: 5.2, 4.0 s; 0.500 s usually"
     phases = ({}, {"importing libraries": 3.0, "warming 1024x1024": 4.25})
     (_, line) = serving_row("ready", seconds=((20.0, 7.5),), phases=phases).lines
     assert line == "its worker: importing libraries 3.0, warming 1024x1024 4.2"

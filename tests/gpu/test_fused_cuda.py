@@ -18,6 +18,8 @@ from tests.fused_kernels import error
 from tests.lora_files import write_lora
 from tests.targets import target_of
 from vivace.errors import Unsupported
+from vivace.machinery.attention_backends.cudnn_fp8 import attend, unsupported_on
+from vivace.machinery.fused.models.vae import attend_by_rows
 from vivace.machinery.fused.modulations import CAPACITY
 from vivace.machinery.kernels.reference import TokenLayout
 from vivace.machinery.offloading.components import ComponentOffloader
@@ -453,6 +455,32 @@ def test_a_vae_against_diffusers(convolutions: Any, allowed: float) -> None:
     assert error(made.decode(latents, return_dict=False)[0], decoded) < allowed
     encoded = made.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()
     assert error(encoded, plain.encode(decoded.clamp(-1, 1), return_dict=False)[0].mode()) < allowed
+
+
+def test_padded_keys_are_not_attended_to() -> None:
+    if (reason := unsupported_on(this_machine("cuda"))) is not None:
+        pytest.skip(reason)
+    q, k, v = (torch.randn(1, 700, 3, 128, device="cuda").to(torch.float8_e4m3fn) for _ in range(3))
+    ones, made = torch.ones(2, device="cuda"), torch.empty_like(q)
+    num_keys = torch.tensor([640], dtype=torch.int32, device="cuda")
+    attend(q, k, v, ones, ones, made, num_keys)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(q, k, v, ones, ones, made, num_keys)
+    for count in (640, 513, 700):
+        num_keys.fill_(count)
+        graph.replay()
+        parts = (q, k[:, :count], v[:, :count])
+        heads_first = [part.float().transpose(1, 2) for part in parts]
+        expected = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+        assert error(made.float(), expected) < 0.1
+
+
+def test_wide_heads_attend_by_rows() -> None:
+    parts = torch.randn(2, 3072, 3, 1, 512, device="cuda", dtype=torch.bfloat16).unbind(2)
+    q, k, v = (part.transpose(1, 2) for part in parts)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    assert error(attend_by_rows(q, k, v), expected) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,9 @@ def _facts(facts: Sequence[Fact], width: int) -> Iterator[Line]:
         if fact.is_command:
             yield from ((line, "") for line in command_lines(plain(fact.value), name, room))
             continue
-        text = ": ".join(part for part in (fact.value, fact.text) if part)
-        yield from ((line, fact.look) for line, _ in _paragraph(text, width, " " * room, f"{name:<{room}}"))
+        yield from (
+            (line, fact.look) for line, _ in _paragraph(fact.line, width, " " * room, f"{name:<{room}}")
+        )
         if fact.request:
             yield f"{' ' * room}{plain(fact.request)}", ""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.errors import UnknownModel, Unsupported, UsageError, nearest
-from vivace.foundation.spec.witness_calibration import JudgeKind
+from vivace.foundation.spec.limits import JudgeKind
 from vivace.foundation.untrusted.files import is_path, not_there, read_json, user_path
 from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places

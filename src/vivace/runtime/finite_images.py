@@ -7,6 +7,7 @@ latents on their way into the VAE, and decoded tensors on their way into the con
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -117,13 +118,22 @@ def hidden_images(output: Any) -> tuple[bool, ...]:
     return tuple(bool(flag) for flag in flags) if isinstance(flags, list) else ()
 
 
+_APART = 61
+"""Of pixels that are looked at first: nearly always one differs, and all of an image of 1024 px take 8 ms."""
+
+
 def has_one_colour(image: Any) -> bool:
     """Return whether all pixels of a PIL image, or of an array (rows, columns, colours), are equal."""
     if hasattr(image, "getextrema"):
+        places = itertools.product(range(0, image.width, _APART), range(0, image.height, _APART))
+        first = image.getpixel((0, 0))
+        if any(image.getpixel(place) != first for place in places):
+            return False
         extrema = image.getextrema()
         bands = extrema if isinstance(extrema[0], tuple) else (extrema,)
         return all(low == high for low, high in bands)
-    return bool((image == image[:1, :1]).all())
+    few = image[::_APART, ::_APART]
+    return bool((few == few[:1, :1]).all() and (image == image[:1, :1]).all())
 
 
 def why_empty(output: Any) -> list[str]:

@@ -17,6 +17,7 @@ from tests.fused_unets import inputs, size, target, unet, vae
 from tests.narrow import shallow
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.fused import vae as fused_vae
 from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
 from vivace.machinery.fused.scales import scales_of_attention
 from vivace.recipes.resolve import resolve
@@ -198,6 +199,14 @@ def test_other_forms_are_refused() -> None:
     )
     with pytest.raises(Unsupported, match="AutoencoderTiny; leave vae out"):
         vivace.load("tiny-sd", "tiny_vae+fused@denoiser,vae", device="cpu")
+
+
+def test_wide_heads_attend_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_vae, "_SCORES", 1000)
+    parts = torch.randn(2, 77, 3, 2, 64, generator=torch.Generator().manual_seed(0)).unbind(2)
+    q, k, v = (part.transpose(1, 2) for part in parts)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(fused_vae.attend_by_rows(q, k, v), expected)
 
 
 @pytest.mark.parametrize("other", ["compile", "int8", "fuse_qkv"])

@@ -15,8 +15,8 @@ from tests.typed import run_vivace
 from vivace.benchmark import Timing
 from vivace.entry_points import apply
 from vivace.errors import NotFinite
-from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck
-from vivace.serve.worker.partials import Projection
+from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck, has_one_colour
+from vivace.serve.worker.pixels import Projection
 
 SMALL: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
 
@@ -51,6 +51,14 @@ def test_a_finite_image_of_one_colour_is_a_warning() -> None:
         pipe.vae.decoder.conv_out.weight.zero_()
     with pytest.warns(EmptyImageWarning, match="1 of 1 images of this call have one colour"):
         apply(pipe)("a red circle", **SMALL)
+
+
+def test_one_other_pixel_is_another_colour() -> None:
+    for place in (None, (0, 0), (199, 3)):
+        image = Image.new("RGB", (200, 100), (1, 2, 3))
+        if place is not None:
+            image.putpixel(place, (1, 2, 4))
+        assert has_one_colour(image) == has_one_colour(np.asarray(image)) == (place is None)
 
 
 def test_generate_writes_no_file_and_bench_measures_nothing(tmp_path: Path) -> None:

@@ -1,22 +1,12 @@
 """Images that are fetched by URL: how long, how many, and what is said once they are gone."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import PATH, Served, served
+from tests.served import PATH, Served
 from vivace.serve.http import image_routes, responses
 from vivace.serve.http.responses import KeptImages
-from vivace.serve.settings import ServeSettings
-
-
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
-        yield running
 
 
 def urls(server: Served, **fields: object) -> list[str]:

@@ -19,11 +19,8 @@ _SOFTMAX_SCALE = 256.0
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
-    """Return why a machine cannot compute attention in fp8, or None.
-
-    Args:
-        needs_package: whether the package must be installed here; it is not to predict another machine's memory.
-    """
+    """Return why a machine (or one without the package, to predict its memory) cannot compute attention in fp8, or
+    None."""
     if not machine.is_cuda:
         return "attention in fp8 is cuDNN's, which runs on GPUs; take attention=bf16"
     if machine.capability is not None and machine.capability != (9, 0):
@@ -44,6 +41,7 @@ def attend(
     qk_scales: torch.Tensor,
     v_scales: torch.Tensor,
     out: torch.Tensor,
+    num_keys: torch.Tensor | None = None,
 ) -> None:
     """Write softmax(q k^T / sqrt(channels)) v to `out`, with the values' scale.
 
@@ -53,21 +51,24 @@ def attend(
         qk_scales: (2,), fp32, of queries and keys.
         v_scales: (2,), fp32: the values' scale, and its inverse. The output, a mean of values, never exceeds them.
         out: like q, but tokens may be part of wider rows.
+        num_keys: (batch,), int32, on the GPU: how many keys there are, the first; those behind are padding. None: all.
     """
     keys = (k.shape[1], k.shape[2], k.stride(1))
-    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0)
-    plan(q, k, v, qk_scales, v_scales, out)
+    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0, num_keys is not None)
+    plan(q, k, v, qk_scales, v_scales, out, num_keys)
 
 
 # Never dropped: CUDA graphs captured earlier replay with the addresses of a plan's tensors.
 @functools.cache
-def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stride: int, device: int) -> Any:
-    """Return a function that executes cuDNN's plan for one shape of queries and keys.
-
-    Args:
-        keys: of keys and values their number, their heads, and from token to token how many elements.
-        row_stride: the same of the output.
-    """
+def _plan(
+    shape: tuple[int, int, int, int],
+    keys: tuple[int, int, int],
+    row_stride: int,
+    device: int,
+    is_padded: bool,
+) -> Any:
+    """Return a function that executes cuDNN's plan for one shape of queries and keys (number, heads, elements from
+    token to token), which is told how many keys there are if they are padded."""
     import torch
 
     torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then
@@ -98,8 +99,20 @@ def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stri
     names = ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o")
     ones = [1, 1, 1, 1]
     scales = {name: graph.tensor(dim=ones, stride=ones, data_type=single) for name in names}
+    lengths: dict[str, Any] = {}
+    if is_padded:
+        counts = {"dim": [batch, 1, 1, 1], "stride": [1, 1, 1, 1], "data_type": cudnn.data_type.INT32}
+        lengths = {name: graph.tensor(**counts) for name in ("seq_len_q", "seq_len_kv")}
     out, _, largest_s, largest_o = graph.sdpa_fp8(
-        q=q, k=k, v=v, **scales, is_inference=True, attn_scale=channels**-0.5, use_causal_mask=False
+        q=q,
+        k=k,
+        v=v,
+        **scales,
+        **lengths,
+        is_inference=True,
+        attn_scale=channels**-0.5,
+        use_causal_mask=False,
+        use_padding_mask=is_padded,
     )
     wide = [tokens * row_stride, channels, row_stride, 1]
     out.set_output(True).set_dim(dim).set_stride(wide).set_data_type(eight)
@@ -115,6 +128,7 @@ def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stri
     size = graph.get_workspace_size()
     constants = torch.tensor([1 / _SOFTMAX_SCALE, _SOFTMAX_SCALE, 0.0, 0.0], device=where)
     workspace = torch.empty(max(size, 1), device=where, dtype=torch.uint8)
+    all_queries = torch.full((batch,), tokens, device=where, dtype=torch.int32)
 
     def execute(
         queries: torch.Tensor,
@@ -123,6 +137,7 @@ def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stri
         qk_scales: torch.Tensor,
         v_scales: torch.Tensor,
         result: torch.Tensor,
+        num_keys: torch.Tensor | None,
     ) -> None:
         tensors = {
             q: queries,
@@ -138,6 +153,8 @@ def _plan(shape: tuple[int, int, int, int], keys: tuple[int, int, int], row_stri
             largest_s: constants[2:3],
             largest_o: constants[3:4],
         }
+        if num_keys is not None:
+            tensors |= {lengths["seq_len_q"]: all_queries, lengths["seq_len_kv"]: num_keys}
         cudnn.set_stream(handle, torch.cuda.current_stream(where).cuda_stream)
         graph.execute(tensors, workspace, handle=handle)
 

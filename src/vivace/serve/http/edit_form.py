@@ -21,8 +21,13 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.image_files import mask_in, picture_in
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.http.json_body import check_encoding
-from vivace.serve.http.requests import EditRequest, RequestSource, check_model, requested_size
+from vivace.serve.http.requests import (
+    EditRequest,
+    RequestSource,
+    check_encoding,
+    check_model,
+    requested_size,
+)
 from vivace.serve.http.responses import RequestError
 from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture
 from vivace.serve.settings import ModelState, ServeSettings

@@ -18,12 +18,18 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from vivace.serve.http.accept_header import accepted_format
 from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
-from vivace.serve.http.json_body import read_object
 from vivace.serve.http.openapi import FILE, IMAGES, form_of_edits
 from vivace.serve.http.request_checks import FILES
-from vivace.serve.http.requests import EditRequest, GenerationRequest, ImageBody, RequestSource, jobs_of
+from vivace.serve.http.requests import (
+    EditRequest,
+    GenerationRequest,
+    ImageBody,
+    RequestSource,
+    accepted_format,
+    jobs_of,
+    read_object,
+)
 from vivace.serve.http.responses import (
     KEEP_ALIVE,
     KEPT_BYTES,

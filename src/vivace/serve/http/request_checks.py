@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vivace.serve.http.hosts import foreign_header, is_of_page
-from vivace.serve.http.keys import Keys
+from vivace.serve.http.access import Keys, foreign_header, is_of_page
 from vivace.serve.http.responses import error_body
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Checks:
         self,
         app: ASGIApp,
         keys: Keys | None,
-        hosts: frozenset[str] = frozenset(),
+        hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
         observe: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:

@@ -147,49 +147,25 @@ def server_timing(phases: dict[str, float]) -> str:
 class KeptImages:
     """Images that are fetched by URL, in memory: for an hour and up to 256 MB; the oldest go first."""
 
+    num_bytes: int = 0
     _images: OrderedDict[str, tuple[float, EncodedImage]] = field(default_factory=OrderedDict)
     """Each with the time when it is removed, by `time.monotonic()`, which no change of the clock moves."""
-    _num_bytes: int = 0
-    _timer: asyncio.TimerHandle | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
 
     def keep(self, encoded: EncodedImage) -> str:
         """Keep an image and return its name, which cannot be guessed."""
         name = secrets.token_urlsafe(24)
         self._images[name] = time.monotonic() + KEPT_S, encoded
-        self._num_bytes += len(encoded.data)
-        while self._num_bytes > KEPT_BYTES:
-            self._remove_oldest()
-        self._remove_expired()
+        self.num_bytes += len(encoded.data)
+        self.remove_old()
         return name
 
     def get(self, name: str) -> EncodedImage | None:
-        self._remove_expired()
+        self.remove_old()
         return self._images.get(name, (0.0, None))[1]
 
-    def clear(self) -> None:
-        """Remove all images, and the timer."""
-        self._images.clear()
-        self._num_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _remove_oldest(self) -> None:
-        _, (_, encoded) = self._images.popitem(last=False)
-        self._num_bytes -= len(encoded.data)
-
-    def _remove_expired(self) -> None:
-        """Remove images whose hour has passed, now and when that of the next one has."""
+    def remove_old(self) -> None:
+        """Remove images whose hour has passed, and those that are too many; called now and then."""
         now = time.monotonic()
-        while self._images and next(iter(self._images.values()))[0] <= now:
-            self._remove_oldest()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._images:
-            left = next(iter(self._images.values()))[0] - now
-            self._timer = asyncio.get_running_loop().call_later(left, self._remove_expired)
+        while self._images and (self.num_bytes > KEPT_BYTES or next(iter(self._images.values()))[0] <= now):
+            _, (_, encoded) = self._images.popitem(last=False)
+            self.num_bytes -= len(encoded.data)

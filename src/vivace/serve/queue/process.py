@@ -36,7 +36,7 @@ _GRACE_S = 5.0
 
 
 class Workers:
-    """Makes the worker processes of a server.
+    """Makes the worker processes of a server; see `pool.WorkerSource`.
 
     Args:
         command: the command line of a worker that is no fork.
@@ -54,6 +54,8 @@ class Workers:
         self._variables = dict(variables)
         self._templates: list[Template] = []
         self._starting = asyncio.Lock()
+        self.places: tuple[str | None, ...] = settings.gpus or (None,)
+        self.num_steady = len(self.places)
 
     async def template(self) -> Template | None:
         """Return the template, started if there is none that lives; None where each worker is a process of its own."""
@@ -64,9 +66,9 @@ class Workers:
                 self._templates.append(await Template.start((*self._command, TEMPLATE, self._model)))
             return self._templates[-1]
 
-    def make(self, gpu: str | None) -> WorkerProcess:
+    def make(self, place: str | None) -> WorkerProcess:
         """Return a process that is not started yet, on a GPU, by its UUID or index, or on the default device."""
-        variables = self._variables if gpu is None else self._variables | {"CUDA_VISIBLE_DEVICES": gpu}
+        variables = self._variables if place is None else self._variables | {"CUDA_VISIBLE_DEVICES": place}
         return WorkerProcess(self._command, variables, self.template)
 
     async def stop(self) -> None:

@@ -63,7 +63,7 @@ def key_of(settings: ServeSettings) -> str:
         ",".join(map(str, settings.sizes)) or "own size",
         settings.task or "every task",
         f"batches {','.join(map(str, settings.batches)) or 'none'}",
-        f"{len(settings.loras)} LoRAs",
+        f"{len(settings.lora_files())} LoRAs",
     )
     return " | ".join(parts)
 
