@@ -9,8 +9,7 @@ from typing import Any, Unpack
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.input_errors import InputErrors
-from vivace.foundation.spec.study import CallKeywords
-from vivace.foundation.spec.study import BatchSize, Study, WorkloadRequest
+from vivace.foundation.spec.study import BatchSize, CallKeywords, Study, WorkloadRequest
 from vivace.foundation.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 from vivace.models.controlnet import find_controlnet
 from vivace.models.find import LocatedModel, find_model, obtain

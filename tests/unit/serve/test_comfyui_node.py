@@ -29,9 +29,7 @@ def run(module: ModuleType, plain: Served | str, **inputs: Any) -> torch.Tensor:
     """Call the node as the executor does: an instance, FUNCTION by keywords, a tuple as in RETURN_TYPES."""
     kind = module.NODE_CLASS_MAPPINGS["VivaceServer"]
     declared = kind.INPUT_TYPES()
-    given = (
-        PLAIN | {"server": plain if isinstance(plain, str) else f"http://127.0.0.1:{plain.port}"} | inputs
-    )
+    given = PLAIN | {"server": plain if isinstance(plain, str) else f"http://127.0.0.1:{plain.port}"} | inputs
     assert set(declared["required"]) <= set(given) <= {*declared["required"], *declared["optional"]}
     answer = getattr(kind(), kind.FUNCTION)(**given)
     assert len(answer) == len(kind.RETURN_TYPES) == 1

@@ -350,8 +350,7 @@ def check_fits(
         place: the device in words.
     """
     from vivace.runtime.memory.fit import RESERVE_BYTES, fits
-    from vivace.runtime.memory.remembered import footprints
-    from vivace.runtime.memory.remembered import predicted
+    from vivace.runtime.memory.remembered import footprints, predicted
     from vivace.runtime.memory.weightless import find_weightless
 
     width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
