@@ -38,12 +38,23 @@ RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
 STEPS = {"tiny-sd": 20, "tiny-flux": 28}
 BUDGETS = (5, 7, 10)
-PREDICTORS = {
-    "repeat": "order=0",
-    "taylor": "order=1",
-    "average_velocity": "predictor=average_velocity",
-    "dmd": "predictor=dmd",
+OUTPUTS = {
+    "repeat": "taylorseer(order=0)",
+    "taylor": "taylorseer(order=1)",
+    "average_velocity": "taylorseer(predictor=average_velocity)",
+    "dmd": "taylorseer(predictor=dmd)",
 }
+CACHES = {
+    "tiny-sd": {**OUTPUTS, "deepcache": "deepcache"},
+    "tiny-flux": {
+        **OUTPUTS,
+        "residual, repeat": "seacache",
+        "residual, taylor": "seacache(order=1)",
+        "residual, average_velocity": "seacache(predictor=average_velocity)",
+        "residual, dmd": "seacache(predictor=dmd)",
+    },
+}
+"""By model: what continues the denoiser's output, or the residual of its blocks, on a schedule."""
 THRESHOLDS = {
     "tiny-sd": {},
     "tiny-flux": {
@@ -141,7 +152,7 @@ def bisect_threshold(
 
 
 def methods(model: str) -> list[str]:
-    spread = [f"{how} steps, {predictor}" for how in ("even", "searched") for predictor in PREDICTORS]
+    spread = [f"{how} steps, {cache}" for how in ("even", "searched") for cache in CACHES[model]]
     return ["steps", *spread, *THRESHOLDS[model]]
 
 
@@ -163,8 +174,8 @@ def recipe_of(
             return drawing.draw(recipe_at(threshold), NUM_BISECTED)[1]
 
         return recipe_at(bisect_threshold(computed_at, budget, *THRESHOLDS[model][method]))
-    how, _, predictor = method.partition(" steps, ")
-    cache = f"taylorseer({PREDICTORS[predictor]})"
+    how, _, named = method.partition(" steps, ")
+    cache = CACHES[model][named]
     mask = evenly_spread(budget, num_steps)
     if how == "searched":
 
@@ -179,13 +190,14 @@ def recipe_of(
             cache=cache,
             budget=budget,
             num_steps=num_steps,
-            path=folder / f"{model}-{predictor}-{budget}of{num_steps}.json",
+            path=folder / f"{model}-{named.replace(', ', '-')}-{budget}of{num_steps}.json",
             num_images=NUM_SEARCHED,
             batch=NUM_SEARCHED,
             most=tries,
             on_progress=on_progress,
         ).mask
-    return resolve(f"{cache[:-1]}, mask='{mask}')").text
+    start = cache.removesuffix(")") + (", " if cache.endswith(")") else "(")
+    return resolve(f"{start}mask='{mask}')").text
 
 
 def read_rows(path: Path) -> list[Row]:

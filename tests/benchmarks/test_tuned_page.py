@@ -1,7 +1,7 @@
 """The tables of searches on docs/tuning.md, made of a real search of an embedded model.
 
 `tune-tiny-sd.json` is the answer of `vivace tune tiny-sd --trials 1 --start "dtype(bf16)+cfg_cutoff(0.6)"
---num-inference-steps 6 --format json`, without images, effects and what was left out.
+--num-inference-steps 6 --format json`, with what the page shows.
 """
 
 import copy

@@ -293,6 +293,20 @@ class File:
 
 
 @dataclass(frozen=True)
+class Case:
+    """What a CI job counts as a test: a question or a check, and how it ended.
+
+    Attributes:
+        request: a command line or request that shows it.
+    """
+
+    name: str
+    outcome: Literal["passed", "failure", "error", "skipped"]
+    message: str
+    request: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a command answers.
 
@@ -312,6 +326,7 @@ class Answer:
         files: what a page offers to save.
         explains: whether a page explains the words of measurements.
         is_code: whether the headline is code, such as a recipe.
+        cases: what a CI job counts as tests; see `data.junit_of`.
     """
 
     command: str
@@ -330,6 +345,7 @@ class Answer:
     files: tuple[File, ...] = field(default=(), repr=False)
     explains: bool = False
     is_code: bool = False
+    cases: tuple[Case, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all sections, and of all parts."""

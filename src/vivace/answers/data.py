@@ -1,12 +1,14 @@
-"""An answer as JSON, as CSV, as LaTeX, or as whatever a format is called."""
+"""An answer as JSON, as CSV, as LaTeX, as JUnit's XML, or as whatever a format is called."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from xml.etree import ElementTree
 
 from vivace.answers.answer import Answer, Table
 from vivace.answers.markdown import markdown_of
@@ -86,6 +88,23 @@ def _latex_table(table: Table) -> Iterator[str]:
 
 def _latex(text: str) -> str:
     return plain(text).translate(_LATEX)
+
+
+def junit_of(answer: Answer) -> str:
+    """Return the cases of an answer as JUnit's XML, which CI servers show as tests."""
+    counts = Counter(case.outcome for case in answer.cases)
+    numbers = {"tests": len(answer.cases), "failures": counts["failure"], "errors": counts["error"]}
+    about = {name: str(number) for name, number in (numbers | {"skipped": counts["skipped"]}).items()}
+    suite = ElementTree.Element("testsuite", {"name": f"vivace {answer.command}"} | about)
+    for case in answer.cases:
+        test = ElementTree.SubElement(suite, "testcase", classname=answer.command, name=plain(case.name))
+        if case.outcome != "passed":
+            ending = ElementTree.SubElement(test, case.outcome, message=plain(case.message))
+            ending.text = plain(case.request)
+        elif case.message:
+            ElementTree.SubElement(test, "system-out").text = plain(case.message)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, "unicode", xml_declaration=True) + "\n"
 
 
 def dataframe(rows: Sequence[dict[str, Any]]) -> Any:

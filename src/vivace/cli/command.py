@@ -303,4 +303,7 @@ ResultsFormat = Annotated[
     Option("Format of the results on standard output.", "--format"),
 ]
 AsJson = Annotated[bool, Option("Print JSON.", "--json")]
+Why = Annotated[
+    bool, Option("Also print what the answer rests on, the alternatives, and what to measure next.")
+]
 Rerun = Annotated[bool, Option("Measure again what the store already has.")]

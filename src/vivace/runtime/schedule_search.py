@@ -214,7 +214,9 @@ def calibrate_schedule(
         return mask[state.step] == "0"
 
     target = Target(
-        Placement(this_machine(device)), session.pipe, ModelFacts(about["model"], defaults=session.defaults)
+        Placement(this_machine(device)),
+        session.pipe,
+        ModelFacts(str(about["model"]), defaults=session.defaults),
     )
     effect = None
 

@@ -284,13 +284,8 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Batching:
-    """The gain of drawing several images at once at a size, and its effect on them.
-
-    Attributes:
-        gains: images a second over one by one, by the number of images.
-        allowed: numbers that gained enough; empty for none.
-        difference: the largest difference of a pixel (of 255) from the same image drawn alone.
-    """
+    """Drawing several images at once at a size: its gain in images a second by their number, the numbers that gained
+    enough, and the largest difference of a pixel (of 255) from the same image drawn alone."""
 
     gains: dict[int, float]
     allowed: tuple[int, ...]
@@ -302,12 +297,10 @@ class EditState:
     """The model's tasks with images.
 
     Attributes:
-        tasks: the served ones of "image", "inpaint" and "edit".
-        refused: why the others are not, by task.
+        tasks: the served ones of "image", "inpaint" and "edit"; `refused` says why others are not.
         takes: arguments of the tasks' calls that requests may set.
         strength: of a call that names none; None if these calls have none.
         rounds_up: whether a part of a step counts as one.
-        most_images: of a request.
     """
 
     tasks: frozenset[str] = frozenset()
@@ -323,17 +316,12 @@ class ModelState:
     """What the workers report of the loaded model.
 
     Attributes:
-        name: of the model; `recipe` as it was resolved.
-        steps, guidance: of a call that names none.
-        size: of an image that names none.
+        steps, guidance, size: of a request that names none.
         multiple: width and height are multiples of this.
         takes: arguments of the pipeline's call that requests may set.
         guided_above: the guidance scale above which a negative prompt has an effect; None if the model has no guidance.
         speeds: of the sizes that were warmed.
-        has_partials: whether partial images can be shown.
         draws_text: whether it draws from a prompt alone.
-        edits: its tasks with images.
-        batching: of the sizes where it was measured.
         unfit_loras: why files of the folder cannot be used, by file.
     """
 

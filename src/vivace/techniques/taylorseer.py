@@ -29,7 +29,7 @@ hands on.
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -44,7 +44,7 @@ from vivace.machinery.step_caching.engine import (
     noise_levels,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.machinery.step_caching.what import AverageVelocity, Dmd, Predictor, Taylor
+from vivace.machinery.step_caching.what import PredictorName, predictor_of
 from vivace.machinery.technique import Target, Trait, knob
 from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal, written_call
@@ -60,7 +60,7 @@ class Taylorseer(StepCache):
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
     warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
-    predictor: Literal["taylor", "average_velocity", "dmd"] = knob(
+    predictor: PredictorName = knob(
         "taylor", new=True, about="what continues the outputs: a Taylor series, their average, an exponential"
     )
 
@@ -97,17 +97,13 @@ class Taylorseer(StepCache):
         def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             return list(kept[0].unbind()) if isinstance(latents_of(args, kwargs), list) else kept[0]
 
-        predictor: Predictor = Taylor(self.order, in_fp32=True)
-        changed: dict[str, int | float | str] = {"denoiser.taylorseer_order": self.order}
-        if self.predictor != "taylor":
-            predictor = (
-                Dmd()
-                if self.predictor == "dmd"
-                else AverageVelocity(lambda state: noise_levels(target.pipe, state))
-            )
-            changed = {"denoiser.taylorseer_predictor": self.predictor}
+        predictor = predictor_of(
+            self.predictor, self.order, lambda state: noise_levels(target.pipe, state), in_fp32=True
+        )
         cached = CachedDenoiser(denoiser, StepForwards(compute, reuse), is_hit, predictor=predictor)
-        return Attached(cached.counter, changed)
+        if self.predictor != "taylor":
+            return Attached(cached.counter, {"denoiser.taylorseer_predictor": self.predictor})
+        return Attached(cached.counter, {"denoiser.taylorseer_order": self.order})
 
     def decision(self, target: Target) -> StepDecision:
         def is_hit(state: CacheState, _: Look) -> bool:

@@ -56,15 +56,17 @@ def test_dmd_stays_where_it_is_when_what_changes_turns_back() -> None:
     assert max(errors(Dmd(), lambda step: values[min(step, 2)], "111000")) < 0.05
 
 
-@pytest.mark.parametrize("family", ["flux", "sd"])
+@pytest.mark.parametrize(
+    ("family", "cache"), [("flux", "taylorseer"), ("sd", "taylorseer"), ("flux", "seacache")]
+)
 @pytest.mark.parametrize("predictor", ["average_velocity", "dmd"])
-def test_a_recipe_names_the_predictor(family: str, predictor: str) -> None:
-    made = session(family, f"taylorseer(predictor={predictor}, mask=111010)")
+def test_a_recipe_names_the_predictor(family: str, cache: str, predictor: str) -> None:
+    made = session(family, f"{cache}(predictor={predictor}, mask=111010)")
     draw(made, num_inference_steps=6)
     assert made.evidence()["cache_hit_rate"] == pytest.approx(2 / 6)
-    effect = made.effects["taylorseer@denoiser"]
-    assert effect["denoiser.taylorseer_predictor"] == predictor
-    assert effect["denoiser.taylorseer"] == "mask=111010"
+    effect = made.effects[f"{cache}@denoiser"]
+    assert effect[f"denoiser.{cache}_predictor"] == predictor
+    assert effect[f"denoiser.{cache}"] == "mask=111010"
 
 
 def test_what_goes_with_no_predictor_is_refused() -> None:

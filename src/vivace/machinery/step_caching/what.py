@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vivace.machinery.step_caching.engine import CacheState, Predictor, Tensors, last_tokens
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AverageVelocity", "Dmd", "Predictor", "Taylor"]
+PredictorName = Literal["taylor", "average_velocity", "dmd"]
+
+
+def predictor_of(
+    name: PredictorName, order: int, levels: Callable[[CacheState], Sequence[float]], *, in_fp32: bool = False
+) -> Predictor:
+    """Return what a technique's knobs `predictor` and `order` name."""
+    if name == "dmd":
+        return Dmd()
+    return AverageVelocity(levels) if name == "average_velocity" else Taylor(order, in_fp32)
 
 
 @dataclass(frozen=True)

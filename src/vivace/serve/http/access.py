@@ -26,11 +26,7 @@ _ORIGIN = re.compile(r"https?://(.+)", re.IGNORECASE)
 
 
 class Keys:
-    """Keys and the names of those who have them, in `names`: a line of a file for each, read again when it changes.
-
-    Args:
-        path: of the file; None for keys that stay as they are.
-    """
+    """Keys and the names of those who have them, in `names`. A file of them is read again when it changes."""
 
     def __init__(self, names: dict[str, str], path: Path | None = None, stamp: tuple[int, ...] = ()) -> None:
         self.names = names
@@ -105,11 +101,7 @@ def _parsed(text: str, where: str) -> dict[str, str]:
 def foreign_header(
     headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return the first Host or Origin that names another machine, with its header's name; None without one.
-
-    Args:
-        allowed: names besides this machine's own, in lower case.
-    """
+    """Return the first Host or Origin that names another machine, and no allowed one, after its header's name."""
     for name, value in headers:
         text = value.decode("latin-1").strip()
         if name == b"host" and not _is_own(text, allowed):

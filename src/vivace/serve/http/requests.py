@@ -166,11 +166,7 @@ _NOT_TEXT = {
 
 
 class EditRequest(ImageBody):
-    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON.
-
-    Attributes:
-        keep_unmasked: whether pixels that a mask leaves out are those of the image that was sent.
-    """
+    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -191,14 +187,8 @@ class EditRequest(ImageBody):
 
 @dataclass(frozen=True)
 class RequestSource:
-    """Source images of a request.
-
-    Attributes:
-        task: "text" for a prompt alone.
-        size: of the images; None for what the request says.
-        call: arguments of the pipeline's call besides.
-        notes: what was cut off or assumed.
-    """
+    """Source images of a request, the size to draw at (None for what the request says), further arguments of the
+    pipeline's call, and notes on what was cut off or assumed."""
 
     task: Task = "text"
     size: Size | None = None
@@ -214,10 +204,7 @@ def jobs_of(
     source: RequestSource,
     owner: str,
 ) -> list[ImageJob]:
-    """Return the jobs of a request.
-
-    Args:
-        owner: of the request's key.
+    """Return the jobs of a request of a key's owner.
 
     Raises:
         RequestError: it asks for something that this server does not do.
@@ -243,7 +230,7 @@ def jobs_of(
         **source.call,
     }
     lora = _lora(request, settings, state)
-    seed = _seed(request)
+    seed = _first_seed(request)
     timeout_s = min(settings.timeout_s, request.timeout or settings.timeout_s)
     deadline = time.monotonic() + timeout_s
     parts = request.partial_images
@@ -268,7 +255,7 @@ def jobs_of(
     ]
 
 
-def _seed(request: ImageBody) -> int:
+def _first_seed(request: ImageBody) -> int:
     """Return the seed of the first image. Each image can be asked for alone by its own."""
     most = _MAX_SEED - (request.n - 1)
     if request.seed is None:

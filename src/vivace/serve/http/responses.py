@@ -35,12 +35,7 @@ _ENCODERS = ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2), thread_name_p
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image as a file.
-
-    Attributes:
-        seconds: that encoding took.
-        b64: its data in base64; empty where nobody needs it.
-    """
+    """An image as a file, also in base64 where somebody needs it, and the seconds that encoding took."""
 
     data: bytes
     mime: str
@@ -51,12 +46,7 @@ class EncodedImage:
 async def encode(
     drawn: Drawn, format_: str, quality: int | None, size: Size | None = None, *, b64: bool = False
 ) -> EncodedImage:
-    """Encode an image beside the event loop; Pillow lets other threads run meanwhile.
-
-    Args:
-        size: to enlarge a partial image to.
-        b64: encode its data in base64, too.
-    """
+    """Encode an image beside the event loop, a partial one enlarged to a size, and its data in base64, too."""
     return await asyncio.get_running_loop().run_in_executor(
         _ENCODERS, functools.partial(encode_now, drawn, format_, quality, size, b64=b64)
     )
@@ -110,11 +100,7 @@ _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 def error_body(
     status: int, message: str, field_: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of an error.
-
-    Args:
-        code: OpenAI's name of it; None for the usual one of the status, or the status itself.
-    """
+    """Return the body of an error, whose code is OpenAI's name of it, or else the status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = code or _CODES.get(status, str(status))
     return {"error": {"message": message, "type": kind, "param": field_, "code": code}}

@@ -41,7 +41,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class RequestedLora:
-    """A LoRA of a request: its name, file and factor."""
+    """A LoRA of a request."""
 
     name: str
     path: Path
@@ -50,13 +50,7 @@ class RequestedLora:
 
 @dataclass(frozen=True)
 class JobPicture:
-    """An image that a job starts from.
-
-    Attributes:
-        argument: of the pipeline's call.
-        mode: of PIL: "RGB", or "L" for a mask.
-        pixels: row by row.
-    """
+    """An image that a job starts from: the call's argument, PIL's mode ("L" for a mask), and its pixels by rows."""
 
     argument: str
     mode: str
@@ -67,13 +61,7 @@ class JobPicture:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A finished image.
-
-    Attributes:
-        pixels: RGB bytes, row by row.
-        phases: seconds by phase.
-        notes: what was cut off or assumed.
-    """
+    """A finished image: RGB bytes by rows, seconds by phase, and notes on what was cut off or assumed."""
 
     pixels: bytes
     width: int
@@ -84,12 +72,7 @@ class Drawn:
 
 
 class JobError(Exception):
-    """A request that ends without an image.
-
-    Attributes:
-        status: the HTTP status of the answer, with its `headers`.
-        field, code: of the request that are wrong, and OpenAI's name of the error.
-    """
+    """A request that ends without an image: HTTP's status and headers, the wrong field, OpenAI's name of the error."""
 
     def __init__(
         self,
@@ -108,13 +91,9 @@ class ImageJob:
     """An image to draw.
 
     Attributes:
-        call: arguments of the pipeline's call.
-        steps: that are run.
-        task, pictures: what it is drawn from.
-        predicted_s: predicted seconds of drawing.
+        steps: that are run, of those in the pipeline's `call`.
         deadline: of `time.monotonic`.
-        partials: steps after which a partial image is sent.
-        on_partial: called with each of them.
+        partials: steps after which a partial image is sent, by `on_partial`.
         owner: of the key that asked for it; empty without keys.
         attempts: number of workers that died while drawing it.
         is_alone: whether it is drawn by itself, since a batch with it failed.
@@ -133,7 +112,6 @@ class ImageJob:
     pictures: tuple[JobPicture, ...] = ()
     partials: tuple[int, ...] = ()
     on_partial: Callable[[int, Drawn], None] | None = None
-    on_step: Callable[[int], None] | None = None
     id: str = field(default_factory=lambda: f"img-{next(_NUMBERS)}")
     accepted_at: float = field(default_factory=time.monotonic)
     began_at: float | None = None
@@ -191,11 +169,7 @@ class Ledger:
 
 
 class QueueFull(JobError):
-    """The queue is full.
-
-    Attributes:
-        retry_after_s: seconds until there is probably room.
-    """
+    """There is no room, and probably some after so many seconds."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(429, message, headers={"Retry-After": str(max(1, retry_after_s))})
@@ -204,14 +178,8 @@ class QueueFull(JobError):
 
 @dataclass
 class JobQueue:
-    """Jobs that wait for a worker.
-
-    Attributes:
-        max_jobs, max_seconds: bounds; seconds are predicted.
-        num_workers: that are taking jobs now.
-        num_owners: of keys. Each may have the same share of the places.
-        pace: recent ratio of the actual to the predicted seconds of images.
-    """
+    """Jobs that wait for a worker, up to a number and predicted seconds of them. Each owner of a key may have the same
+    share of the places. `pace` is the recent ratio of the actual to the predicted seconds of images."""
 
     max_jobs: int
     max_seconds: float
@@ -250,20 +218,19 @@ class JobQueue:
 
     def check_room(self, number: int, owner: str = "") -> None:
         """Raise QueueFull if there is no room for more jobs of an owner."""
-        seconds = self.seconds()
         waiting = [*self._jobs, *(job for job, since in self._taken.values() if since is None)]
         own = sum(job.owner == owner for job in waiting)
         share = max(1, self.max_jobs // max(1, self.num_owners()))
-        if waiting and (len(waiting) + number > self.max_jobs or (own and own + number > share)):
+        message = ""
+        if waiting and len(waiting) + number > self.max_jobs:
+            message = f"{len(waiting)} images wait, and no more than {self.max_jobs} may"
+        elif own and own + number > share:
+            message = f"{own} images of this key wait, and no more than {share} may"
+        if message:
             usual = max(0.1, self.pace * sum(job.predicted_s for job in waiting) / len(waiting))
-            is_full = len(waiting) + number > self.max_jobs
-            message = (
-                f"{len(waiting)} images wait, and no more than {self.max_jobs} may"
-                if is_full
-                else f"{own} images of this key wait, and no more than {share} may"
-            )
             images_s = number * usual / max(1, self.num_workers())
             raise QueueFull(message, self._promise(images_s, images_s))
+        seconds = self.seconds()
         if seconds > self.max_seconds:
             raise QueueFull(
                 f"images that wait take about {seconds:.0f} s, and no more than {self.max_seconds:.0f} may",
@@ -271,12 +238,8 @@ class JobQueue:
             )
 
     def _promise(self, room_s: float, each_s: float) -> int:
-        """Return in how many seconds a client that is refused may come again: after those that were refused before it.
-
-        Args:
-            room_s: until there is room.
-            each_s: that its images take.
-        """
+        """Return in how many seconds a client that is refused may come again: after those that were refused before it,
+        whose images take `each_s`, and not before there is room."""
         now = self.clock()
         self._promised = [time_ for time_ in self._promised if time_ > now][-self.max_jobs :]
         self._promised.append(max(now + room_s, max(self._promised, default=0.0) + each_s))
@@ -302,10 +265,9 @@ class JobQueue:
         is_idle: Callable[[], bool] = lambda: True,
         batches: Callable[[ImageJob], tuple[int, ...]] = lambda job: (),
     ) -> list[ImageJob]:
-        """Wait for the next job of a worker, or for several that one call draws.
+        """Wait for the next job of a worker that has a LoRA loaded, or for several that one call draws.
 
         Args:
-            lora: the one that the worker will have loaded.
             is_idle: whether the worker would begin at once; one that still draws lets idle ones go first.
             batches: numbers of images that are drawn at once with a job.
         """

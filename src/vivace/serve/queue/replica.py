@@ -63,11 +63,10 @@ class Worker(Protocol):
 
 @dataclass(eq=False)
 class InFlight:
-    """Jobs of one message.
+    """Jobs of a worker: sent by one message, drawn by one call, and ended by one event.
 
     Attributes:
         is_nearly_drawn: so that the next message may be sent.
-        has_begun: whether the worker has begun to draw.
         is_compiling: whether the worker said so after its last step.
         is_called: whether its session has returned; the image comes later, and the next message is begun.
     """
@@ -87,10 +86,6 @@ class InFlight:
         """What the time of the first of its kind depends on: compiled code and graphs."""
         first = self.jobs[0]
         return first.task, first.size, len(self.jobs), first.lora is None, "negative_prompt" in first.call
-
-    @property
-    def has_ended(self) -> bool:
-        return all(job.has_ended for job in self.jobs)
 
     def message(self, folder: Path) -> Draw:
         """Return the message to the worker, and write the images that the job starts from."""
@@ -113,27 +108,11 @@ class InFlight:
             pictures=tuple(pictures),
         )
 
-    @property
-    def has_retried(self) -> bool:
-        """Whether a worker died while it drew one of the jobs."""
-        return any(job.attempts for job in self.jobs)
-
-    def begin(self) -> None:
-        self.has_begun = True
-        self.is_nearly_drawn = self.jobs[0].predicted_s <= _AHEAD_S
-
-    def note_call(self) -> None:
-        """Note that the worker's session takes the next message."""
-        self.is_called = self.is_nearly_drawn = True
-
     def note_step(self, event: dict[str, Any]) -> None:
         """Forward a step, with its partial images."""
         first, step = self.jobs[0], event["step"]
         left_s = first.predicted_s * (1 - step / max(1, first.steps))
         self.is_nearly_drawn |= step >= first.steps - 1 or left_s <= _AHEAD_S
-        for job in self.jobs:
-            if job.on_step is not None:
-                job.on_step(step)
         for job, image in zip(self.jobs, event.get("images", ()), strict=False):
             try:
                 partial = read_drawn(job, image, {})
@@ -180,10 +159,6 @@ class InFlight:
                     ledger.fail(job, JobError(500, f"drawing failed: {message}"))
         return []
 
-    def clear(self, folder: Path) -> None:
-        """Remove the files of the images that the jobs start from, and those that nobody reads any more."""
-        remove_images(folder, (job.id for job in self.jobs))
-
 
 def read_drawn(
     job: ImageJob, image: dict[str, Any], phases: dict[str, float], notes: tuple[str, ...] = ()
@@ -211,7 +186,7 @@ class Replica:
 
     Attributes:
         key: what is started, see `startup.key_of`.
-        phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
+        doing: what the worker does, in words; `starting` is the progress of its start.
         state: of the model, once it is loaded.
         energy_j: joules of the GPU from when it was ready to its last image; None without a counter.
         idle_s: seconds without a job after which the worker ends; None for never.
@@ -407,7 +382,8 @@ class Replica:
         if not self._sent:
             return True
         (first, *others) = self._sent
-        return not others and first.is_nearly_drawn and not first.has_retried
+        has_died = any(job.attempts for job in first.jobs)  # and whose the next death is must be certain
+        return not others and first.is_nearly_drawn and not has_died
 
     async def _take(self) -> list[ImageJob]:
         state = self.state
@@ -464,7 +440,7 @@ class Replica:
             self.ledger.move(job, State.RUNNING)
             job.began_at = time.monotonic()
             self.line.begin(job)
-        sent.begin()
+        sent.has_begun, sent.is_nearly_drawn = True, sent.jobs[0].predicted_s <= _AHEAD_S
 
     async def _note(self, event: dict[str, Any]) -> None:
         sent = next((each for each in self._sent if each.id == event.get("id")), None)
@@ -476,7 +452,7 @@ class Replica:
                 sent.note_step(event)
             return
         if event["event"] == "called":
-            sent.note_call()
+            sent.is_called = sent.is_nearly_drawn = True
             self._begin()
             return
         self.memory = {
@@ -497,7 +473,7 @@ class Replica:
             await self.line.look_again()
 
     def _leave(self, sent: InFlight) -> None:
-        sent.clear(Path(self.load.folder))
+        remove_images(Path(self.load.folder), (job.id for job in sent.jobs))
         for job in sent.jobs:
             self.line.leave(job)
 
@@ -539,7 +515,7 @@ class Replica:
             return
         process = self._process
         process.send(Cancel(job.id))
-        if not sent.has_ended:
+        if not all(each.has_ended for each in sent.jobs):
             return  # others' images are drawn by the same call
         for _ in range(int(10 * _CANCEL_GRACE_S)):
             await asyncio.sleep(0.1)

@@ -47,12 +47,8 @@ _MOST = 1
 
 
 class CompletionThread:
-    """The thread.
-
-    Args:
-        send: sends an event.
-        describe: returns the event of a call whose end raised an exception.
-    """
+    """A thread that ends calls in their order, while the next one runs: it sends the last event of each, or what
+    `describe` makes of an exception."""
 
     def __init__(
         self,
@@ -66,11 +62,7 @@ class CompletionThread:
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, id_: str, began: float, finish: Finish) -> None:
-        """Let a call be ended; wait while too many are.
-
-        Args:
-            began: when it did, of `time.perf_counter`.
-        """
+        """Let a call be ended, which began at a `time.perf_counter`; wait while too many are."""
         self._calls.put((id_, began, finish))
 
     def _run(self) -> None:

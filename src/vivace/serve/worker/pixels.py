@@ -29,8 +29,7 @@ class Pixels:
     Attributes:
         images: a tensor of bytes (images, rows, columns, colours) in the CPU's memory, a tensor of colours from 0 to 1
             (images, colours, rows, columns), or images of PIL.
-        copied: an event of the GPU, after which the bytes are there; None if they are.
-        is_finite: a truth value on the host, there after `copied`; None if that is known already.
+        copied: an event of the GPU, after which the bytes and `is_finite` are there; None if they are.
     """
 
     images: Any
@@ -39,11 +38,7 @@ class Pixels:
 
     @classmethod
     def of(cls, images: Any, check: FiniteCheck) -> Pixels:
-        """Begin to copy what a pipeline returned; return at once.
-
-        Args:
-            check: of the call.
-        """
+        """Begin to copy what a pipeline returned; return at once."""
         import torch
 
         if not isinstance(images, torch.Tensor) or images.device.type != "cuda":
@@ -98,7 +93,6 @@ class Projection:
     """Latents to colours.
 
     Attributes:
-        pipe: the pipeline, which knows how its latents are packed.
         weights: (channels + 1, 3); the last row is the offset.
         spread: standard deviation of finished latents. Those of early steps are larger, by their noise.
     """

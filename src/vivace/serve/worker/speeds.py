@@ -29,11 +29,7 @@ _PROMPT = "a photograph of a red apple"
 
 
 class CallTimes:
-    """Marks of a call, in order.
-
-    Args:
-        device: torch's type of the device that the call computes on.
-    """
+    """When the parts of a call ended: on the GPU, which works long after the call has returned, or on the CPU."""
 
     def __init__(self, device: str) -> None:
         self._on_gpu = device == "cuda"
@@ -65,12 +61,9 @@ class CallTimes:
 
 
 def phases_of(seconds: list[float]) -> tuple[dict[str, float], int]:
-    """Return the seconds of a call by phase, and its steps.
+    """Return the seconds of a call by phase, and its steps, of those of the LoRA's exchange, each step, and the rest.
 
     The first step's part has the text encoder in it, which is what it took longer than the others.
-
-    Args:
-        seconds: of the LoRA's exchange, of each step, and of the rest.
     """
     lora, *steps, rest = seconds
     step_s = math.fsum(steps[1:]) / (len(steps) - 1) if len(steps) > 1 else 0.0
@@ -80,12 +73,7 @@ def phases_of(seconds: list[float]) -> tuple[dict[str, float], int]:
 
 @dataclass(frozen=True)
 class TimedSize:
-    """Measurements of single images.
-
-    Attributes:
-        step_s, rest_s: seconds of a step, and of everything else.
-        latents: after the last step; `image`: the decoded image.
-    """
+    """Seconds of a step and of everything else, and the latents after the last step with their image."""
 
     step_s: float
     rest_s: float

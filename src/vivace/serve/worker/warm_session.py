@@ -44,11 +44,7 @@ Finish = Callable[[], dict[str, Any]]
 
 
 class EnergyMeter:
-    """Reads the driver's counter of this process's GPU, which moves about ten times a second.
-
-    Args:
-        gpu: None on a CPU, and where NVML cannot read the GPU or it counts no energy.
-    """
+    """Reads the driver's counter of this process's GPU, if there is one; it moves about ten times a second."""
 
     def __init__(self, gpu: NvmlGpu | None) -> None:
         self._gpu = gpu
@@ -69,14 +65,7 @@ class EnergyMeter:
 
 @dataclass
 class Drawing:
-    """A session with its measurements.
-
-    Attributes:
-        session: that was opened; `editing` has those of other tasks, which share its weights.
-        speeds: seconds of a step and of the rest, by size.
-        batching: the gain of several images at once, by size.
-        projection: of latents to colours; None for latents of an unknown layout.
-    """
+    """A session with its measurements by size; `editing` has those of other tasks, which share its weights."""
 
     session: Session
     load_request: Load
@@ -270,10 +259,8 @@ class Drawing:
 
 
 def keep_prompts_out_of_logs() -> None:
-    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
-
-    The answer's notes say that something is cut off. Users who set diffusers' own variable get its logs.
-    """
+    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off, of which the
+    answer's notes tell. Users who set diffusers' own variable get its logs."""
     if _VERBOSITY not in os.environ:
         logging.getLogger("diffusers").setLevel(logging.ERROR)
 
@@ -343,11 +330,6 @@ def check_fits(
 
     Predicting takes seconds, and is left out for a model of the catalogue that fits as it is published, even if all
     that it needs grew with the square of the pixels. What cannot be predicted is loaded.
-
-    Args:
-        sizes: that are warmed; empty for the model's own.
-        num_bytes: of the device.
-        place: the device in words.
     """
     from vivace.runtime.memory.fit import RESERVE_BYTES, fits
     from vivace.runtime.memory.remembered import footprints, predicted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,27 +15,33 @@ from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits, MinQuality
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
+    Batch,
+    CallSettings,
     DeviceName,
     NumGpus,
     Option,
     PricePerHour,
+    Prompts,
     Scorer,
     Seed,
     Settings,
+    SourceSettings,
     Store,
+    TaskName,
     Texts,
     Threads,
     Timeout,
     Witness,
 )
-from vivace.foundation.spec.study import QualityRequest
+from vivace.foundation.spec.study import QualityRequest, WorkloadRequest
+from vivace.foundation.spec.task_names import TextMode
 from vivace.foundation.spec.timing import Timing
+from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel
 from vivace.techniques import TECHNIQUES
 from vivace.tuning.final.judge import QualityJudge, judge_of
-from vivace.tuning.image_request import ImageRequest
-from vivace.tuning.search.measurer import Watcher
 from vivace.tuning.search.objective import Goal, Objective
+from vivace.tuning.search.results import Watcher
 
 DEFAULT_MINUTES = 8.0
 _BATCHES: dict[Goal, int] = {"latency": 1, "memory": 1, "throughput": 4, "cost": 4}
@@ -50,6 +56,59 @@ def _amount(parse: Callable[[str], float], unit: str) -> BeforeValidator:
         return float(parse(value if isinstance(value, str) else f"{value:f}{unit}"))
 
     return BeforeValidator(read)
+
+
+class ImageRequest(SourceSettings, CallSettings):
+    """The images of a search. Fields that are None take the model's own values.
+
+    Attributes:
+        prompts: instead of the model's set of thirteen.
+        batch: images per call.
+        text: "prompts", or "repeated" if all timed calls have the same.
+        task, images, masks, controls, strength, controlnet: the source images, as in `WorkloadRequest`.
+    """
+
+    prompts: Prompts = None
+    batch: Annotated[Batch, Option("Images per call; default: as the goal says.", default="")] = 1
+    text: TextMode = "prompts"
+    task: TaskName = None
+
+    def of(
+        self, prompts: Sequence[str], steps: int | None = None, seeds: int = 1, seed: int = 0
+    ) -> WorkloadRequest:
+        """Return the workload of the first prompts, each with its own image if there is one for each."""
+        files = {
+            name: paths if len(paths) == 1 else paths[: len(prompts)]
+            for name in ("images", "masks", "controls")
+            if (paths := getattr(self, name))
+        }
+        return self.part(
+            WorkloadRequest,
+            prompts=tuple(prompts),
+            seed=seed,
+            num_seeds=seeds,
+            num_inference_steps=steps or self.num_inference_steps,
+            batches=(self.batch,),
+            **files,
+        )
+
+    @property
+    def has_random_controlnet(self) -> bool:
+        """Whether images follow a ControlNet with random weights, so that they show nothing."""
+        is_control = self.task == "control" or (self.task is None and bool(self.controls))
+        return is_control and self.controlnet in (None, RANDOM)
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int | float], ...]:
+        """Return values that are not the model's own, as options of `vivace generate`: name and value."""
+        names = ("num_inference_steps", "guidance_scale", "height", "width", "strength", "controlnet")
+        values = [(name, value) for name in names if (value := getattr(self, name)) is not None]
+        files = [
+            (name[:-1], paths[0])
+            for name in ("images", "masks", "controls")
+            if (paths := getattr(self, name))
+        ]
+        return (*values, *files)
 
 
 class SearchSettings(Settings):
@@ -181,8 +240,7 @@ class SearchSettings(Settings):
         )
 
     def images(self, objective: Objective) -> ImageRequest:
-        """Return the images for the goal: batches of four for throughput, repeated prompts where a kept technique needs
-        them."""
+        """Return the images for the goal: four a call for throughput, one prompt where a kept technique repeats it."""
         request = self.request
         if request.batch == 1:
             request = request.model_copy(update={"batch": _BATCHES[self.goal]})
