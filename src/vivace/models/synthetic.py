@@ -46,11 +46,18 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
     """
     if isinstance(architecture, str):
         architecture = _named(architecture)
+    return assemble(
+        architecture, lambda name, component: build_component(component, device, dtype, seed, name)
+    )
+
+
+def assemble(architecture: Architecture, make: Callable[[str, ComponentConfig], Any]) -> Any:
+    """Return the pipeline of an architecture, its progress bar off, with networks that `make` makes."""
     with quiet():
         import diffusers
     parts: dict[str, Any] = {}
     for name, component in architecture.components.items():
-        parts[name] = build_component(component, device, dtype, seed, name)
+        parts[name] = make(name, component)
         if name in architecture.text_lengths:
             length = architecture.text_lengths[name]
             parts[name.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[name].config, length)
