@@ -194,7 +194,7 @@ def _answers() -> dict[tuple[str, str], Any]:
     return {(model, recipe): answer for model, recipe, answer in _lines()[1:]}
 
 
-FILE = Path(__file__).with_name("footprints.json")
+FOOTPRINTS = Path(__file__).with_name("footprints.json")
 Scheme = Literal["int8", "nf4"]
 
 
@@ -222,7 +222,7 @@ class Footprints(Spec):
 @cache
 def shipped() -> Footprints:
     """Return the predictions that ship with vivace."""
-    return Footprints.model_validate_json(FILE.read_bytes())
+    return Footprints.model_validate_json(FOOTPRINTS.read_bytes())
 
 
 def footprints() -> dict[str, Prediction]:
