@@ -32,7 +32,7 @@ from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
 from vivace.foundation.stats.sequential import sure_of_each
 from vivace.recipes.recipe import Recipe
-from vivace.report.fidelity import SURE_FAIL
+from vivace.report.variety import SURE_FAIL
 from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import effects, known_sources

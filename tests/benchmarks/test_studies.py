@@ -157,7 +157,6 @@ def test_code_that_is_compiled_makes_later_trials_cheaper(tmp_path: Path) -> Non
     group = replace(
         group,
         known_s={recipe: 617.0 if recipe in tuned else 22.0 for recipe in group.known_s},
-        compiling_s={recipe: 596.0 if recipe in tuned else 0.0 for recipe in group.known_s},
     )
     running = script.Running(tmp_path, tmp_path / "s", "cpu", Timing(), limit_s=None)
     assert len(tuned) == 7

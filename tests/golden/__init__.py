@@ -17,7 +17,7 @@ from vivace.benchmark import pairs_answer
 from vivace.benchmark.load_testing import load_answer
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.pairs import Paired
-from vivace.evidence.recommendation import recommend_answer
+from vivace.evidence.recommendation.answer import answer_of as recommendation_answer
 from vivace.evidence.studies import study_answer
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Interval, Verdict
@@ -136,7 +136,7 @@ def recommend() -> Answer:
         evidence("compile", 1.8, first_call_s=60.0),
         evidence("channels_last", 1.79),
     )
-    return recommend_answer.answer_of(ask(table(*rows, kind="committed", place="results/x.json")))
+    return recommendation_answer(ask(table(*rows, kind="committed", place="results/x.json")))
 
 
 def study() -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vivace.answers.answer import Answer, Case
+from vivace.answers.answer import Answer, CiCase
 from vivace.answers.formatting import count
 from vivace.benchmark.pairs import Paired
 from vivace.foundation.spec.record import Outcome
@@ -29,7 +29,7 @@ def answer_of(paired: Paired) -> Answer:
         data=data,
         verdict=verdict,
         notes=tuple(data["warnings"]),
-        cases=(Case(f"{b} is no slower", outcome, f"{verdict}: {result}"),),
+        cases=(CiCase(f"{b} is no slower", outcome, f"{verdict}: {result}"),),
     )
 
 

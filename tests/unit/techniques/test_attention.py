@@ -195,14 +195,6 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
     assert reason not in (flash.refuted(evidence) or "")
 
 
-@pytest.mark.soak
-def test_flex_composes_on_a_cpu() -> None:
-    recipe = "bf16+fuse_qkv"
-    alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
-    assert psnr(draw(both), draw(alone)) > 25
-    assert both.refuted({}) is None
-
-
 @pytest.mark.long
 def test_sessions_do_not_see_each_other() -> None:
     redirected, plain = (
@@ -452,14 +444,3 @@ def test_the_compilers_cache_does_not_return_another_kernels_code() -> None:
 
     with fresh_cache():
         assert [kernel(backend) for backend in ("flash", "math")] == ["flash", "math"]
-
-
-def test_a_selected_kernel_is_in_the_compilers_keys() -> None:
-    before = torch.compiler.config.cache_key_tag
-    with selected("math"), selected("flash"):
-        assert torch.compiler.config.cache_key_tag.split() == [
-            *before.split(),
-            "attention=math",
-            "attention=flash",
-        ]
-    assert torch.compiler.config.cache_key_tag == before

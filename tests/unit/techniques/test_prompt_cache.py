@@ -279,17 +279,6 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     assert measured.evidence["prompt_cache_hits"] == hits
 
 
-@pytest.mark.parametrize(
-    "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
-)
-@pytest.mark.slow("bf16", "int8*")
-def test_prompt_cache_composes(recipe: str) -> None:
-    reference, both = drawn("sd", recipe, output_type="latent"), session("sd", f"prompt_cache+{recipe}")
-    for _ in range(2):
-        assert np.array_equal(latents(both), reference)
-    assert counts(both) == (1, 1, 0)
-
-
 def test_prompt_cache_refuses_with_a_reason() -> None:
     with pytest.raises(Unsupported, match="in host memory already; leave free_encoders out"):
         vivace.load("tiny-sd", "prompt_cache(free_encoders=True)")

@@ -224,28 +224,6 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
     assert "time_embedding.linear_1" not in made.evidence()["denoiser.quantized"]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "recipe"),
-    [
-        *(
-            (s, r)
-            for s in ("int8_dynamic", "fp8", "nf4")
-            for r in ("fuse_qkv", "inference_mode", "channels_last")
-        ),
-        (
-            "fp8",
-            "compile(backend=eager)",
-        ),  # seconds of tracing each; the others are drawn with the compositions
-    ],
-)
-@pytest.mark.quick("int8_dynamic-inference*", "fp8-fuse*")
-def test_quantize_composes(scheme: str, recipe: str) -> None:
-    alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
-    # Fused rows have their own scales; one of the whole input is shared.
-    assert psnr(draw(both), alone) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
-    assert both.refuted(dict(both.evidence())) is None
-
-
 def quantized(scheme: str, **made: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:
     """The same layer by our scheme and by torchao's configuration."""
     from torchao import quantization as ao

@@ -30,7 +30,7 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.schedule_search import Progress
+    from vivace.runtime.schedule_search import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -215,7 +215,7 @@ def schedule(settings: ScheduleCommand) -> int:
     def search_it(is_read: Callable[[], None]) -> int:
         begun = False
 
-        def say(progress: Progress) -> None:
+        def say(progress: SearchProgress) -> None:
             nonlocal begun
             left = f"at most about {clock(progress.seconds_left)} left"
             if not begun:

@@ -194,7 +194,7 @@ def download_of(model: str) -> Download:
         return Download(None, name)
     num_bytes, part = origin.download_bytes, ""
     if contents is not None and contents.component is None:
-        num_bytes, part = None, "its configuration, a few MB"
+        num_bytes, part = None, "a few MB"
     elif contents is not None and num_bytes is not None:
         own = footprints().get(entry.name)
         num_bytes -= 0 if own is None else sum(c.num_bytes for c in own.components if c.name in DENOISERS)

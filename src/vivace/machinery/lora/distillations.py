@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def few_steps_file(few_steps: FewSteps) -> Path:
-    """Return a few-step LoRA's file, downloading it if needed."""
     lora = few_steps.lora
     return WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora)
 
