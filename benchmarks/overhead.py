@@ -44,7 +44,7 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
 MODELS = ("sd15", "sdxl", "flux-dev")

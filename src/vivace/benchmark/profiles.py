@@ -34,8 +34,7 @@ from vivace.measure.profiling import breakdown
 from vivace.measure.profiling.profiler import host_waits, traced, uncollected
 from vivace.measure.profiling.trace import Trace
 from vivace.report.profile_answer import ProfileChange, answer_of, changes, table_rows
-from vivace.runtime.request import checked_request
-from vivace.runtime.workloads import default_threads
+from vivace.runtime.workloads import checked_request, default_threads
 
 
 @dataclass(frozen=True)

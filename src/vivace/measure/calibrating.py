@@ -27,11 +27,11 @@ from vivace.measure.image_metrics import Pixels, aligned, faults, pixels
 from vivace.measure.this_environment import environment
 from vivace.measure.witness_limits import keep
 from vivace.models.find import LocatedModel
-from vivace.models.judges import LocatedJudge
+from vivace.models.scorers import LocatedJudge
 from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 
 if TYPE_CHECKING:
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 STRICTEST = 0.985
 """No limit is above this, the strictest that was shown to be right (docs/quality.md, on the embedded models)."""

@@ -23,8 +23,8 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.report.rows import rows_of
-from vivace.runtime.embeddings import encode
-from vivace.runtime.request import checked_request
+from vivace.runtime.calls import encode
+from vivace.runtime.workloads import checked_request
 
 TIMING = Timing(rounds=1, repeats=3, max_warmup=1)
 PROMPTS = ["a red circle", "a blue square", "a green star"]

@@ -13,7 +13,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:

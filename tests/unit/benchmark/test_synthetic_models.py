@@ -23,8 +23,8 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.report.rows import rows_of
 from vivace.report.run_answer import answer_of
-from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]

@@ -11,8 +11,7 @@ from PIL import Image
 from vivace.measure import scorer
 from vivace.measure.calibrating import CalibrationImages, label, score_images
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.models.judges import LocatedJudge
-from vivace.models.scorers import LocatedScorer
+from vivace.models.scorers import LocatedJudge, LocatedScorer
 
 KINDS = {kind.name: kind for kind in DAMAGE}
 

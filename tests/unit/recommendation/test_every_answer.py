@@ -21,9 +21,8 @@ from vivace.foundation.hardware import CHIPS, Near, counted, known_gpu, named_gp
 from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, largest_encoder, need_of
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.remembered import footprints, predicted
 from vivace.runtime.memory.weightless import find_weightless
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from tests.families import FAMILIES, STEPS, build, draw, drawn, session
 from tests.targets import target_of
 from vivace.errors import NoEffect
 from vivace.machinery.technique import Machine
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.techniques.tf32 import Tf32
 
 pytestmark = pytest.mark.usefixtures("short_calls")

@@ -12,7 +12,7 @@ from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import Machine
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
 pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")

@@ -22,7 +22,7 @@ from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.distilled import Distilled

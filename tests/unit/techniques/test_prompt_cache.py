@@ -19,7 +19,7 @@ from vivace.machinery.technique import Machine, component_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 from vivace.techniques.prompt_cache import PromptCache
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)

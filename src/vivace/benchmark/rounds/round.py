@@ -34,8 +34,7 @@ from vivace.models.sources import image_arguments
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import Call as Call
-from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode, generators_of, prompts_of
 from vivace.runtime.finite_images import hidden_images
 from vivace.runtime.opening import open_session, session_of
 from vivace.runtime.pipelines import pipeline_for

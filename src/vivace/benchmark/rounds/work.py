@@ -40,8 +40,7 @@ from vivace.measure.measured_ceilings import known_ceilings
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.calls import follow_denoiser
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode, follow_denoiser
 from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
 from vivace.runtime.memory.predict import built_for, images_for, predict_trial
 from vivace.runtime.memory.weightless import find_weightless, run_without_values

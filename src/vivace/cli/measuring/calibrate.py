@@ -30,8 +30,8 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.request import CheckedRequest
     from vivace.runtime.schedule_search import SearchProgress
+    from vivace.runtime.workloads import CheckedRequest
 
 
 @click.group()
@@ -150,8 +150,7 @@ def _progress(num_images: int, is_read: Callable[[], None]) -> Callable[[int], N
 
 def _prepare(settings: CalibrationSettings) -> tuple[CheckedRequest, dict[str, Any]]:
     """Return the checked request, and the arguments of its calibration."""
-    from vivace.runtime.request import checked_request
-    from vivace.runtime.workloads import default_threads
+    from vivace.runtime.workloads import checked_request, default_threads
 
     prepared = checked_request(settings.model, "baseline", workload=settings.part(WorkloadRequest))
 

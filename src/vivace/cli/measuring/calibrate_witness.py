@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
     from vivace.measure.calibrating import CalibrationImages
     from vivace.measure.damage import DamageKind
-    from vivace.models.judges import LocatedJudge
-    from vivace.runtime.request import CheckedRequest
+    from vivace.models.scorers import LocatedJudge
+    from vivace.runtime.workloads import CheckedRequest
 
 _WIDTH = 10
 """Width of the answer's labels, characters."""
@@ -133,7 +133,7 @@ def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
     """Return the request for the baseline's images; by default of the model's own prompt set at three seeds."""
     from vivace.models.find import find_model
     from vivace.models.tasks import own_task
-    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import checked_request
 
     located = find_model(model)
     if located.model.is_synthetic:
@@ -150,7 +150,7 @@ def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
 def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge]:
     from vivace.benchmark.studies import USUAL_SCORER, find_judges
     from vivace.foundation.spec.study import QualityRequest
-    from vivace.models.judges import LocatedJudge, find_judge
+    from vivace.models.scorers import LocatedJudge, find_judge
 
     if names:
         return [find_judge(name) for name in dict.fromkeys(names)]

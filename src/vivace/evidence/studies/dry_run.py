@@ -142,32 +142,6 @@ def _of_store(unknown: Estimate, part: ModelPart, record: Record) -> Estimate | 
     )
 
 
-<<<<<<< HEAD
-def _roughly(name: str, recipe: str, workload: Workload) -> tuple[float, float, float, str] | None:
-    """Return the seconds of a call, of an eager first call and of compiling, with their sources.
-
-    None if the baseline has no record.
-    """
-    resolved = resolve(recipe)
-    own = workload.num_inference_steps
-    base = recorded_figures(name, BASELINE, workload.height, workload.width, own)
-    if base is None:
-        return None
-    steps = next((estimate.steps for estimate in resolved if isinstance(estimate, Steps)), own)
-    skipped = max(
-        (estimate.known_hits or 0.0 for estimate in resolved if isinstance(estimate, StepCache)), default=0.0
-    )
-    call_s = base.rest_s + (1 - skipped) * steps * base.step_s
-    compiled = recorded_figures(name, "compile", workload.height, workload.width, own)
-    usual_s = _COMPILING_S if compiled is None else compiled.first_call_s
-    compiling_s = [
-        _AUTOTUNING_S if "autotune" in estimate.mode else usual_s
-        for estimate in resolved
-        if isinstance(estimate, Compile)
-    ]
-    source = f"{_RECORD}{base.device}, of the baseline: rough, marked ~"
-    return call_s, base.first_call_s, max(compiling_s, default=0.0), source
-=======
 def _of_gpu(
     unknown: Estimate, part: ModelPart, case: StudyRow, workload: Workload, predict: Predict | None
 ) -> Estimate:
@@ -189,7 +163,6 @@ def _of_gpu(
     call_s = known.seconds(steps)
     trial_s = _trial_s(part, workload, call_s, known.first_call_s, unknown.rounds_left)
     return replace(unknown, call_s=call_s, trial_s=trial_s, time_from=f"{_RECORD}{known.device}{rough}")
->>>>>>> w-study-4
 
 
 def _trial_s(part: ModelPart, workload: Workload, call_s: float, first_s: float, rounds: int) -> float:

@@ -281,28 +281,6 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
     return ""
 
 
-<<<<<<< HEAD
-def _schedules(row: Row) -> tuple[float | None, ...]:
-    """Return the share of the steps that each step cache of a row skips."""
-    return tuple(t.known_hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
-
-
-_DEVICE = "device memory allocated"
-
-
-def _decides_on_values(row: Row) -> bool:
-    if not row.record.trial.model.is_synthetic:
-        return False
-    caches = [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)]
-    return any(not cache.is_fixed and cache.compared for cache in caches)
-
-
-def _key(part: ModelPart) -> tuple[str, str]:
-    return part.part.name, part.model
-
-
-=======
->>>>>>> w-study-4
 def speed_up(
     before: Row, after: Row, baselines: Sequence[Row] = (), spread: Spread = DEFAULT_SPREAD
 ) -> SpeedUp | None:

@@ -17,7 +17,7 @@ from typing import Any
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.untrusted.files import open_plain, read_object, reading, user_path
 from vivace.models import hub
-from vivace.models.headers import read_header
+from vivace.models.checkpoints.headers import read_header
 
 SUFFIX = ".safetensors"
 USUAL = "pytorch_lora_weights.safetensors"
