@@ -1,4 +1,4 @@
-"""A browser without a window. Tests that need it are skipped where Playwright or Chromium is missing: `make browser`."""
+"""A browser without a window. Tests of it are skipped where Playwright or Chromium is missing: `make browser`."""
 
 import os
 import shutil
