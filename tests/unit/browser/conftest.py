@@ -1,4 +1,4 @@
-"""A browser without a window. Tests that need it are skipped where Playwright or Chromium is missing: `make browser`."""
+"""A browser without a window. Its tests are skipped where Playwright or Chromium is missing: `make browser`."""
 
 import os
 import shutil
@@ -13,7 +13,9 @@ WIDTHS = (1280, 400)
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make browser")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: make browser"
+    )
     program = os.environ.get("VIVACE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("Chromium is not installed: make browser")
