@@ -26,13 +26,13 @@ import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from vivace.errors import Unsupported
 from vivace.measure.image_metrics import paired_metrics
-from vivace.measure.lpips import Lpips
 from vivace.measure.machine import choose_device
+from vivace.measure.scorer import Lpips
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.schedule_search import Progress, calibrate_schedule, evenly_spread
+from vivace.runtime.schedule_search import SearchProgress, calibrate_schedule, evenly_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
@@ -179,7 +179,7 @@ def recipe_of(
     mask = evenly_spread(budget, num_steps)
     if how == "searched":
 
-        def on_progress(_: Progress) -> None:
+        def on_progress(_: SearchProgress) -> None:
             check_time()
 
         folder.mkdir(parents=True, exist_ok=True)

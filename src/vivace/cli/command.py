@@ -299,7 +299,8 @@ def _with_best(settings: S) -> S:
 
 RecipeName = Annotated[str, Option("Recipe to apply.", metavar="R")]
 ResultsFormat = Annotated[
-    Literal["table", "json", "csv", "md", "latex"], Option("Format of the results on standard output.", "--format")
+    Literal["table", "json", "csv", "md", "latex"],
+    Option("Format of the results on standard output.", "--format"),
 ]
 AsJson = Annotated[bool, Option("Print JSON.", "--json")]
 Why = Annotated[

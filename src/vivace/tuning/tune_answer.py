@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vivace.answers.answer import (
     Answer,
@@ -25,15 +26,17 @@ from vivace.answers.answer import (
     Table,
 )
 from vivace.answers.formatting import clock, count, file_stem, money, ratio, seconds, size
-from vivace.benchmark.stored_answer import reader
+from vivace.benchmark.run import reader
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Gate, Interval
 from vivace.report.rows import Row
 from vivace.report.run_answer import answer_of as answer_of_run
 from vivace.report.run_charts import memory_plot
 from vivace.report.summary import change
-from vivace.tuning.answer import ExplainedResult, Tuned
 from vivace.tuning.search.results import Result
+
+if TYPE_CHECKING:
+    from vivace.tuning.answer import ExplainedResult, Tuned
 
 _MOST = 8
 """Neighbours, and recipes of the front, that a terminal lists."""
@@ -107,7 +110,7 @@ def _pick(tuned: Tuned) -> Iterator[Fact]:
         own = "" if baseline.first_call_s is None else f"the baseline's {seconds(baseline.first_call_s)}"
         yield Fact("first call", seconds(row.first_call_s), own)
     if row.judgement is not None:
-        yield Fact("quality", row.judgement.gate.value, row.judgement.reason)
+        yield Fact("quality", row.judgement.words or row.judgement.gate.value, row.judgement.reason)
     else:
         yield Fact("quality", "not judged", "" if tuned.judges else "random weights")
     for rival in tuned.rows[1:]:

@@ -129,19 +129,6 @@ def test_what_was_tried_says_why_it_lost(tmp_path: Path) -> None:
     assert [fact.name for fact in left_out.blocks[0].facts] == ["needs a GPU", "--without"]
 
 
-def test_the_answer_is_about_this_search_alone(tmp_path: Path) -> None:
-    with Store.create(tmp_path) as store:
-        record = make_record("guidance(1.0)")
-        other = record.trial.model_copy(
-            update={"model": record.trial.model.model_copy(update={"name": "other-model"})}
-        )
-        run = store.start_run("vivace bench --model other-model", [other], record.environment)
-        store.append(run.keys[0], record.rounds[0])
-    page = Page.of(answer_of(tuned(tmp_path))).text
-    assert "other-model" not in page
-    assert "guidance(1.0)" not in page
-
-
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_one_round_proves_nothing_and_has_no_interval(tmp_path: Path, rounds: int) -> None:
     answer = answer_of(tuned(tmp_path, rows=final(rounds)))

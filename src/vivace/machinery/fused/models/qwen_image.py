@@ -16,13 +16,11 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
-from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
-from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
+from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks, HoistedForward
 from vivace.machinery.fused.modulations import OF_DOUBLE, Modulations
-from vivace.machinery.fused.operations import Places
 
 
 def _double(block: Any) -> BlockLayers:
@@ -62,16 +60,8 @@ class QwenImageFirstBlock(nn.Module):
         return normed * (1 + scale) + shift, gate
 
 
-class QwenImageForward:
+class QwenImageForward(HoistedForward):
     """Replaces a transformer's forward; the embedders, positions, the last norm and projection stay diffusers'."""
-
-    def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
-        self.num_calls = 0
-        self._transformer = transformer
-        self._modulations = fused.modulations
-        self._blocks = BlockForward(
-            fused.blocks, transformer.inner_dim, transformer.config.num_attention_heads
-        )
 
     def __call__(
         self,
@@ -93,7 +83,6 @@ class QwenImageForward:
         assert timestep is not None
         refuse_extras(attention_kwargs)
         transformer, dtype = self._transformer, hidden_states.dtype
-        self.num_calls += 1
         image = transformer.img_in(hidden_states)
         text = transformer.txt_in(transformer.txt_norm(encoder_hidden_states))
         num_still = self._num_still(img_shapes, len(image))
@@ -103,7 +92,7 @@ class QwenImageForward:
         rope = self._rope(img_shapes, text)
         mask = _mask(encoder_hidden_states_mask, image)
         image = self._blocks(text, image, rope, modulations, mask, num_still)
-        image = transformer.proj_out(transformer.norm_out(image, embedding[: len(image)])).to(dtype)
+        image = self._predicted(image, embedding[: len(image)], dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def inputs_of(
@@ -147,14 +136,10 @@ def _unsuited(transformer: Any) -> str | None:
     return None
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
-    for layer in (transformer.img_in, transformer.txt_norm):
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
+    cast_inputs(cast_last, transformer.img_in, transformer.txt_norm)
     first = transformer.transformer_blocks[0].img_norm1
-    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, quantize, bounded, places)
+    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, how)
     transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
     forward = QwenImageForward(transformer, fused)
     return fused.hoist(transformer, pipe, forward, reads_text=False, with_zero=transformer.config.zero_cond_t)
