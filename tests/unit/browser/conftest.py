@@ -1,4 +1,4 @@
-"""A browser without a window. Tests of it are skipped where Playwright or Chromium is missing: `make browser`."""
+"""A browser without a window. Its tests are skipped where Playwright or Chromium is missing: `make browser`."""
 
 import os
 import shutil
