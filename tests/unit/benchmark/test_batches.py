@@ -166,7 +166,7 @@ def test_a_rehearsal_runs_a_shorter_round(
     timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int]] = []
-    own = rounds.draw  # type: ignore[attr-defined]
+    own = rounds.draw
 
     def draw(session: vivace.Session, call: Any, embeddings: dict[str, Any], **options: Any) -> Any:
         drawn.append((len(call), options["num_inference_steps"]))

@@ -128,7 +128,7 @@ FORMS: dict[str, Form] = {
     ),
     **{
         f"sd3-{kind}": Form(
-            lambda kind=kind: test_sd3.transformer(kind),  # type: ignore[misc]
+            lambda kind=kind: test_sd3.transformer(kind),
             test_sd3.CASES,
             (True, True, True, True),
             num_attentions=3 + len(doubled),
@@ -158,7 +158,7 @@ FORMS: dict[str, Form] = {
     ),
     **{
         name: Form(
-            lambda name=name: test_later_models.transformer(name),  # type: ignore[misc]
+            lambda name=name: test_later_models.transformer(name),
             [inputs(*case) for case in test_later_models.CASES],
             {"longcat_image": (True, True, True), "ernie_image": (True, False, False)}.get(name, ()),
             num_attentions=5 if name == "longcat_image" else 3,
