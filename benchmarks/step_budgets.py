@@ -316,8 +316,8 @@ def row_of(
         method,
         recipe,
         computed,
-        **figures,
-        intervals=intervals,  # type: ignore[arg-type]
+        **figures,  # type: ignore[arg-type]
+        intervals=intervals,
     )
 
 
