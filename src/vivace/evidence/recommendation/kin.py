@@ -12,7 +12,7 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel, VivaceError,
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object, reading
 from vivace.machinery.technique import DENOISERS
-from vivace.models.checkpoints.gguf_file import SUFFIX
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.single_file import Contents, contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
@@ -140,7 +140,7 @@ def _contents(model: str) -> Contents | None:
 def _of_file(path: Path, contents: Contents, of: Entry) -> Kin:
     own = Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name)
     if path.suffix == SUFFIX:
-        ends = [about["data_offsets"] for about in read_header(path).values()]
+        ends = [about["data_offsets"] for about in read_gguf_header(path, is_whole=False).values()]
         return Kin(**(vars(own) | {"gguf_bytes": sum(end - start for start, end in ends)}))
     header = read_header(path)
     is_fp8 = any(header[name]["dtype"].startswith("F8") for name in contents.denoiser)

@@ -93,16 +93,20 @@ def check_installed(path: Path) -> None:
         raise Unsupported(f"{path} is a GGUF file, which needs the package gguf: pip install gguf")
 
 
-def read_gguf_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name."""
+def read_gguf_header(path: Path, *, is_whole: bool = True) -> dict[str, dict[str, Any]]:
+    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name.
+
+    Args:
+        is_whole: whether the values must be there; a plan needs the header alone.
+    """
     return {
         name: {"dtype": each.kind, "shape": list(each.shape), "data_offsets": list(each.span)}
-        for name, each in read_gguf_tensors(path).items()
+        for name, each in read_gguf_tensors(path, is_whole=is_whole).items()
     }
 
 
-def read_gguf_tensors(path: Path) -> dict[str, StoredValues]:
-    """Return the tensors of a file by name, after checking that it is whole."""
+def read_gguf_tensors(path: Path, *, is_whole: bool = True) -> dict[str, StoredValues]:
+    """Return the tensors of a file by name; see `read_gguf_header`."""
     with (
         reading(path, advice="copy or download it again", problem="is not a GGUF file, or is damaged"),
         open_plain(path) as file,
@@ -153,7 +157,7 @@ def read_gguf_tensors(path: Path) -> dict[str, StoredValues]:
         begin = -(-file.tell() // alignment) * alignment
         size = os.fstat(file.fileno()).st_size
     end = begin + max(each.span[1] for each in tensors.values())
-    if size < end:
+    if is_whole and size < end:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, not {end:,}; copy or download it again")
     return {
         name: StoredValues(

@@ -18,7 +18,13 @@ from vivace.architectures import CATALOGUE, FAMILIES, Family
 from vivace.architectures.files import FilePart, Signature
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import reading
-from vivace.models.checkpoints.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, check_installed
+from vivace.models.checkpoints.gguf_file import (
+    FLOAT_TYPES,
+    KEPT_TYPES,
+    SUFFIX,
+    check_installed,
+    read_gguf_header,
+)
 from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.metadata import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
@@ -134,7 +140,9 @@ def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = Tr
             lacks.
         is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
     """
-    header = read_header(path)
+    header = (
+        read_header(path) if is_loaded or path.suffix != SUFFIX else read_gguf_header(path, is_whole=False)
+    )
     if path.suffix == SUFFIX and is_loaded:
         check_installed(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):

@@ -20,7 +20,7 @@ from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, reading, user_path
 from vivace.machinery.technique import TEXT_ENCODERS, component_of
-from vivace.models.checkpoints.gguf_file import SUFFIX
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
@@ -107,11 +107,11 @@ def _of_file(name: str) -> Weightless:
     path = Path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
-    tensors = read_header(path)
     if path.suffix == SUFFIX:
+        tensors = read_gguf_header(path, is_whole=False)
         held = sum(end - start for start, end in (about["data_offsets"] for about in tensors.values()))
         return replace(model, gguf_bytes=held, gguf_of=contents.entry)
-    if number := sum(about["dtype"].startswith("F8") for about in tensors.values()):
+    if number := sum(about["dtype"].startswith("F8") for about in read_header(path).values()):
         note = (
             f"{path.name} has {number} tensors in fp8, which are loaded and computed with in {model.dtype}: counted as "
             "such; the recipe quantize(fp8) keeps the denoiser's in eight bits"
