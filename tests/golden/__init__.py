@@ -24,7 +24,7 @@ from vivace.foundation.stats import Gate, Interval, Verdict
 from vivace.foundation.stats.sequential import Decision
 from vivace.recipes.resolve import resolve
 from vivace.report import rows_of, run_answer
-from vivace.tuning import tune_answer
+from vivace.tuning import answer as tune_answer
 from vivace.tuning.answer import Tuned
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung

@@ -19,12 +19,11 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.answer import Tuned
+from vivace.tuning.answer import Tuned, answer_of
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import ExpectedGain, Explanation
 from vivace.tuning.settings import SearchSettings
-from vivace.tuning.tune_answer import answer_of
 from vivace.tuning.tuner import drop_unproven_interval
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
