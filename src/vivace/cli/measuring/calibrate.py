@@ -195,8 +195,7 @@ def schedule(settings: ScheduleCommand) -> int:
 
     \b
         vivace calibrate schedule --model tiny-flux --budget 12/28
-        vivace generate "a red circle" --model tiny-flux --recipe
-        "taylorseer(order=0,mask=schedule-tiny-flux-12of28.json)"
+        vivace generate "a red circle" --recipe "seacache(mask=schedule-tiny-flux-12of28.json)"
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
