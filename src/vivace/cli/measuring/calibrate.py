@@ -191,11 +191,11 @@ def schedule(settings: ScheduleCommand) -> int:
     """Search which steps a step cache computes, of a number that is given.
 
     Each schedule is judged by the final latents of a few images, beside those with every step computed. All that were
-    tried are kept in one file: the same command continues where it stopped, and a recipe takes the file as its mask.
+    tried are kept in one file: the same command continues where it stopped, and a recipe takes the file as its mask:
+    seacache(mask=FILE).
 
     \b
         vivace calibrate schedule --model tiny-flux --budget 12/28
-        vivace generate "a red circle" --recipe "seacache(mask=schedule-tiny-flux-12of28.json)"
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
