@@ -139,12 +139,13 @@ def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precisio
 
     def build(architecture: Any, device: str, dtype: Any) -> Any:
         built.append((architecture.name, device, dtype))
-        return first
+        raise Unsupported("not built here")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vivace.models.synthetic.build", build)
-        load_pipeline(located, "cuda")
-        load_pipeline(find_model("synthetic:flux-dev"), "cuda")
+        for model in (located, find_model("synthetic:flux-dev")):
+            with pytest.raises(Unsupported, match="not built here"):
+                load_pipeline(model, "cuda")
     assert built == [("sd15", "cuda", torch.float16), ("flux-dev", "cuda", torch.bfloat16)]
 
 

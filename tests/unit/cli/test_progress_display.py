@@ -10,6 +10,7 @@ from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark import Store, Timing
 from vivace.benchmark.places.spread_trials import SpreadTrials
 from vivace.benchmark.places.trial_jobs import Done
+from vivace.benchmark.run_settings import RunSettings
 from vivace.cli.display import progress_display as shown
 from vivace.cli.display.progress_display import PlainProgress, TerminalProgress, result, title
 from vivace.foundation.spec.environment import Place
@@ -52,8 +53,9 @@ def test_a_round_that_is_measured_again_is_counted_once(
 ) -> None:
     trials = [make_trial(recipe) for recipe in ("baseline", "steps(1)", "tiny_vae")]
     with Store.create(tmp_path / "store") as store:
+        settings = RunSettings(progress=PlainProgress(), canaries=False)
         spread = SpreadTrials(
-            trials, Timing(rounds=2, repeats=1), store, [make_environment()], None, PlainProgress()
+            trials, Timing(rounds=2, repeats=1), store, [make_environment()], None, settings
         )
         for number, stop_after in enumerate([3, None, 1, None]):
             place = make_environment().at(Place(uuid=f"cpu-{number}", index=number))

@@ -150,7 +150,7 @@ def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    out = run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "h100").stdout
+    out = run_vivace(tmp_path, "plan", "tiny-flux", "--gpu", "h100", "--why").stdout
     (compute,) = (line for line in out.splitlines() if line.startswith("compute"))
     assert "28 steps (denoiser 28 x " in compute
     assert "by the data sheet of H100: 989.5 TFLOP/s in 16 bits, 1979 in 8" in " ".join(out.split())

@@ -140,7 +140,7 @@ def test_times_under_a_profiler_are_never_seconds_an_image(
 ) -> None:
     if model == "full":
         model = str(shrunken.save(shrunken.sd15(), tmp_path / "full"))
-        monkeypatch.setattr("vivace.models.find._SMALL_BYTES", 0)
+        monkeypatch.setattr("vivace.models.find.SMALL_BYTES", 0)
     answer = recommend(model, gpu="RTX 4060", store=())
     assert "91.8 s" not in str(answer)
     from vivace.evidence.studies.published_tables import published_tables
