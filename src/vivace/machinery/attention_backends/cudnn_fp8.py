@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "nvidia-cudnn-frontend"
 _SOFTMAX_SCALE = 256.0
+_PADDING_SINCE = 90700
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
@@ -35,6 +36,13 @@ def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
     if needs_package and not machine.has_package("cudnn"):
         return f"attention in fp8 needs {PACKAGE} (pip install --no-deps {PACKAGE}); or take attention=bf16"
     return None
+
+
+def takes_padding() -> bool:
+    """Return whether cuDNN leaves keys out that are padding, of which it is told on the GPU."""
+    import torch
+
+    return not torch.cuda.is_available() or torch.backends.cudnn.version() >= _PADDING_SINCE
 
 
 def attend(

@@ -38,6 +38,7 @@ _CAUSAL = frozenset(
 
 _SHORT = (32, 64, 128, 256)
 _STEP = 128
+_ROWS = 64
 _NUM_BUCKETS = 6
 """Lengths up to 512 tokens, which hold nearly all prompts."""
 
@@ -63,6 +64,11 @@ def bucket_of(length: int) -> int:
     Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
     """
     return next((bucket for bucket in _SHORT if length <= bucket), -(-length // _STEP) * _STEP)
+
+
+def padded_length(length: int) -> int:
+    """Return to how many tokens a text of this many is padded where a denoiser's matmuls have a row for each."""
+    return -(-length // _ROWS) * _ROWS
 
 
 def is_causal_language_model(module: Any) -> bool:
