@@ -134,19 +134,22 @@ def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def of_groups(q: Any, k: Any, v: Any, *more: Any) -> None:
         num_calls.append(1)
+        shapes.add(q.shape)
         assert q.shape[2] == HEADS
         assert k.shape[2] == v.shape[2] == KEY_HEADS
         k, v = (each.view(torch.uint8).repeat_interleave(2, dim=2).view(q.dtype) for each in (k, v))
         attend_in_e4m3(q, k, v, *more)
 
     monkeypatch.setattr(cudnn_fp8, "attend", of_groups)
-    for case, in_fp8 in zip(CASES, (True, True, True, False), strict=True):
+    shapes = set()
+    for case in (*CASES, *(inputs((number,), 160, 5, 9) for number in (3, 64))):
         expected = transformer()(**case)[0]
         made = transformer()
         Fused(precision="fp8", attention="fp8").apply(target(made))
         num_calls.clear()
         assert error(made(**case)[0], expected) < 0.09
-        assert len(num_calls) == (3 if in_fp8 else 0), "a mask takes attention in bf16"
+        assert len(num_calls) == 3, "also where texts are padded"
+    assert len(shapes) == len(CASES) + 1, "texts of up to 64 tokens have one"
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])

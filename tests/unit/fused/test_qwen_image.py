@@ -13,9 +13,11 @@ from tests.fused_kernels import error
 from tests.fused_unets import size
 from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
 from tests.unit.fused.test_flux import target
+from tests.unit.techniques.test_cuda_graph import capture
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.compilation.prompt_lengths import PaddedTexts
 from vivace.machinery.fused import modulations, operations
 from vivace.machinery.kernels import reference
 from vivace.models.synthetic import fill
@@ -139,6 +141,24 @@ def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
         num_calls.clear()
         assert error(made(**case)[0], expected) < 0.08
         assert len(num_calls) == (3 if in_fp8 else 0), "a mask takes attention in bf16"
+
+
+@torch.no_grad()
+def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    made, exact, plain = transformer(), transformer(), transformer()
+    Fused(precision="fp8", attention="fp8").apply(target(made))
+    Fused(precision="bf16").apply(target(exact))
+    graphs = PaddedTexts(made.forward, torch.device("cpu"), capture, 1)
+    for words in (3, 40, 64, 65):
+        arguments = inputs((words,), (5, 9), (4, 6))
+        assert error(graphs(**arguments)[0], plain(**arguments)[0]) < 0.08
+        unpadded = exact(**arguments)[0]
+        exact.forward._pads = True
+        assert error(exact(**arguments)[0], unpadded) < 0.01
+        exact.forward._pads = False
+    assert graphs.num_captured == 2
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])

@@ -19,6 +19,7 @@ from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.architectures import ARCHITECTURES
 from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.compilation.captured import CapturedFunction
 from vivace.machinery.fused import operations
 from vivace.machinery.kernels import reference
 from vivace.models.synthetic import fill
@@ -171,6 +172,25 @@ def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(num_calls) == (LAYERS if in_fp8 else 0), (
             "of the later step; a mask takes attention in bf16"
         )
+
+
+@torch.no_grad()
+def test_later_steps_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values in front of the image are padded to 64 tokens, which are not attended to."""
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    made, exact, plain = transformer(), transformer(), transformer()
+    Fused(precision="fp8", attention="fp8").apply(target(made))
+    Fused(precision="bf16").apply(target(exact))
+    graphs = CapturedFunction(made.forward.later_step, torch.device("cpu"), capture, 4)
+    made.forward.later_step = graphs
+    for words in (3, 40, 64, 65):
+        arguments = inputs((words,), (6, 10))
+        assert error(steps(made, arguments)[1], steps(plain, arguments)[1]) < 0.08
+        unpadded = steps(exact, arguments)[1]
+        exact.transformer_blocks[0].pads = True
+        assert error(steps(exact, arguments)[1], unpadded) < 0.01
+        exact.transformer_blocks[0].pads = False
+    assert graphs.num_captured == 2
 
 
 @pytest.mark.parametrize("largest", [1, 10, 50])

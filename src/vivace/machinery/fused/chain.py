@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
 from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights
@@ -82,6 +83,7 @@ class BlockChain(nn.Module):
     ) -> None:
         super().__init__()
         self.num_calls = 0
+        self.pads = all(bounded) and takes_padding()
         self._form, self._num_heads = form, num_heads
         self._eps, self._eps_of_heads = eps
         self.blocks = nn.ModuleList()
@@ -102,20 +104,26 @@ class BlockChain(nn.Module):
         self.register_buffer("unit", unit, persistent=False)
 
     def over_stream(
-        self, x: torch.Tensor, vectors: torch.Tensor, rope: Tables, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        vectors: torch.Tensor,
+        rope: Tables,
+        mask: torch.Tensor | None,
+        num_keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the tokens behind the last block, (batch, tokens, channels), of tokens that all attend to each other.
 
         Args:
             vectors: see `compute`.
             mask: (batch, tokens), which of them are attended to; attention is in bf16 then. None: all.
+            num_keys: see `operations.attend`.
         """
         batch, length, _ = x.shape
         rows = x.to(torch.bfloat16, copy=True).flatten(0, 1).contiguous()
         tokens = TokenLayout(batch, 0, length)
 
         def attend(block: BlockWeights, _: int, normed: Rows, of_values: torch.Tensor | None) -> Rows:
-            return self._attend(block, normed, rope, tokens, of_values, mask)
+            return self._attend(block, normed, rope, tokens, of_values, mask, num_keys)
 
         self.compute(rows, vectors, tokens, attend)
         return rows.unflatten(0, (batch, length))
@@ -174,14 +182,17 @@ class BlockChain(nn.Module):
         tokens: TokenLayout,
         of_values: torch.Tensor | None,
         mask: torch.Tensor | None,
+        num_keys: torch.Tensor | None,
     ) -> Rows:
         preparation = self.preparation(block, rope, tokens, of_values, mask is not None)
         projected = block.qkv(rows, tokens)
         qkv = operations.attention_inputs(projected, preparation)
         if not self._form.gates_attention:
             onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
-            return operations.attend(qkv, preparation.scales, tokens, of_values, onto, mask)
-        attended = operations.attend(qkv, preparation.scales, tokens, None, mask=mask)
+            return operations.attend(
+                qkv, preparation.scales, tokens, of_values, onto, mask, num_keys=num_keys
+            )
+        attended = operations.attend(qkv, preparation.scales, tokens, None, mask=mask, num_keys=num_keys)
         scale = None if of_values is None else of_values[:1]
         gate = projected[:, self._values_of(block).stop :]
         return operations.sigmoid_gated(attended, gate, scale, block.out.room)

@@ -2,8 +2,8 @@
 
 Its modulations depend on the timestep alone, and hold 6.8 of its 20.4 billion weights. With attention in fp8 a text is
 padded to one of a few lengths, so that new prompts need no new plans and graphs: it comes behind the image, and
-attention leaves its last tokens out. In a batch, attention gets the pipeline's mask and is computed in bf16. Tokens of images to be edited come after the image's own; in
-Qwen-Image-Edit-2511 they are modulated by a timestep of 0.
+attention leaves its last tokens out. In a batch, attention gets the pipeline's mask and is computed in bf16. Tokens of
+images to be edited come after the image's own; in Qwen-Image-Edit-2511 they are modulated by a timestep of 0.
 Source: diffusers, QwenImageTransformer2DModel.
 """
 
@@ -53,9 +53,7 @@ def _text_s_modulations_first(block: Any) -> list[Any]:
 
 
 TEXT_FIRST = FusedArchitecture("gelu", _double, modulations=_modulations)
-TEXT_LAST = FusedArchitecture(
-    "gelu", _text_last, modulations=_text_s_modulations_first, text_last=True
-)
+TEXT_LAST = FusedArchitecture("gelu", _text_last, modulations=_text_s_modulations_first, text_last=True)
 
 
 class QwenImageFirstBlock(nn.Module):

@@ -22,7 +22,6 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
 from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused import operations
@@ -162,7 +161,6 @@ class CausalChain(BlockChain):
         super().__init__(blocks, CAUSAL, (num_heads, num_heads), eps, quantize, bounded, places)
         self.attn = SimpleNamespace(processor=QwenImage21AttnProcessor())
         self.img_norm1 = blocks[0].img_norm1
-        self._pads = all(bounded) and takes_padding()
 
     def forward(
         self,
@@ -187,7 +185,7 @@ class CausalChain(BlockChain):
             return self.behind(hidden_states, modulation, layer_cache.get()[0], is_still)
         rope = rotary_emb.real.float().contiguous(), rotary_emb.imag.float().contiguous()
         length = segments[-1][1] if segments else 0
-        room = padded_length(length) if self._pads and key_valid is None else None
+        room = padded_length(length) if self.pads and key_valid is None else None
         prefix = Prefix(length, segments, rope, key_valid, room, is_kept=cache_write_slice is not None)
         made = self.behind(hidden_states, modulation, prefix, is_still)
         if prefix.is_kept:
