@@ -43,6 +43,8 @@ from vivace.errors import Unpredictable
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
 from vivace.machinery.compilation.prompt_lengths import (
     NUM_LENGTHS,
+    WORDS_OF_CAPTIONS,
+    WORDS_OF_ROWS,
     PaddedCaptions,
     PaddedTexts,
     PromptLengths,
@@ -149,27 +151,32 @@ class CudaGraph(Technique):
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}
         prompts: dict[Component, PromptLengths] = {}
+        words = set[int]()
         for component, module in target.modules(self.targets).items():
             called = working_part(component, module)
+            pads = any(getattr(part, "pads", False) for part in (called.forward, *module.modules()))
+            words.update(WORDS_OF_ROWS if pads else ())
+            most = kept * (NUM_LENGTHS if pads else 1)
             if component in TEXT_ENCODERS and is_causal_language_model(module):
                 of_prompts = prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
                 captured[component] = of_prompts.graphs
                 replace_forward(called, of_prompts.graphs, of_prompts)
+                words.update(WORDS_OF_ROWS)
             elif _pads_captions(module) and not is_compiled(module):
                 of_captions = PaddedCaptions(module, module.device, capturer, kept)
                 captured[component] = of_captions.graphs
                 replace_forward(called, of_captions)
+                words.update(WORDS_OF_CAPTIONS)
             elif hasattr(called.forward, "padded") and not is_compiled(module):
                 of_texts = PaddedTexts(called.forward, module.device, capturer, kept)
                 captured[component] = of_texts.graphs
                 replace_forward(called, of_texts)
             elif hasattr(called.forward, "later_step"):
                 # Its first step reads back from the GPU, and is not captured.
-                most = kept * NUM_LENGTHS
                 later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, most)
                 captured[component] = called.forward.later_step = later_steps
             else:
-                captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
+                captured[component] = CapturedFunction(called.forward, module.device, capturer, most)
                 replace_forward(called, captured[component])
         changed: dict[str, int | float | str] = {
             f"{component}.cuda_graphs": f"up to {graphs.max_graphs}" for component, graphs in captured.items()
@@ -213,7 +220,12 @@ class CudaGraph(Technique):
             return facts | {name: number for name, number in more.items() if number}
 
         return Effect(
-            changed=changed, around=devices.answering, evidence=evidence, refuted=refuted, finish=finish
+            changed=changed,
+            around=devices.answering,
+            evidence=evidence,
+            refuted=refuted,
+            finish=finish,
+            prompt_words=tuple(sorted(words)),
         )
 
     def predict(self, target: Target) -> Effect:

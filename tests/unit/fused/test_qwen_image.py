@@ -155,9 +155,9 @@ def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> 
         arguments = inputs((words,), (5, 9), (4, 6))
         assert error(graphs(**arguments)[0], plain(**arguments)[0]) < 0.08
         unpadded = exact(**arguments)[0]
-        exact.forward._pads = True
+        exact.forward.pads = True
         assert error(exact(**arguments)[0], unpadded) < 0.01
-        exact.forward._pads = False
+        exact.forward.pads = False
     assert graphs.num_captured == 2
 
 

@@ -39,6 +39,10 @@ _CAUSAL = frozenset(
 _SHORT = (32, 64, 128, 256)
 _STEP = 128
 _ROWS = 64
+WORDS_OF_ROWS = (20, 50, 110, 170, 235)
+"""Of prompts that meet each length up to 256 tokens, whether a template adds few or the words are the most."""
+WORDS_OF_CAPTIONS = (*range(8, 240, 32), 235)
+"""Of captions, whose lengths are multiples of 32 tokens."""
 _NUM_BUCKETS = 6
 """Lengths up to 512 tokens, which hold nearly all prompts."""
 

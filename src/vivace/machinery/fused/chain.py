@@ -65,6 +65,7 @@ class BlockChain(nn.Module):
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
         num_calls: of its forward.
+        pads: whether texts may have padding behind all other tokens: attention is told how many tokens there are.
         largest: for fp8, of each block the largest norm of a row of the values' weight, (blocks,).
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
     """

@@ -82,12 +82,12 @@ class QwenImageForward:
 
     Args:
         fused: its other weights.
-        pads: texts are padded to a few lengths, and attention leaves the padding out.
+        pads: whether texts are padded to a few lengths, of which attention leaves the padding out.
     """
 
     def __init__(self, transformer: Any, fused: HoistedBlocks, pads: bool) -> None:
         self.num_calls = 0
-        self._transformer, self._pads = transformer, pads
+        self._transformer, self.pads = transformer, pads
         self._text_last = fused.blocks.architecture.text_last
         self._modulations = fused.modulations
         self._blocks = BlockForward(
@@ -100,7 +100,7 @@ class QwenImageForward:
     def padded(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a call's arguments with the text padded to one of a few lengths, and the number of tokens in front of
         the padding; as they are where that is not done, as in a batch with a mask of its own."""
-        if not self._pads or call.get("encoder_hidden_states_mask") is not None or "num_keys" in call:
+        if not self.pads or call.get("encoder_hidden_states_mask") is not None or "num_keys" in call:
             return call
         text, num_image = call["encoder_hidden_states"], call["hidden_states"].shape[1]
         batch, length, _ = text.shape
