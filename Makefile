@@ -29,9 +29,9 @@ test-long: $(READY)
 test-kernels: .venv/.triton
 	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -n 2 -m long tests/unit/kernels
 
-# The server on a Ray cluster of two nodes. What Ray Serve needs is in a folder of its own (tests/ray-serve.txt).
-test-ray: .venv/.ray
-	PYTHONPATH=$(CURDIR)/.venv/ray $(BIN)/python -m pytest -m long tests/unit/serve/test_ray_cluster.py
+# The server on a Ray cluster of two nodes; `make test-long` has it, too.
+test-ray: $(READY)
+	$(BIN)/python -m pytest -n 0 -m "" tests/unit/serve/test_ray_cluster.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -75,10 +75,6 @@ $(READY): pyproject.toml constraints.txt
 .venv/.triton: $(READY)
 	$(PIP) --no-deps --target .venv/triton triton==3.6.0
 	touch .venv/.triton
-
-.venv/.ray: $(READY) tests/ray-serve.txt
-	$(PIP) --no-deps --target .venv/ray -r tests/ray-serve.txt
-	touch .venv/.ray
 
 .venv/.docs: $(READY)
 	$(PIP) -c constraints.txt -e ".[docs]"

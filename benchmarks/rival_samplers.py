@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from benchmarks.recorded_grids import FixedSpace
 from vivace.errors import RecipeError
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.model.utility import ANY_GAIN, NUM_SAMPLES, chance_of, value_of, with_option
-from vivace.tuning.search.results import Result, latest
-from vivace.tuning.search.space import Space
+from vivace.tuning.model.by_model import NUM_SAMPLES
+from vivace.tuning.search.results import ANY_GAIN, Result, latest
+from vivace.tuning.search.space import Space, with_option
 
 Name = Literal["tpe", "greedy", "random"]
 _TRIES = 200
@@ -42,12 +42,12 @@ class AsMeasured:
     """Takes measurements as they are: a recipe's promise is its gain, unless its quality is in doubt."""
 
     def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
-        return [(result.gain or 0.0) * chance_of(result) for result in results]
+        return [(result.gain or 0.0) * result.chance for result in results]
 
     def values(self, results: Sequence[Result], history: Sequence[Result]) -> NDArray[np.float64]:
         """Draw samples in which each recipe passes or fails by itself."""
         rng = np.random.default_rng(len(history))
-        passes = rng.random((NUM_SAMPLES, len(results))) < [chance_of(result) for result in results]
+        passes = rng.random((NUM_SAMPLES, len(results))) < [result.chance for result in results]
         return np.where(passes, [result.gain or 0.0 for result in results], ANY_GAIN)
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
@@ -105,11 +105,11 @@ class GreedySampler(AsMeasured):
             if left:
                 order = self.rng.permutation(len(left))[:number]
                 return [left[int(i)] for i in order]
-            good = [r for r in above if value_of(results[r], self.space.objective) > best]
+            good = [r for r in above if results[r].value(self.space.objective) > best]
             if not good:
                 return []
-            current = max(good, key=lambda r: value_of(results[r], self.space.objective))
-            best = value_of(results[current], self.space.objective)
+            current = max(good, key=lambda r: results[r].value(self.space.objective))
+            best = results[current].value(self.space.objective)
 
 
 class TpeSampler(AsMeasured):
@@ -136,7 +136,7 @@ class TpeSampler(AsMeasured):
             recipe = self._recipe(trial)
             if recipe is not None and recipe in results:
                 trial.set_user_attr("slack", constraint_of(results[recipe]))
-                self._study.tell(trial, value_of(results[recipe], self.space.objective, failed=-1.0))
+                self._study.tell(trial, results[recipe].value(self.space.objective, failed=-1.0))
                 continue
             if recipe is None or recipe in self._asked or recipe.is_baseline or not self.space.holds(recipe):
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -154,7 +154,7 @@ class TpeSampler(AsMeasured):
             self._told.add(recipe)
             trial = self._asked[recipe]
             trial.set_user_attr("slack", constraint_of(result))
-            self._study.tell(trial, value_of(result, self.space.objective, failed=-1.0))
+            self._study.tell(trial, result.value(self.space.objective, failed=-1.0))
 
     def _recipe(self, trial: Any) -> Recipe | None:
         recipe = Recipe(self.space.objective.kept)

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -31,9 +30,8 @@ from vivace.foundation.spec.sizes import Size
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
 from vivace.serve.http.app import create_app
-from vivace.serve.queue import job_queue
-from vivace.serve.queue.jobs import ImageJob
-from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.jobs import ImageJob, JobQueue
+from vivace.serve.queue.process import Workers
 from vivace.serve.settings import ServeSettings
 
 RECORD = Path(__file__).parents[1] / "results" / "serving-sizes-cpu.json"
@@ -73,7 +71,7 @@ class SizesRow(Spec):
         )
 
 
-class _ByArrival(job_queue.JobQueue):
+class _ByArrival(JobQueue):
     """A line in the order of arrival, to compare with."""
 
     def _next(self, lora: str | None) -> ImageJob:
@@ -84,13 +82,7 @@ class _ByArrival(job_queue.JobQueue):
 def server(settings: ServeSettings, *, by_arrival: bool) -> Iterator[str]:
     """Run a server in this process; yield its URL once it is ready."""
 
-    def make_pool(*args: Any) -> ReplicaPool:
-        pool = ReplicaPool(*args)
-        if by_arrival:
-            pool.line.__class__ = _ByArrival
-        return pool
-
-    app = create_app(settings, make_pool)
+    app = create_app(settings, Workers(settings))
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
@@ -99,6 +91,8 @@ def server(settings: ServeSettings, *, by_arrival: bool) -> Iterator[str]:
         if time.monotonic() > until or not thread.is_alive():
             raise click.ClickException("the server is not ready")
         time.sleep(0.05)
+    if by_arrival:
+        app.state.pool.line.__class__ = _ByArrival
     yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
     running.should_exit = True
     thread.join()
@@ -141,7 +135,7 @@ def measured(
 ) -> list[SizesRow]:
     """Measure both orders."""
     settings = ServeSettings(
-        model, recipe, device=device, threads=1, sizes=sizes, max_queue=10_000, max_wait_s=1e6
+        model=model, recipe=recipe, device=device, threads=1, sizes=sizes, max_queue=10_000, max_wait_s=1e6
     )
     names = (str(sizes[0]), str(sizes[1]))
     rows = []

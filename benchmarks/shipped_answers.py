@@ -76,7 +76,7 @@ def _answers(name: str) -> list[Answer]:
         for gigabytes in CARDS_GB if name in MODELS else ():
             card = CardMemory(gigabytes * 1e9, f"{gigabytes} GB")
             with Attempts() as attempts:
-                fit_of(find_weightless(name), footprints()[name], card, attempts, is_ranked=True)
+                fit_of(find_weightless(name), footprints()[name], card, attempts)
         for chip in CHIPS:
             for size in chip.memory_gb:
                 vivace.recommend(name, gpu=f"{chip.name} {size:g}GB", store=())

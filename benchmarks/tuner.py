@@ -37,10 +37,10 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import effects, known_sources
-from vivace.tuning.search.budget import Trials
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
+from vivace.tuning.search.timetable import Budget
 
 SAMPLERS: tuple[Literal["model"] | Name, ...] = ("model", "tpe", "greedy", "random")
 NEAR = 0.02
@@ -151,7 +151,7 @@ def replay(
         if sampler == "model"
         else rival(sampler, space, seed)
     )
-    search = Search(objective, space, chosen, simulated, Trials(num_trials), judges=grid.has_quality)
+    search = Search(objective, space, chosen, simulated, Budget(num_trials), judges=grid.has_quality)
     search.run()
     return search
 

@@ -39,18 +39,18 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.launches import captures
+from vivace.tuning.model.leverage import captures
 from vivace.tuning.model.peaks import Peaks, recorded
 from vivace.tuning.model.priors import effects, known_sources, measured_elsewhere
 from vivace.tuning.model.regression import Regression, merged
-from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.space import Space, fit_targets
+from vivace.tuning.search.timetable import Budget
+from vivace.tuning.settings import ImageRequest
 
 _MISSING = frozenset({"flash_attn_interface", "flash_attn.cute", "sageattention", "xformers", "mslk"})
 _STARTING_S, _LOADING_S = 45.0, 2.5
@@ -312,7 +312,7 @@ def simulated(model: str, minutes: float, max_memory: str | None, busy: float, s
         gpu.peaks.ask([Recipe(), *map(resolve, dict.fromkeys(saving))])
         gpu.peaks.add(recorded(model, gpu.size, gpu.size))
     base = gpu.start()
-    budget = Minutes(minutes, gpu, 0.0, clock=lambda: gpu.now)
+    budget = Budget(minutes=minutes, timetable=gpu, started=0.0, clock=lambda: gpu.now)
     sampler = ModelSampler(
         space, np.random.default_rng(seed), sources, effects(space.options, gpu.stages, objective),
         seconds_of=gpu.pace.of_trial, most_s=lambda: budget.most_s, peaks=gpu.peaks.predicted,

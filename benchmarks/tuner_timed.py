@@ -33,15 +33,14 @@ from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, 
 from vivace.foundation.stats.sequential import sure_of_each
 from vivace.recipes.recipe import Recipe
 from vivace.report.fidelity import SURE_FAIL
-from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import effects, known_sources
-from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace
 from vivace.tuning.search.results import Result, Rung, expected_low
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
+from vivace.tuning.search.timetable import FINAL_ROUNDS, Budget, Timetable
 
 _SIZES, _PROMPTS = (14, 26, 39, 52, 91), (7, 13, 26, 39, 39)
 _STARTING_S, _LOADING_S, _READING_S, _SCORING_S = 15.0, 1.5, 3.0, 0.05
@@ -323,7 +322,7 @@ def timed_replay(
     space = FixedSpace([recipe for recipe in grid.entries if not recipe.is_baseline], objective)
     machine = TimedMachine(grid, minutes, np.random.default_rng(2000 + seed), slow, looks)
     base = machine.start()
-    budget = Minutes(minutes, machine.time, 0.0, clock=lambda: machine.now)
+    budget = Budget(minutes=minutes, timetable=machine.time, started=0.0, clock=lambda: machine.now)
     sampler = ModelSampler(
         space,
         np.random.default_rng(seed),

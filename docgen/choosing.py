@@ -1,30 +1,24 @@
-"""The page docs/choosing.md: which technique to use on which model, from the records of the other pages.
+"""The page docs/choosing.md: which technique to use, in a sentence for each kind of model and card.
 
 python -m docgen.choosing        make its images again; thresholds as `python -m benchmarks.step_curves` calibrated them
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import several_gpus, skipped_work, technique_cases
-from benchmarks.skipped_work import read_operations
+import vivace
+from benchmarks import several_gpus, technique_cases
 from benchmarks.step_curves import STEPS
-from benchmarks.technique_cases import full_length
-from benchmarks.technique_records import by_gpu, key_of, read_records, rows_with_baselines
 from docgen import fastest
 from docgen.fastest import Measurement
+from docgen.readme import GPUS
 from docgen.several_gpus import soonest
-from docgen.skipped_work import skipping_of
 from docgen.step_curves import Against, Family, Point, families
-from docgen.technique_lines import Line, lines_of, waits_for_changed_cpu
-from vivace.answers.formatting import ratio, size
-from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.foundation.spec.record import Record
-from vivace.foundation.stats import Gate, Verdict
-from vivace.report.rows import Row
+from vivace.answers.formatting import seconds, size
+from vivace.foundation.stats import Gate
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LEVELS = (1.25, 1.5, 2.0, 2.5, 3.0)
@@ -33,13 +27,17 @@ PROMPTS = (
     "a small yellow star left of a large purple diamond",
     "an orange cross in the top left on a checkered black background",
 )
-FULL_SIZE = {"tiny-sd": ("sd15", "sdxl"), "tiny-flux": ("flux-dev", "flux2-klein-4b", "z-image-turbo")}
-"""Full-size models for the embedded one of the same kind."""
-HEADINGS = {
-    "tiny-sd": "UNets with guidance: SD 1.5, SDXL, Pony, Playground",
-    "tiny-flux": "Transformers: FLUX.1 [dev]",
+FULL_SIZE = {
+    "tiny-sd": {"sd15": "SD 1.5", "sdxl": "SDXL"},
+    "tiny-flux": {
+        "flux-dev": "FLUX.1 [dev]",
+        "flux2-klein-4b": "FLUX.2 [klein] 4B",
+        "z-image-turbo": "Z-Image-Turbo",
+        "qwen-image-2512": "Qwen-Image-2512",
+    },
 }
-_MOST = 5
+"""Full-size models, by the embedded one of the same kind."""
+HEADINGS = {"tiny-sd": "UNets with guidance", "tiny-flux": "Transformers"}
 
 
 @dataclass(frozen=True)
@@ -83,184 +81,83 @@ def page(note: str, results: Path, measurements: Sequence[Measurement] = ()) -> 
         results: the folder of the records.
         measurements: what all records say of full-size models.
     """
-    has_skipped = any((results / skipped_work.record_file(n).name).exists() for n in skipped_work.FAMILIES)
-    gain, soonest_rows = "no record of their speed is kept yet", []
-    if (several := results / several_gpus.RECORD.name).exists():
-        gain, soonest_rows = "[what it gains](several-gpus.md)", soonest(several)
     lines = [
         note,
         "# Which technique to use\n",
-        "From the records of [every "
-        f"technique](techniques-measured.md){', [what skipping saves](skipped-work.md)' if has_skipped else ''} and "
-        "[speed-up against fidelity](step-curves.md). Times are measured on an H200, unless another GPU is named, "
-        "with random weights, image "
-        "quality on the embedded models of the same kinds. [`vivace recommend`](recommend.md) reads these records, and "
-        "yours, for one model and card; compare the candidates with `vivace bench`, and let `vivace "
-        "calibrate cache` find the threshold of a step cache.\n",
+        "`--recipe best`: it takes what is named here, or what your own records know to be better. Below is what that "
+        "is today. Times are seconds an image at a model's own size and steps; *predicted* ones come from another "
+        "card's record and may be wrong by a factor of 1.6. The figures: [every model](models-measured.md), [every "
+        "technique](techniques-measured.md), [skipped work](skipped-work.md). For your model and card: [`vivace "
+        "recommend`](recommend.md).\n",
     ]
-    chosen = families(results)
-    models = tuple(name for pick in chosen for name in FULL_SIZE[pick.name])
-    if fastest_rows := fastest.fastest_known(measurements, models):
-        lines += [
-            "## The fastest known\n",
-            "Of each card, the fastest recipe on record that leaves out no step's work, as on [every "
-            "model](models-measured.md), which has all models ([how FLUX gets there](performance/flux.md), "
-            "[UNets](performance/unets.md)). *50, from 8*: 8 steps were timed, and the time is scaled to 50.\n",
-            *fastest.table(fastest_rows),
-            "",
-            fastest.MARKS,
-            "",
-        ]
-    for family in chosen:
-        lines += _family(family, results)
+    for family in families(results):
+        lines += [f"## {HEADINGS[family.name]}\n"]
+        for model, title in FULL_SIZE[family.name].items():
+            lines += [f"### {title}\n", *_of_model(model, measurements), ""]
+        lines += [f"### Where the image may change, judged on {family.name}\n", *_skipping(family)]
     lines += [
         "## Few-step models: FLUX.1 [schnell], Turbo, Lightning, Hyper, LCM\n",
-        "In four steps there is little to skip: a fixed schedule of 30 % skips none of them, one of 50 % skips one. "
-        "What makes each step cheaper works as on the model they were distilled from. Decoding is a larger part of "
-        "a short call, so consider `tiny_vae`.\n",
+        "What makes a step cheaper works as on the model that they were distilled from; there is nothing to skip. "
+        "Decoding is a larger part of a short call, so consider `tiny_vae`.\n",
         "## Several GPUs\n",
         "For one image sooner: `parallel(ulysses)` or, on FLUX, `parallel(all_gather)` (measured under its old "
-        f"spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ({gain}). For more "
-        "images an hour: one process per GPU, without any of these.\n",
-        *soonest_rows,
+        "spelling, `parallel(ring)`) for a transformer, `parallel(cfg)` for a UNet with guidance ([what it "
+        "gains](several-gpus.md)). For more images an hour: one process per GPU, without any of these.\n",
+        *soonest(results / several_gpus.RECORD.name),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _family(family: Family, results: Path) -> list[str]:
-    lines = [f"## {HEADINGS[family.name]}\n"]
-    for name in FULL_SIZE[family.name]:
-        lines += _same_picture(name, results)
-    lines += _skipping(family, results)
-    return lines
-
-
-def _same_picture(name: str, results: Path) -> list[str]:
-    """List what is faster, and what needs less memory, on a full-size model; of each GPU by itself."""
-    gpus = by_gpu(read_records(results / technique_cases.record_file(name).name))
-    lines = []
-    for gpu, records in gpus.items():
-        heading = f"{name} on {gpu}" if len(gpus) > 1 else name
-        lines += _same_picture_on(heading, name, records)
-    return lines
-
-
-def _same_picture_on(heading: str, name: str, records: Sequence[Record]) -> list[str]:
-    measured = lines_of(name, records)
-    kept = [line for line in measured if line.row.record.trial.recipe.same_picture]
-    baselines = [line for line in kept if line.speedup is None]
-    if not baselines:
-        return []
-    faster = [line for line in kept if line.verdict is Verdict.FASTER]
-    faster.sort(key=lambda line: -(line.speedup.point if line.speedup else 0))
-    listed = ", ".join(_with_gain(line) for line in faster[:_MOST]) or "none of those measured"
-    own = technique_cases.baseline(name)
-    against = "" if own == BASELINE else f" (against `{own}`)"
-    lines = [f"- **{heading}, faster with the same image{against}:** {listed}."]
-    memory = baselines[-1].row.memory
-    smaller = [
-        line
-        for line in kept
-        if line.row.memory is not None and line.speedup is not None and not waits_for_changed_cpu(line.row)
-    ]
-    smaller.sort(key=lambda line: line.row.memory.peak_bytes if line.row.memory else 0)
-    if memory is not None:
-        listed = ", ".join(_with_peak(line) for line in _worthwhile(smaller, memory.peak_bytes))
-        lines.append(
-            f"- **{heading}, less memory** (baseline peak {size(memory.peak_bytes)}): "
-            f"{listed or 'none of those measured'}."
+def _of_model(model: str, measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Yield a sentence for each card of the records, and for a usual one of each size."""
+    known = fastest.fastest_known(measurements, (model,))
+    for row in known:
+        best, gain = row.best, "" if row.best.gain is None else f", {row.best.gain.point:.2f} times as fast"
+        peak = "" if best.peak_bytes is None else f", in {size(best.peak_bytes)}"
+        yield (
+            f"- **{best.card.removeprefix('NVIDIA ')}**: `{best.recipe}`, [{seconds(best.latency.point)}]"
+            f"(../{best.record}){gain}{peak}."
         )
-    return lines
+    for gpu in GPUS:
+        if any(gpu in row.best.card for row in known):
+            continue
+        chosen = vivace.recommend(model, gpu=gpu, same_picture=True).chosen
+        if chosen is None or chosen.latency is None:
+            yield (
+                f"- **{gpu}**: nothing is known that fits."
+                if chosen is None
+                else f"- **{gpu}**: `{chosen.recipe}`."
+            )
+            continue
+        how = " predicted" if chosen.predicted_from else ""
+        peak = "" if chosen.peak_bytes is None else f", in {size(chosen.peak_bytes)}"
+        yield f"- **{gpu}**: `{chosen.recipe}`, {seconds(chosen.latency.point)}{how}{peak}."
 
 
-def _worthwhile(smaller: Sequence[Line], peak: int) -> list[Line]:
-    """Return, by rising memory, each line that is faster than all smaller ones."""
-    kept: list[Line] = []
-    for line in smaller:
-        gain = line.speedup.point if line.speedup else 0
-        memory = line.row.memory.peak_bytes if line.row.memory else 0
-        if memory < 0.95 * peak and all(
-            gain > (other.speedup.point if other.speedup else 0) for other in kept
-        ):
-            kept.append(line)
-    return kept[:_MOST]
-
-
-def _with_gain(line: Line) -> str:
-    assert line.speedup is not None
-    return f"`{line.row.recipe}` {ratio(line.speedup)}"
-
-
-def _with_peak(line: Line) -> str:
-    assert line.row.memory is not None
-    assert line.speedup is not None
-    return f"`{line.row.recipe}` {size(line.row.memory.peak_bytes)} at {line.speedup.point:.2f}x"
-
-
-def _skipping(family: Family, results: Path) -> list[str]:
-    chosen = picks(family)
-    if not chosen:
-        return []
-    lines = [
-        "",
-        f"**Skipping work**, judged on {family.name}: for each level of speed-up, the recipe closest to the baseline "
-        "among those that pass the quality gate, compared with fewer plain steps of the same speed-up.\n",
-        "| at least | recipe | speed-up of the denoiser | SSIM, PSNR dB | fewer steps | their SSIM |",
-        "|" + " --- |" * 6,
-    ]
-    for pick in chosen:
-        fidelity = pick.point.row.fidelity
-        psnr = (
-            f", {fidelity.psnr_db.point:.1f}" if fidelity is not None and fidelity.psnr_db is not None else ""
-        )
-        rival = ["-", "-"]
+def _skipping(family: Family) -> Iterator[str]:
+    """Yield a sentence for each level of speed-up, and what is behind fewer steps."""
+    for pick in picks(family):
+        rival = ""
         if pick.rival is not None:
-            mark = "" if _passed(pick.rival) else " (gate not passed)"
-            rival = [f"`{pick.rival.row.recipe}`{mark}", f"{pick.rival.mean_ssim:.3f}"]
-        cells = [f"{pick.level:g}x", f"`{pick.point.row.recipe}`", f"{pick.point.speedup:.2f}x"]
-        lines.append(f"| {' | '.join([*cells, f'{pick.point.mean_ssim:.3f}{psnr}', *rival])} |")
-    lines += [
-        "",
-        f"![{family.name}: images of the baseline, each recipe, and the fewer steps of the last row]({_image(family)})",
-        "",
-    ]
+            mark = "" if _passed(pick.rival) else ", which fails the gate,"
+            rival = f"; `{pick.rival.row.recipe}`{mark} has {pick.rival.mean_ssim:.3f}"
+        yield (
+            f"- **{pick.level:g} times as fast**: `{pick.point.row.recipe}`, [SSIM {pick.point.mean_ssim:.3f}]"
+            f"(step-curves.md) of the denoiser's {pick.point.speedup:.2f}x{rival}."
+        )
     behind = [name for name, points in family.curves if _is_behind(points)]
     if behind:
         listed = ", ".join(f"`{name}`" for name in behind)
-        lines.append(f"Not worth using, since fewer plain steps do as well or better: {listed}.\n")
-    for name in FULL_SIZE[family.name]:
-        lines += _on_full_size(name, results)
-    return lines
+        yield f"\nNot worth using, since fewer plain steps do as well or better: {listed}."
+    yield (
+        f"\n![{family.name}: images of the baseline, each recipe, and the fewer steps of the last one]"
+        f"({_image(family)})\n"
+    )
 
 
 def _is_behind(points: Sequence[Point]) -> bool:
     against = {point.against for point in points if point.curve != STEPS}
     return Against.BELOW in against and Against.ABOVE not in against
-
-
-def _on_full_size(name: str, results: Path) -> list[str]:
-    """Compare measured with ideal speed-ups at about half of the steps."""
-    own = technique_cases.baseline(name)
-    rows = rows_with_baselines(read_records(results / skipped_work.record_file(name).name), own)
-    operations = read_operations().get(name, {})
-    whole: Row | None = None
-    gains = []
-    for row in rows:
-        if row.is_baseline:
-            whole = row
-        elif whole is not None and row.latency is not None and row.speedup is not None:
-            if not ("hits=0.5" in row.recipe or "cfg_cutoff(0.5)" in row.recipe):
-                continue
-            skipped = skipping_of(row, whole, operations)
-            if skipped is not None:
-                gains.append(f"`{row.recipe}` {row.speedup.point:.2f}x of {skipped.ideal:.2f}x")
-    steps = key_of(rows[0].record)[1] if rows else full_length(name)
-    against = f"{steps} steps" if own == BASELINE else f"{steps} steps, against `{own}`"
-    return (
-        [f"On {name} ({against}), half of the steps skipped, measured of ideal: {', '.join(gains)}.\n"]
-        if gains
-        else []
-    )
 
 
 def _image(family: Family) -> str:

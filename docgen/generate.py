@@ -33,6 +33,7 @@ from docgen import (
     composition,
     costs,
     coverage,
+    csv_columns,
     energy,
     families,
     fastest,
@@ -76,7 +77,11 @@ def _tuning_page() -> str:
 def _readme() -> str:
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     text = tuner_runs.with_range(text, RESULTS / "tuner-runs-cpu.json")
-    return readme.filled(text, RESULTS / "demo-cpu.json", _searches(), all_measurements())
+    return readme.filled(text, all_measurements())
+
+
+def _start_page() -> str:
+    return readme.with_demo((DOCS / "start.md").read_text(encoding="utf-8"), RESULTS / "demo-cpu.json")
 
 
 def _performance_page(name: str) -> str:
@@ -98,6 +103,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/cli.md": partial(command_line.page, NOTE),
     "docs/compatibility.md": lambda: families.filled((DOCS / "compatibility.md").read_text(encoding="utf-8")),
     "docs/compiling.md": lambda: costs.compiling((DOCS / "compiling.md").read_text(encoding="utf-8")),
+    "docs/csv-columns.md": partial(csv_columns.page, NOTE),
     "docs/hardware.md": partial(
         hardware.page, NOTE, RESULTS / "kernels-compiled.json", capped.PLAN, capped.RECORD
     ),
@@ -109,6 +115,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/performance/throughput.md": partial(throughput.page, NOTE, RESULTS),
     "docs/performance/today.md": partial(_performance_page, "today"),
     "docs/performance/unets.md": partial(_performance_page, "unets"),
+    "docs/start.md": _start_page,
     "docs/techniques.md": partial(techniques.page, NOTE),
     "docs/tuning.md": _tuning_page,
 }

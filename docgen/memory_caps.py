@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.memory_caps import key_of, read_rows
 from vivace.answers.formatting import seconds, size
 from vivace.answers.markdown import markdown_lines
-from vivace.evidence.recommendation.predicted_tables import BY_OPERATIONS
+from vivace.evidence.recommendation.predicted import BY_OPERATIONS
 
 
 def section(answers: Path, runs: Path) -> list[str]:

@@ -30,7 +30,6 @@ from vivace.errors import Unsupported
 from vivace.foundation.processes.protocol import send_event
 from vivace.serve.queue.messages import Draw, Load, image_file
 from vivace.serve.worker import main as worker
-from vivace.serve.worker.completion_thread import Finish
 
 COMMAND = (sys.executable, "-m", "tests.serve_worker")
 SIZE = 16
@@ -85,7 +84,7 @@ class FakeDrawing:
         allowed = [int(number) for number, gain in gains.items() if gain >= 1.1]
         return {"gains": gains, "allowed": allowed, "difference": 1}
 
-    def draw(self, request: Draw, report: Any) -> Finish:
+    def draw(self, request: Draw, report: Any) -> Any:
         words = " ".join(request.prompts).split()
         if "refuse" in words:
             raise Unsupported("the model refuses")

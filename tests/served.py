@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import io
 import json
 import socket
@@ -12,15 +11,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from PIL import Image
 
+from tests.serve_worker import COMMAND as FAKE
 from vivace.serve.http.app import create_app
-from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.pool import ReplicaPool, WorkerSource
 from vivace.serve.queue.process import COMMAND, Workers
 from vivace.serve.settings import ServeSettings
 
@@ -129,18 +131,23 @@ def _headers(answer: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in answer.headers.items()}
 
 
-@contextlib.contextmanager
-def served(settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variables: str) -> Iterator[Served]:
+def fake(folder: Path, **settings: Any) -> AbstractContextManager[Served]:
+    """Run a server whose workers do what prompts say; see tests/serve_worker.py, which marks its folder."""
+    fields: dict[str, Any] = {"model": "fake", "recipe": "baseline", "timeout_s": 30.0}
+    return served(ServeSettings(**fields | settings), FAKE, VIVACE_TEST_DIED=str(folder / "died"))
+
+
+def served(
+    settings: ServeSettings, command: tuple[str, ...] = COMMAND, **variables: str
+) -> AbstractContextManager[Served]:
     """Run a server until its worker is ready, and then the test."""
-    make_pool = functools.partial(ReplicaPool, workers=Workers(settings, command, variables))
-    with served_by(settings, make_pool) as running:
-        yield running
+    return served_by(settings, Workers(settings, command, variables))
 
 
 @contextlib.contextmanager
-def served_by(settings: ServeSettings, make_pool: Callable[..., Any]) -> Iterator[Served]:
-    """Run a server whose jobs a pool draws until it is ready, and then the test."""
-    app = create_app(settings, make_pool)
+def served_by(settings: ServeSettings, workers: WorkerSource) -> Iterator[Served]:
+    """Run a server with these workers until it is ready, and then the test."""
+    app = create_app(settings, workers)
     # uvicorn waits 5 s for the rest of a request that follows another on its connection: so would a test.
     config = uvicorn.Config(
         app,

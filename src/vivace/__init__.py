@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vivace.errors import VivaceError
     from vivace.evidence.recommendation import Recommendation, recommend
     from vivace.evidence.studies import StudyFile, StudyRun, study
-    from vivace.foundation.spec import Record
+    from vivace.foundation.spec.record import Record
     from vivace.proofs.prover import prove
     from vivace.proofs.verdicts.proof import Proof
     from vivace.recipes import Recipe

@@ -46,7 +46,8 @@ def test_the_closest_of_those_that_save_enough(results: Path, monkeypatch: pytes
         (2.0, "deepcache", "steps(13)"),
     ]
     text = page("note\n", results)
-    assert "| 2x | `deepcache` | 2.22x | 0.950, 30.0 | `steps(13)` | 0.700 |" in text
+    assert "**2 times as fast**: `deepcache`, [SSIM 0.950]" in text
+    assert "`steps(13)` has 0.700" in text
     assert "Not worth using, since fewer plain steps do as well or better: `prune`." in text
 
 

@@ -1,7 +1,7 @@
 """The tables of searches on docs/tuning.md, made of a real search of an embedded model.
 
 `tune-tiny-sd.json` is the answer of `vivace tune tiny-sd --trials 1 --start "dtype(bf16)+cfg_cutoff(0.6)"
---num-inference-steps 6 --format json`, without images, effects and what was left out.
+--num-inference-steps 6 --format json`, with what the page shows.
 """
 
 import copy
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docgen import readme, tuned
+from docgen import tuned
 
 RECORD = Path(__file__).with_name("tune-tiny-sd.json")
 PAGE = f"before\n{tuned.START}\nold\n{tuned.END}\nafter\n"
@@ -53,19 +53,3 @@ def test_the_pick_stands_beside_what_was_known() -> None:
     assert "teacache" not in text
     answer["limits"]["max_memory_bytes"] = 1e9
     assert "other records" not in tuned.section(answer)
-
-
-def test_the_readme_has_a_row_for_what_was_found() -> None:
-    answer = recorded_search()
-    nothing = answer | {"pick": None}
-    head, _, row = readme.tuned_table([answer, nothing]).splitlines()
-    assert head.count("|") == row.count("|")
-    baseline, pick = answer["final"]
-    assert answer["recipe"] == pick["recipe"]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:2] == ["tiny-sd", answer["device"]]
-    assert cells[2].startswith(f"{baseline['latency']['median_s']:#.3g} s, ")
-    assert cells[3].startswith(f"{pick['latency']['median_s']:#.3g} s, ")
-    assert cells[4].startswith(f"{pick['speedup']['ratio']:.2f}x [")
-    limited = answer | {"model": "synthetic:sdxl", "limits": answer["limits"] | {"max_memory_bytes": 8e9}}
-    assert "| sdxl, in 8 GB | " in readme.tuned_table([limited])

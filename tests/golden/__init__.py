@@ -26,9 +26,9 @@ from vivace.recipes.resolve import resolve
 from vivace.report import rows_of, run_answer
 from vivace.tuning import tune_answer
 from vivace.tuning.answer import Tuned
-from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import ExpectedGain, Explanation
 
 FOLDER = Path(__file__).parent
 

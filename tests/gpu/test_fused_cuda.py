@@ -19,8 +19,8 @@ from tests.lora_files import write_lora
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends.cudnn_fp8 import attend, unsupported_on
+from vivace.machinery.fused.models.vae import attend_by_rows
 from vivace.machinery.fused.modulations import CAPACITY
-from vivace.machinery.fused.vae import attend_by_rows
 from vivace.machinery.kernels.reference import TokenLayout
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Target

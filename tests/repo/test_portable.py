@@ -49,7 +49,7 @@ GUARDED = {
         "signal.pthread_sigmask",
     },
     "foundation/processes/system.py": {"fcntl", "os.O_DIRECTORY", "os.O_NOFOLLOW", "resource"},
-    "serve/queue/image_folder.py": {"os.getuid"},
+    "serve/queue/messages.py": {"os.getuid"},
     "foundation/untrusted/destinations.py": {"os.chown"},
 }
 """Each asks `processes.system`, or for the attribute, first. `tests/unit/*/test_without_fork.py` run without them."""

@@ -120,6 +120,17 @@ class Fact:
     is_command: bool = False
     is_detail: bool = False
 
+    @property
+    def line(self) -> str:
+        """Its value and text as one phrase: a colon comes before what explains the value, not before what goes on."""
+        first = self.text.partition(" ")[0] if self.value else ""
+        between = ", " if first in _CONJUNCTIONS else " " if first in _PREPOSITIONS else ": "
+        return between.join(part for part in (self.value, self.text) if part)
+
+
+_CONJUNCTIONS = ("or", "and", "but", "so", "since")
+_PREPOSITIONS = ("instead", "than", "beside", "against")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -132,7 +143,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class BarPart:
-    """A part of a bar, in percent of the box. `look` is a class of the style sheet."""
+    """A part of a bar, in the chart's unit. `look` is a class of the style sheet."""
 
     start: float
     width: float
@@ -145,9 +156,8 @@ class Bar:
 
     Attributes:
         note: below the name; `below` is below the value.
-        marks: positions of thin lines across the box, in percent.
-        dots: (x, y, whether it lies beyond the scale), in percent of the box; y from the top.
-        levels: (from, to, y) of lines through dots.
+        marks: places of thin lines across the box.
+        samples: instead of parts, round by round.
     """
 
     name: str
@@ -157,19 +167,22 @@ class Bar:
     note: str = ""
     parts: tuple[BarPart, ...] = ()
     marks: tuple[float, ...] = ()
-    dots: tuple[tuple[float, float, bool], ...] = ()
-    levels: tuple[tuple[float, float, float], ...] = ()
+    samples: tuple[tuple[float, ...], ...] = ()
     badge: str = ""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart with one scale. `legend` names looks of parts."""
+    """A bar chart in any unit, of which the largest amount fills the box. `legend` names looks of parts.
+
+    Where bars have samples, a box shows them around their middle, as far as `reach`, a share of it.
+    """
 
     title: str
     bars: tuple[Bar, ...]
     about: str = ""
     legend: tuple[tuple[str, str], ...] = ()
+    reach: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -280,6 +293,20 @@ class File:
 
 
 @dataclass(frozen=True)
+class Case:
+    """What a CI job counts as a test: a question or a check, and how it ended.
+
+    Attributes:
+        request: a command line or request that shows it.
+    """
+
+    name: str
+    outcome: Literal["passed", "failure", "error", "skipped"]
+    message: str
+    request: str = ""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a command answers.
 
@@ -299,6 +326,7 @@ class Answer:
         files: what a page offers to save.
         explains: whether a page explains the words of measurements.
         is_code: whether the headline is code, such as a recipe.
+        cases: what a CI job counts as tests; see `data.junit_of`.
     """
 
     command: str
@@ -317,6 +345,7 @@ class Answer:
     files: tuple[File, ...] = field(default=(), repr=False)
     explains: bool = False
     is_code: bool = False
+    cases: tuple[Case, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all sections, and of all parts."""

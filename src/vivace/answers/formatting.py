@@ -114,6 +114,11 @@ def whole_words(text: str, width: int) -> str:
     return " ".join(words)
 
 
+def list_names(names: Sequence[str]) -> str:
+    """Return e.g. "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
 def few(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and the number of the others."""
     first = ", ".join(names[:most])

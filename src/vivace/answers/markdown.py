@@ -61,8 +61,8 @@ def _block(block: Block) -> Iterator[str]:
 
 def _facts(facts: Iterable[Fact]) -> Iterator[str]:
     for fact in facts:
-        text = markdown_cell(": ".join(part for part in (fact.value, fact.text) if part))
-        yield f"- {markdown_cell(fact.name)}: {markdown_code_cell(fact.value) if fact.is_command else text}"
+        text = markdown_code_cell(fact.value) if fact.is_command else markdown_cell(fact.line)
+        yield f"- {markdown_cell(fact.name)}: {text}"
     yield ""
 
 

@@ -23,7 +23,7 @@ from vivace import __version__
 from vivace.answers.answer import Answer, Bars, Block, Facts, File, ImageGrid, Plot, Section, Table
 from vivace.answers.formatting import count, size
 from vivace.answers.images import embed
-from vivace.answers.plots import draw
+from vivace.answers.plots import draw, draw_bars
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.untrusted.streams import plain
 
@@ -85,6 +85,7 @@ def page_of(answer: Answer) -> str:
         answer=answer,
         page=_Page(answer),
         draw=draw,
+        draw_bars=draw_bars,
         most_bars=_MOST_BARS,
         version=__version__,
         finished=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -99,8 +100,8 @@ def page_of(answer: Answer) -> str:
 
 def svg_of(title: str, block: Bars | Plot) -> str:
     """Return a chart as an SVG file, without scripts, links and fonts of its own."""
-    drawn = draw(block) if isinstance(block, Plot) else None
-    return _render("chart.svg", title=plain(title), block=block, c=drawn)
+    drawn, bars = (draw(block), []) if isinstance(block, Plot) else (None, draw_bars(block))
+    return _render("chart.svg", title=plain(title), block=block, c=drawn, bars=bars)
 
 
 def in_notebook(page: str) -> str:

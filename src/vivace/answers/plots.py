@@ -1,13 +1,14 @@
-"""Geometry of plots: numbers that the template draws as SVG, so that a plot has the page's colours and its escaping."""
+"""Geometry of charts: numbers that a template draws as SVG, so that they have the page's colours and its escaping."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vivace.answers.answer import Plot, PlotPoint
+from vivace.answers.answer import Bar, BarPart, Bars, Plot, PlotPoint
 from vivace.foundation.stats import Interval
 
 WIDTH, HEIGHT = 460, 340  # pixels; the style sheet scales them
@@ -16,6 +17,7 @@ _ARROW = 20  # pixels that the mark of a point below the axis leaves for its arr
 _DOT, _LABEL_HEIGHT = 5.0, 13.0  # pixels
 _WIDE = 4.0
 """Ratios that differ by more than this factor get a logarithmic axis, on which equal distances are equal factors."""
+_EDGE, _GAP = 9.0, 2.4  # percent of a box: between the scale's end and the box's, and between two rounds
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -278,3 +280,58 @@ def _is_inside(box: Box, inside: Box) -> bool:
 
 def _overlap(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@dataclass(frozen=True)
+class DrawnBar:
+    """A bar in percent of its box; y from the top.
+
+    Attributes:
+        dots: (x, y, whether it lies beyond the scale) of each sample.
+        levels: (from, to, y) of each round's median.
+    """
+
+    bar: Bar
+    parts: tuple[BarPart, ...]
+    marks: tuple[float, ...]
+    dots: tuple[tuple[float, float, bool], ...] = ()
+    levels: tuple[tuple[float, float, float], ...] = ()
+
+
+def draw_bars(chart: Bars) -> list[DrawnBar]:
+    """Return the bars of a chart on one scale."""
+    ends = [part.start + part.width for bar in chart.bars for part in bar.parts]
+    scale = 100 / max([*ends, *(mark for bar in chart.bars for mark in bar.marks)], default=100.0)
+    return [
+        _draw_samples(bar, chart.reach)
+        if bar.samples
+        else DrawnBar(
+            bar,
+            tuple(
+                BarPart(round(part.start * scale, 2), round(part.width * scale, 2), part.look)
+                for part in bar.parts
+            ),
+            tuple(round(mark * scale, 2) for mark in bar.marks),
+        )
+        for bar in chart.bars
+    ]
+
+
+def _draw_samples(bar: Bar, reach: float) -> DrawnBar:
+    middle = statistics.geometric_mean(map(statistics.median, bar.samples))
+
+    def y(value: float) -> float:
+        return round(50 - max(-1.0, min(1.0, (value / middle - 1) / reach)) * (50 - _EDGE), 1)
+
+    width = (100 - _GAP * (len(bar.samples) - 1)) / sum(map(len, bar.samples))
+    dots: list[tuple[float, float, bool]] = []
+    levels, start = [], 0.0
+    for samples in bar.samples:
+        dots += [
+            (round(start + (k + 0.5) * width, 2), y(value), abs(value / middle - 1) > reach)
+            for k, value in enumerate(samples)
+        ]
+        end = start + width * len(samples)
+        levels.append((round(start, 2), round(end, 2), y(statistics.median(samples))))
+        start = end + _GAP
+    return DrawnBar(bar, (), (), tuple(dots), tuple(levels))

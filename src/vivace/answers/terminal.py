@@ -57,7 +57,7 @@ def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
     shown = [fact for fact in (*facts, *answer.commands) if details or not fact.is_detail]
     if shown:
         yield "", ""
-        yield from _facts(shown, width)
+        yield from _facts(shown, width, breaks=details)
     for paragraph in answer.paragraphs:
         yield from _paragraph(paragraph, width)
     for section in answer.sections:
@@ -112,18 +112,26 @@ def _paragraph(text: str, width: int, indent: str = "", first: str = "") -> Iter
         first = indent
 
 
-def _facts(facts: Sequence[Fact], width: int) -> Iterator[Line]:
-    """Yield facts with their names in a column at the left."""
+def _facts(facts: Sequence[Fact], width: int, *, breaks: bool = True) -> Iterator[Line]:
+    """Yield facts with their names in a column at the left.
+
+    Args:
+        breaks: whether long command lines are broken; a short answer has each in one piece.
+    """
     room = _GAP + max(8, *(len(plain(fact.name)) for fact in facts))
     before = ""
     for fact in facts:
         name = "" if fact.name == before else plain(fact.name)
         before = fact.name
+        if fact.is_command and not breaks:
+            yield f"{name:<{room}}{plain(fact.value)}", ""
+            continue
         if fact.is_command:
             yield from ((line, "") for line in command_lines(plain(fact.value), name, room))
             continue
-        text = ": ".join(part for part in (fact.value, fact.text) if part)
-        yield from ((line, fact.look) for line, _ in _paragraph(text, width, " " * room, f"{name:<{room}}"))
+        yield from (
+            (line, fact.look) for line, _ in _paragraph(fact.line, width, " " * room, f"{name:<{room}}")
+        )
         if fact.request:
             yield f"{' ' * room}{plain(fact.request)}", ""
 

@@ -21,10 +21,9 @@ from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment
-from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.settings import DEFAULT_STORE
-from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.study import CallKeywords, Study
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vivace.answers.answer import Answer
+from typing import Literal
+
+from vivace.answers.answer import Answer, Case
 from vivace.answers.formatting import count
 from vivace.benchmark.pairs import Paired
 from vivace.foundation.spec.record import Outcome
@@ -17,12 +19,17 @@ def answer_of(paired: Paired) -> Answer:
     """Return the answer; its data has the exit code."""
     status, verdict, result = _judge(paired)
     data = paired.to_dict() | {"exit_code": status}
+    b = paired.records[1].trial.title
+    outcome: Literal["passed", "failure", "error"] = (
+        "passed" if status == 0 else "failure" if status == REGRESSED else "error"
+    )
     return Answer(
         command="compare",
         headline=f"{verdict}: {result}",
         data=data,
         verdict=verdict,
         notes=tuple(data["warnings"]),
+        cases=(Case(f"{b} is no slower", outcome, f"{verdict}: {result}"),),
     )
 
 

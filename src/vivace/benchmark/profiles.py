@@ -15,10 +15,9 @@ from vivace.benchmark.rounds.worker_requests import ProfileRequest, ask
 from vivace.benchmark.store.images import save_sources
 from vivace.benchmark.studies import start_launcher
 from vivace.foundation.processes.launcher import Launcher, OnEvent
-from vivace.foundation.spec.keywords import CallKeywords
 from vivace.foundation.spec.profiling import Profile
 from vivace.foundation.spec.recipe_syntax import BASELINE
-from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.study import CallKeywords, Study
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.untrusted.destinations import replace_from
 from vivace.report.profile_answer import ProfileChange, answer_of, changes, table_rows

@@ -31,10 +31,9 @@ from vivace.benchmark.store import Invocation, Store
 from vivace.benchmark.store.images import save_sources
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
-from vivace.foundation.spec.keywords import StudyKeywords
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.settings import DEFAULT_STORE
-from vivace.foundation.spec.study import QualityRequest, Study
+from vivace.foundation.spec.study import QualityRequest, Study, StudyKeywords
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import looks

@@ -60,33 +60,29 @@ def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, Car
 
     named = None if gpu is None else named_gpu(counted(gpu)[1])
     if isinstance(card, Gpu):
-        return (named or card).chip, _of_named(card)
+        return (named or card).chip, CardMemory(card.memory_bytes, card.name, card)
+    if card is not None:
+        sized = CardMemory(card * 1e9, f"a card of {card:g} GB", named)
+        here = present_gpu()
+        chip = named or (None if here is None else known_gpu(here.name))
+        return None if chip is None else chip.chip, sized
     if named is not None:
-        return named.chip, _of_named(named) if card is None else CardMemory(card * 1e9, f"{card:g} GB", named)
-    present = present_gpu()
-    here = None if present is None else known_gpu(present.name)
-    fitted = _of_this_machine(here) if card is None else CardMemory(card * 1e9, f"{card:g} GB")
-    return None if here is None else here.chip, fitted
+        return named.chip, CardMemory(named.memory_bytes, named.name, named)
+    return _this_machine()
 
 
-def _of_named(gpu: Gpu) -> CardMemory:
-    name = f"{gpu.chip.name} of {gpu.memory_bytes / 1e9:g} GB"
-    if gpu.is_size_assumed:
-        name += f" (it is sold with {gpu.chip.sizes}: say which)"
-    return CardMemory(gpu.memory_bytes, name, gpu)
-
-
-def _of_this_machine(here: Gpu | None) -> CardMemory | None:
-    from vivace.foundation.hardware import present_gpu
+def _this_machine() -> tuple[Chip | None, CardMemory | None]:
+    from vivace.foundation.hardware import known_gpu, present_gpu
 
     present = present_gpu()
     if present is not None:
-        return CardMemory(present.memory_bytes, f"this machine's {present.name}", here)
+        gpu = known_gpu(present.name)
+        return None if gpu is None else gpu.chip, CardMemory(present.memory_bytes, present.name, gpu)
     if sys.platform == "linux" and not Path("/dev/kfd").exists():
-        return None  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
+        return None, None  # neither NVIDIA's driver nor AMD's, known without the seconds that torch takes
     import torch
 
     if not torch.cuda.is_available():
-        return None
+        return None, None
     total = torch.cuda.get_device_properties(0).total_memory
-    return CardMemory(float(total), f"this machine's {torch.cuda.get_device_name(0)}")
+    return None, CardMemory(float(total), torch.cuda.get_device_name(0))

@@ -299,7 +299,11 @@ def _with_best(settings: S) -> S:
 
 RecipeName = Annotated[str, Option("Recipe to apply.", metavar="R")]
 ResultsFormat = Annotated[
-    Literal["table", "json", "csv", "md"], Option("Format of the results on standard output.", "--format")
+    Literal["table", "json", "csv", "md", "latex"],
+    Option("Format of the results on standard output.", "--format"),
 ]
 AsJson = Annotated[bool, Option("Print JSON.", "--json")]
+Why = Annotated[
+    bool, Option("Also print what the answer rests on, the alternatives, and what to measure next.")
+]
 Rerun = Annotated[bool, Option("Measure again what the store already has.")]

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vivace.cli.card import CardMemory, card_of, parse_card
-from vivace.cli.command import AsJson, command
-from vivace.cli.display.plan_answer import CardFit, answer_of
+from vivace.cli.command import AsJson, Why, command
+from vivace.foundation.spec.recipe_syntax import BASELINE, BEST
 from vivace.foundation.spec.settings import Batch, Option, Positional, Settings, Side, TaskName, read_by
 
 if TYPE_CHECKING:
+    from vivace.answers.answer import Fact, Section
     from vivace.cli.display.attempts import Attempts
+    from vivace.evidence.recommendation.answer import Brief, Fits
+    from vivace.evidence.recommendation.predicted import Speeds
+    from vivace.evidence.recommendation.recommendation import RecipeFigures, Recommendation
     from vivace.foundation.hardware import Chip
+    from vivace.foundation.stats import Interval
     from vivace.recipes.recipe import Recipe
+    from vivace.runtime.memory.fit import RecipeChange
     from vivace.runtime.memory.predict import Prediction
     from vivace.runtime.memory.weightless import Weightless
+
+_MOST_TRIED = 5
+"""Most ranked recipes whose memory is predicted; each takes seconds."""
+_SHOWN = 3
 
 
 class PlanCommand(Settings):
     model: Annotated[str, Positional()]
-    recipe: Annotated[str, Option("Recipe to predict.", metavar="R")] = "baseline"
+    recipe: Annotated[str, Option("Recipe to predict.", metavar="R")] = BASELINE
     height: Side = None
     width: Side = None
     batch: Batch = 1
@@ -32,18 +44,16 @@ class PlanCommand(Settings):
         Any,
         read_by(parse_card),
         Option(
-            "Card to fit, by size or name; changes are proposed where the model does not fit. Default: that of --gpu, "
-            "else this machine's.",
-            metavar="GB|NAME",
+            "Card to fit, by size or name. Default: that of --gpu, else this machine's.", metavar="GB|NAME"
         ),
     ] = None
     gpu: Annotated[
         str | None,
         Option(
-            "GPU whose data sheet gives the shortest time, such as H100; default: that of --card, else this machine's.",
-            metavar="NAME",
+            "GPU to answer for, such as H100; default: that of --card, else this machine's.", metavar="NAME"
         ),
     ] = None
+    why: Why = False
     as_json: AsJson = False
 
 
@@ -51,130 +61,356 @@ class PlanCommand(Settings):
 def plan(settings: PlanCommand) -> int:
     """Predict the GPU memory and the operations of a recipe without loading the model.
 
-    Shows which cards the model fits and, for a card that is too small, what to change; and the shortest time that the
-    operations can take on a GPU. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in diffusers' format,
-    or a .safetensors or .gguf file.
+    Answers as `vivace recommend` does, with memory that is predicted for this very size and batch: whether it fits a
+    card, and which recipe makes it fit. With --why: memory by stage and component, operations, the shortest time that
+    they can take on a GPU, and other recipes. MODEL is a model name (flux-dev, synthetic:flux-dev), a folder in
+    diffusers' format, or a .safetensors or .gguf file.
 
     \b
-        vivace plan sdxl --recipe "bf16+tiny_vae" --card 8
         vivace plan flux2-dev --gpu H100
+        vivace plan sdxl --recipe "bf16+tiny_vae" --card 8 --why
     """
+    from vivace.cli.display.attempts import Attempts
+    from vivace.cli.display.terminal import show
     from vivace.cli.watched.guarded import guarded
     from vivace.recipes.resolve import resolve
 
-    resolved = resolve(settings.recipe)  # a mistake is reported before the heavy imports
-    chip, fitted = card_of(settings.card, settings.gpu)
+    recipe = resolve(settings.recipe)  # a mistake is reported before the heavy imports
+    chip, card = card_of(settings.card, settings.gpu)
 
     from vivace.runtime.memory.weightless import find_weightless
 
     weightless = find_weightless(settings.model)
-    is_ranked = settings.card is not None  # asked for, not merely this machine's
     options = settings.model_dump(include={"height", "width", "batch", "text", "task"})
-    return guarded(
-        weightless.located,
-        lambda is_read: _plan(
-            weightless, resolved, options, fitted, chip, settings.as_json, is_ranked, is_read
-        ),
-    )
+
+    def answer(is_read: Any) -> int:
+        with Attempts() as attempts:
+            if weightless.note:
+                attempts.say(weightless.note)
+            predicted = _predicted(weightless, recipe, options, attempts)
+            is_read()
+            fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts)
+        facts, sections, commands = _details(predicted, card, fit, chip)
+        brief = _brief(settings, predicted, card, fit)
+        made = brief.answer("plan", _data(predicted, card, fit, chip), facts, sections, commands)
+        show(made, "json" if settings.as_json else "text", details=settings.why)
+        return 0
+
+    return guarded(weightless.located, answer)
 
 
-def _plan(
-    weightless: Weightless,
-    resolved: Recipe,
-    options: dict[str, Any],
-    card: CardMemory | None,
-    chip: Chip | None,
-    as_json: bool,
-    is_ranked: bool,
-    is_read: Callable[[], None],
-) -> int:
-    """Predict, look for what fits a card, and print both."""
-    from vivace.cli.display.attempts import Attempts
-    from vivace.cli.display.terminal import show
+@dataclass(frozen=True)
+class CardFit:
+    """The recipes that fit a card.
 
-    with Attempts() as attempts:
-        if weightless.note:
-            attempts.say(weightless.note)
-        predicted = _predicted(weightless, resolved, options, attempts)
-        is_read()
-        fit = CardFit() if card is None else fit_of(weightless, predicted, card, attempts, is_ranked)
-    answer = answer_of(predicted, card, fit, chip, _facts(predicted, card, fit, chip))
-    show(answer, "json" if as_json else "text")
-    return 0
+    Attributes:
+        changes: each on top of the one before; with a ranking, its first recipe that fits, and a change that uses the
+            memory left free.
+        ranking: the recommendation for the card, its `chosen` being that recipe; None where no recipe of it fits, or
+            another recipe than the published model was planned.
+        others: slower ones that fit, the fastest first; their memory is recorded or estimated.
+        times_of: the GPU whose times the ranking has.
+        speeds: of single changes, by records.
+    """
+
+    changes: tuple[RecipeChange, ...] = ()
+    ranking: Recommendation | None = None
+    others: tuple[RecipeFigures, ...] = ()
+    times_of: str | None = None
+    speeds: Speeds | None = None
 
 
 def _predicted(
-    weightless: Weightless, resolved: Recipe, options: dict[str, Any], attempts: Attempts
+    weightless: Weightless, recipe: Recipe, options: dict[str, Any], attempts: Attempts
 ) -> Prediction:
     """Return the prediction of a recipe, or of the baseline where the recipe changes nothing."""
     from vivace.errors import NoEffect
-    from vivace.foundation.spec.recipe_syntax import BASELINE
     from vivace.recipes.resolve import resolve
     from vivace.runtime.memory.remembered import predicted
 
-    attempts.predicting(resolved.text)
+    attempts.predicting(recipe.text)
     try:
-        return predicted(weightless, resolved, **options)
+        return predicted(weightless, recipe, **options)
     except NoEffect as error:
         if not error.already_so:
             raise
-        # The recipe changes nothing, so its memory is the baseline's.
         attempts.say(f"{error}; this is the baseline's memory")
         return predicted(weightless, resolve(BASELINE), **options)
 
 
-def fit_of(
-    weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts, is_ranked: bool
-) -> CardFit:
-    """Return recipes that fit a card: ranked by records and estimates, else one change after the other.
-
-    Args:
-        is_ranked: whether to rank faster recipes even if the published model fits.
-    """
-    from vivace.evidence.recommendation.predicted_tables import known_speeds
-    from vivace.foundation.spec.recipe_syntax import BASELINE
+def fit_of(weightless: Weightless, predicted: Prediction, card: CardMemory, attempts: Attempts) -> CardFit:
+    """Return recipes that fit a card: ranked by records and estimates, else one change after the other."""
+    from vivace.evidence.recommendation.predicted import known_speeds
     from vivace.recipes.resolve import resolve
     from vivace.runtime.memory.fit import changes, fits, use_free_memory
 
-    does_fit, is_baseline = fits(predicted, card.num_bytes), predicted.recipe == BASELINE
-    if is_baseline and (is_ranked or not does_fit):
-        ranking = _ranking(weightless, predicted, card, attempts)
-        if ranking is not None:
-            return ranking
-    if does_fit:
+    if (
+        predicted.recipe == BASELINE
+        and (ranking := _ranking(weightless, predicted, card, attempts)) is not None
+    ):
+        return ranking
+    if fits(predicted, card.num_bytes):
         faster = use_free_memory(weightless, predicted, card.num_bytes, attempts.trying)
         return CardFit() if faster is None else CardFit((faster,))
-    speeds = known_speeds(weightless.name)
-    steps = changes(
-        weightless, resolve(predicted.recipe), predicted, card.num_bytes, attempts.trying, speeds.of
-    )
+    recipe, speeds = resolve(predicted.recipe), known_speeds(weightless.gguf_of or weightless.name)
+    steps = changes(weightless, recipe, predicted, card.num_bytes, attempts.trying, speeds.of)
     return CardFit(tuple(steps), speeds=speeds)
 
 
 def _ranking(
     weightless: Weightless, published: Prediction, card: CardMemory, attempts: Attempts
 ) -> CardFit | None:
-    """Return the ranked recipes that fit a card; None if none does."""
-    from vivace.evidence.recommendation.fits_card import fitting
-    from vivace.evidence.recommendation.predicted_tables import Card as Limit
-    from vivace.evidence.recommendation.predicted_tables import typical_gpu
-    from vivace.runtime.memory.fit import RecipeChange, use_free_memory
+    """Return the recommendation for a card, of which the first recipe fits; None if none does."""
+    from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
+    from vivace.evidence.recommendation.advise import prediction_of, recommend_for
+    from vivace.evidence.recommendation.predicted import Card, typical_gpu
+    from vivace.recipes.resolve import resolve
+    from vivace.runtime.memory.fit import RESERVE_BYTES, RecipeChange, fits, use_free_memory
 
     gpu = card.gpu or typical_gpu(card.num_bytes)
-    limit = Limit(gpu, card.num_bytes, is_typical=card.gpu is None)
-    best = fitting(weightless, published, limit, attempts.trying)
-    if best is None:
+    limit = Card(gpu, card.num_bytes, is_typical=card.gpu is None)
+    answer = recommend_for(weightless.name, published, limit)
+    if answer.chosen is None:
         return None
-    change = RecipeChange(best.chosen.recipe, best.prediction)
-    faster = use_free_memory(weightless, best.prediction, card.num_bytes, attempts.trying)
-    return CardFit((change,) if faster is None else (change, faster), best, times_of=gpu.name)
+    if not answer.chosen.num_techniques:
+        return CardFit(ranking=answer, times_of=gpu.name)
+    ordered = {answer.chosen.recipe: answer.chosen}
+    for figures in sorted(
+        answer.ranking, key=lambda each: each.latency.point if each.latency else float("inf")
+    ):
+        if figures.num_techniques:
+            ordered.setdefault(figures.recipe, figures)
+    ranked = list(ordered.values())
+    for number, figures in enumerate(ranked[:_MOST_TRIED], 1):
+        attempts.trying(figures.recipe)
+        try:
+            after = prediction_of(weightless, resolve(figures.recipe), published, figures.peak_bytes)
+        except (NoEffect, RecipeError, Unsupported, WorkloadError):
+            continue  # values from records of another model, or assumed by an estimate
+        if fits(after, card.num_bytes):
+            most = card.num_bytes - RESERVE_BYTES
+            others = tuple(each for each in ranked[number:] if (each.peak_bytes or 0) <= most)
+            change = RecipeChange(figures.recipe, after)
+            faster = use_free_memory(weightless, after, card.num_bytes, attempts.trying)
+            chosen = answer.model_copy(update={"recipe": figures.recipe, "chosen": figures})
+            return CardFit((change,) if faster is None else (change, faster), chosen, others, gpu.name)
+    return None
 
 
-def _facts(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
+def _brief(settings: PlanCommand, planned: Prediction, card: CardMemory | None, fit: CardFit) -> Brief:
+    """Return what a person asks first, with the memory that was predicted."""
+    from dataclasses import replace
+
+    from vivace.evidence.recommendation.answer import (
+        Brief,
+        brief_of,
+        card_in_words,
+        cards_for,
+        draw_command,
+        images_of,
+    )
+    from vivace.evidence.recommendation.kin import download_of
+    from vivace.recipes.resolve import resolve
+    from vivace.runtime.memory.fit import fits
+
+    sides = {"--height": settings.height, "--width": settings.width}
+    size = [word for flag, side in sides.items() if side is not None for word in (flag, str(side))]
+    on = ""
+    if card is not None:
+        on = card_in_words(card.gpu.name, card.num_bytes) if card.gpu is not None else f" on {card.name}"
+    if fit.ranking is not None:
+        made = brief_of(fit.ranking)
+        is_typical = card is not None and card.gpu is None
+        if is_typical:  # the line is for a card of the size, whichever
+            usual = draw_command(settings.model, BEST, planned.task)
+            made = replace(made, command=usual, note=f"times are as on {fit.times_of}")
+        return replace(
+            made,
+            model=settings.model,
+            card=on,
+            peak_bytes=(fit.changes[0].prediction if fit.changes else planned).peak_bytes,
+            command=f"{made.command} {shlex.join(size)}".strip(),
+        )
+    last = fit.changes[-1].prediction if fit.changes else planned
+    does_fit, is_plain = card is None or fits(planned, card.num_bytes), planned.recipe == BASELINE
+    is_mended = not does_fit and card is not None and fits(last, card.num_bytes)
+    shown = last if is_mended and is_plain else planned
+    recipe = resolve(shown.recipe)
+    known, origin, latency = (
+        "not known: no record has this recipe here" if on else "not known: name a card with --gpu",
+        "",
+        None,
+    )
+    if card is not None and card.gpu is not None and not size and settings.batch == 1:
+        latency, known, origin = _recorded(settings.model, shown.recipe, card.gpu.name) or (None, known, "")
+    if (last.height, last.width) != (planned.height, planned.width):
+        size = ["--height", str(last.height), "--width", str(last.width)]
+    smaller = ["--height", str(planned.height // 2), "--width", str(planned.width // 2)]
+    mended = draw_command(settings.model, last.recipe, planned.task, size)
+    is_possible = does_fit or shown is last
+    verdict: Fits = "no"
+    if card is None:
+        verdict = "unknown"
+    elif is_possible:
+        verdict = "as published" if is_plain and shown is planned else "with the recipe"
+    return Brief(
+        model=settings.model,
+        card=on,
+        fits=verdict,
+        recipe=shown.recipe,
+        latency=latency,
+        known=known,
+        origin=origin,
+        peak_bytes=shown.peak_bytes,
+        published_bytes=planned.needed_bytes if is_plain else None,
+        images=images_of(recipe.same_picture, None) if recipe.techniques else "as published",
+        command=draw_command(settings.model, shown.recipe if on or not is_plain else BEST, planned.task, size)
+        if is_possible
+        else "",
+        next=mended if is_mended else shlex.join(["vivace", "plan", settings.model, *smaller]),
+        download=download_of(settings.model),
+        note="" if on else cards_for(planned.needed_bytes),
+    )
+
+
+def _recorded(model: str, recipe: str, gpu: str) -> tuple[Interval | None, str, str] | None:
+    """Return the seconds of a recipe on a GPU by the records that are followed there, and how they are known."""
+    from vivace.evidence.recommendation import recommend
+    from vivace.evidence.recommendation.answer import how_known
+
+    answer = recommend(model, gpu=gpu)
+    figures = answer.figures(recipe)
+    if figures is None or figures.latency is None or answer.basis is None:
+        return None
+    return figures.latency, *how_known(figures, answer.basis)
+
+
+def _details(
+    predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: Chip | None
+) -> tuple[list[Fact], list[Section], list[Fact]]:
+    """Return what `--why` adds: facts, tables, and the line that measures."""
+    from vivace.answers.answer import Fact, Section, Table
+    from vivace.answers.formatting import seconds, size
+    from vivace.evidence.lint.model_limits import least_seconds
+    from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES, fits
+
+    now = predicted
+    stages = ", ".join(f"{name} {size(held)}" for name, held in now.stages.items())
+    lines = {
+        "of": f"{now.model}, {now.recipe}, {now.width}x{now.height}, batch {now.batch}: predicted without loading",
+        "peak": f"{size(now.peak_bytes)}, in stage {now.peak_stage}: {stages}",
+        "loading": f"{size(now.loading_bytes)}, while loading the model and applying the recipe",
+    }
+    if now.other_gpus:
+        others = "on the other GPU" if now.other_gpus == 1 else f"on each of {now.other_gpus} others"
+        lines["other GPUs"] = f"at most {size(now.other_gpu_bytes)} {others}, for the denoiser"
+    lines["context"] = (
+        f"about {size(now.beyond_allocator_bytes)} more for the CUDA context, not included above"
+    )
+    if work := _work(now):
+        lines["compute"] = work
+        if chip is not None and not now.other_gpus and not now.work_is_bound:
+            least = least_seconds(now.work, chip) / now.batch
+            rates = f"{chip.half:g} TFLOP/s in 16 bits, {chip.eight:g} in 8"
+            lines["limit"] = f"{seconds(least)} an image at least, by the data sheet of {chip.name}: {rates}"
+    good = [str(gb) for gb in CARDS_GB if fits(now, gb * 1e9)]
+    cards = f"cards of {', '.join(good)} GB" if good else "none of the usual cards"
+    lines["fits"] = f"{cards}, with {size(RESERVE_BYTES)} reserved for the context and fragmentation"
+    parts = [
+        (c.name, c.class_name, f"{c.num_parameters / 1e6:,.1f} M", c.dtype, size(c.num_bytes))
+        for c in now.components
+    ]
+    names = ("component", "class", "parameters", "dtype", "memory")
+    sections = [Section("", (Table.of(names, parts, texts=("class", "dtype")),), is_detail=True)]
+    if card is not None and (rows := list(_alternatives(card, fit))):
+        title = (
+            "Recipes that fit, the best first" if fit.ranking else "Changes, each on top of the one before"
+        )
+        table = Table.of(("recipe", "peak", "loading", "time"), rows, texts=("time",), is_code=True)
+        sections.append(Section(title, (table,), is_detail=True))
+    facts = [Fact(name, text, is_detail=True) for name, text in lines.items()]
+    return (
+        facts,
+        sections,
+        [Fact("measure", line, is_command=True, is_detail=True) for line in _bench(now, fit)],
+    )
+
+
+def _work(predicted: Prediction) -> str:
+    """Return the operations of the call; "" if there are none."""
+    parts, total = [], 0
+    for part in predicted.work.components:
+        flop = part.gemm_flop + part.conv_flop + part.attention_flop
+        total += flop
+        times = f"{part.calls} x " if part.calls > 1 else ""
+        parts.append(f"{part.component} {times}{_tera(flop / part.calls)}")
+    if not total:
+        return ""
+    bound, hits = "", ""
+    if predicted.work_is_bound:
+        bound, hits = "at most ", "; hits of a step cache count as computed"
+    images = "an image" if predicted.batch == 1 else f"for {predicted.batch} images"
+    return f"{bound}{_tera(total)} TFLOP {images}, {predicted.num_inference_steps} steps ({', '.join(parts)}){hits}"
+
+
+def _tera(flop: float) -> str:
+    return f"{flop / 1e12:,.3g}" if flop < 1e15 else f"{flop / 1e12:,.0f}"
+
+
+def _alternatives(card: CardMemory, fit: CardFit) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of recipes that fit, or of changes until one does."""
+    from vivace.answers.formatting import size
+    from vivace.evidence.recommendation.answer import time_of
+    from vivace.runtime.memory.fit import fits
+
+    for step in fit.changes:
+        after = step.prediction
+        notes = []
+        if fit.ranking is not None and fit.ranking.chosen is not None and not step.fills:
+            notes.append(time_of(fit.ranking.chosen))
+        if fit.ranking is None:
+            notes.append("fits" if fits(after, card.num_bytes) else "does not fit yet")
+            speed = None if fit.speeds is None else fit.speeds.of(step.what)
+            if fit.speeds is not None and speed is not None:
+                notes.append(f"alone {speed:.2f}x the baseline's speed on {fit.speeds.gpu}")
+        if step.fills:
+            notes.append("faster: it copies fewer weights")
+        name = step.what if fit.ranking is None and not step.fills else after.recipe
+        yield name, size(after.peak_bytes), size(after.loading_bytes), "; ".join(notes)
+    for figures in fit.others[:_SHOWN]:
+        peak = "unknown" if figures.peak_bytes is None else f"about {size(figures.peak_bytes)}"
+        yield figures.recipe, peak, "", time_of(figures)
+
+
+def _bench(predicted: Prediction, fit: CardFit) -> Iterator[str]:
+    """Yield the command that measures the recipes that fit."""
+    if fit.ranking is None or not fit.changes:
+        return
+    parts = ["vivace", "bench", "--model", predicted.model]
+    for recipe in (
+        *(step.prediction.recipe for step in fit.changes),
+        *(each.recipe for each in fit.others[:1]),
+    ):
+        parts += ["--recipe", recipe]
+    size = [
+        "--height",
+        str(predicted.height),
+        "--width",
+        str(predicted.width),
+        "--batch",
+        str(predicted.batch),
+    ]
+    yield shlex.join([*parts, *size])
+
+
+def _data(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: Chip | None) -> dict[str, Any]:
     from vivace.evidence.lint.model_limits import least_seconds
     from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES, fits
 
     card_bytes = None if card is None else card.num_bytes
+    answer = fit.ranking
+    chosen = () if answer is None or answer.chosen is None else (answer.chosen,)
+    shown = {"recipe", "height", "width", "batch", "model_bytes", "peak_bytes", "loading_bytes"}
     return predicted.model_dump(mode="json") | {
         "gpu": None if chip is None else chip.name,
         "least_s": None if chip is None else least_seconds(predicted.work, chip) / predicted.batch,
@@ -188,16 +424,11 @@ def _facts(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: C
                 "fills": step.fills,
                 "fits_card": card_bytes is not None and fits(step.prediction, card_bytes),
             }
-            | step.prediction.model_dump(
-                mode="json",
-                include={"recipe", "height", "width", "batch", "model_bytes", "peak_bytes", "loading_bytes"},
-            )
+            | step.prediction.model_dump(mode="json", include=shown)
             for step in fit.changes
         ],
         "times_of": fit.times_of,
-        "records_of": None
-        if fit.ranking is None or fit.ranking.answer.basis is None
-        else fit.ranking.answer.basis.place,
+        "records_of": None if answer is None or answer.basis is None else answer.basis.place,
         "ranking": [
             {
                 "recipe": figures.recipe,
@@ -206,6 +437,6 @@ def _facts(predicted: Prediction, card: CardMemory | None, fit: CardFit, chip: C
                 "predicted_from": figures.predicted_from,
                 "measured_s": figures.measured_s,
             }
-            for figures in (() if fit.ranking is None else (fit.ranking.chosen, *fit.ranking.others))
+            for figures in (*chosen, *fit.others)
         ],
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from vivace.cli.command import command
-from vivace.evidence.recommendation.criteria import Goal
+from vivace.cli.command import Why, command
+from vivace.evidence.recommendation.recommendation import Goal
 from vivace.foundation.spec.limits import MinQuality
 from vivace.foundation.spec.settings import Option, Positional, PricePerHour, Settings, TaskName
 
@@ -40,6 +40,7 @@ class RecommendCommand(Settings):
         tuple[Path, ...],
         Option("Folder of your records; repeat for several. Default: .vivace, if there is one.", "--store"),
     ] = ()
+    why: Why = False
     format_: Annotated[
         Literal["text", "json"], Option("Format of the answer on standard output.", "--format")
     ] = "text"
@@ -47,13 +48,15 @@ class RecommendCommand(Settings):
 
 @command(RecommendCommand)
 def recommend(settings: RecommendCommand) -> int:
-    """Name the best recipe for a model from existing records, and say how sure that is.
+    """Name the best recipe for a model on a GPU from existing records, in eight lines.
+
+    Whether it fits, the seconds of an image and how they are known, the memory, what happens to the images, the line
+    that draws, and the download. --why adds what the answer rests on, the runner-up and why it lost, what is left out
+    or missing, and what to measure next.
 
     In this order: your own records on this GPU, then on others; the records that ship with vivace; numbers that others
     published. Recipes are compared within a source, against its baseline. Nothing is measured, loaded or downloaded.
-
-    The answer comes with its evidence, what is known about the images, the runner-up and why it lost, what to run next,
-    and which evidence is missing. Recipes that cannot be told apart are a tie; the simplest is named.
+    MODEL is a name, a folder in diffusers' format, or a .safetensors or .gguf file.
 
     \b
         vivace recommend flux-dev --gpu A100
@@ -63,7 +66,7 @@ def recommend(settings: RecommendCommand) -> int:
     """
     from vivace.cli.display.terminal import show
     from vivace.evidence.recommendation import recommend as asked
-    from vivace.evidence.recommendation.recommend_answer import answer_of
+    from vivace.evidence.recommendation.answer import answer_of
 
     answer = asked(
         settings.model,
@@ -76,5 +79,5 @@ def recommend(settings: RecommendCommand) -> int:
         task=settings.task,
         store=list(settings.stores) or None,
     )
-    show(answer_of(answer), settings.format_)
+    show(answer_of(answer), settings.format_, details=settings.why)
     return 0

@@ -28,8 +28,8 @@ class ReportCommand(Settings):
         ),
     ] = None
     format_: Annotated[
-        Literal["html", "table", "md", "csv", "json"],
-        Option("html is the page; the others are its tables.", "--format"),
+        Literal["html", "table", "md", "latex", "csv", "json"],
+        Option("html is the page; the others are its tables; latex needs booktabs.", "--format"),
     ] = "html"
     charts: Annotated[
         Path | None,

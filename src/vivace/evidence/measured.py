@@ -17,8 +17,7 @@ from vivace.foundation.stats import Interval, Verdict
 from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
-from vivace.report.fidelity import KeptShare
-from vivace.report.quality_gate import LOST
+from vivace.report.fidelity import LOST, KeptShare
 from vivace.report.rows import Row
 from vivace.techniques.steps import Steps
 
@@ -158,7 +157,7 @@ def decides_on_values(recipe: RecipeSpec) -> bool:
         techniques = tuple(Recipe.from_spec(recipe))
     except RecipeError:  # of another version of vivace
         return any(call.knobs.get("threshold") is not None for call in recipe.techniques)
-    return any(isinstance(t, StepCache) and t.hits is None and bool(t.compared) for t in techniques)
+    return any(isinstance(t, StepCache) and not t.is_fixed and bool(t.compared) for t in techniques)
 
 
 def judgement_of(row: Row) -> JudgedQuality | None:

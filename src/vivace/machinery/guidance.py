@@ -42,13 +42,8 @@ _RUNGE_KUTTA_STEPS, _RUNGE_KUTTA_CALLS = 3, 4
 # denoiser have the same rows in the same order, whatever they are called, so nothing else needs to be known of it.
 @dataclass(frozen=True)
 class GuidanceRows:
-    """Guidance as one call for a batch that holds each image's row several times.
-
-    Attributes:
-        number: of rows for each image.
-        conditional: the index of the one that follows the prompt.
-        as_list: whether the denoiser takes and returns lists of rows.
-    """
+    """Guidance as one call for a batch with `number` rows for each image, of which `conditional` follows the prompt; or
+    lists."""
 
     number: int
     conditional: int
@@ -175,11 +170,7 @@ class CutRows:
         return self._control(*args, **kwargs)
 
     def _checked(self, batch: int, kwargs: dict[str, Any]) -> int:
-        """Return the number of rows of a call's first batch.
-
-        Raises:
-            Unsupported: they are not those of guidance alone.
-        """
+        """Return the number of rows of a call's first batch; Unsupported where they are not those of guidance alone."""
         text = kwargs.get("encoder_hidden_states")
         others = batch if text is None or isinstance(text, list | tuple) else len(text)
         if batch % self._rows.number or others != batch:
@@ -320,10 +311,7 @@ def _layout(match: re.Match[str]) -> GuidanceRows | None:
 
 
 def num_calls(pipe: Any) -> int:
-    """Return how many steps of its sampler the pipeline's current call makes: its loop's length.
-
-    Old pipelines do not say; then it is the sampler's timesteps from where it begins.
-    """
+    """Return how many steps of its sampler the pipeline's current call makes: its loop's length."""
     number = getattr(pipe, "num_timesteps", None)
     if number is not None:
         return int(number)

@@ -178,11 +178,7 @@ def _noise_on_cpu(scheduler: Any, sample: Any, generators: Any) -> Callable[[Any
 # advise for threads) would carry the function and step the original. So the instance gets a class of its own, derived
 # from its class and called like it. Neither its class nor other instances change.
 def override(scheduler: Any, name: str, made_of: Callable[[Method], Method]) -> None:
-    """Replace a method of one scheduler.
-
-    Args:
-        made_of: returns the new method of the one before it; both take the scheduler first.
-    """
+    """Replace a method of one scheduler by what `made_of` returns; both take the scheduler first."""
     kind = type(scheduler)
     before: Method = getattr(kind, name)
     own = vars(scheduler).pop(name, None)

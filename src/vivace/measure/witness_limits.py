@@ -12,8 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from vivace.errors import OutputError, StoreError
-from vivace.foundation.spec.limits import CLIP_LIMIT, CLIP_LIMITS, WITNESS_LIMIT, Limits
-from vivace.foundation.spec.witness_calibration import JudgeKind, WitnessCalibration
+from vivace.foundation.spec.limits import (
+    CLIP_LIMIT,
+    CLIP_LIMITS,
+    WITNESS_LIMIT,
+    JudgeKind,
+    Limits,
+    WitnessCalibration,
+)
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import cache_folder, read_text
 

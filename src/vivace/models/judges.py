@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vivace.errors import UsageError, nearest
-from vivace.foundation.spec.witness_calibration import JudgeKind
+from vivace.foundation.spec.limits import JudgeKind
 from vivace.foundation.untrusted.files import read_json, user_path
 from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
 

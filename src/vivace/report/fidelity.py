@@ -26,6 +26,8 @@ SURE_PASS, SURE_FAIL = 0.95, 0.9
 misleads; a good one that fails costs a second look and more prompts. Chosen on the calibrated half of docs/quality.md,
 where all from 0.55 to 0.93 judge alike."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
+LOST = 0.5
+"""Share of its CLIP margin below which an image shows something other than its prompt."""
 ANOTHER_BELOW = 0.5
 """Match below which an image shows another picture than its reference."""
 _NEAR = 0.9  # match from which an image shows the same picture, unless it surely is another one's
@@ -92,8 +94,8 @@ class Fidelity:
     measure.image_metrics); None if an image has no `match`. `variety` is how much the images differ from each other,
     beside the baseline's; None if any was stored without thumbnails (then `has_thumbnails` is false), or nothing can be
     compared. `others` are the images that show another picture than the baseline's (see report.other_pictures), and
-    `holes` those with a patch of one colour that the baseline's have not. `alone` holds sharpness, colourfulness,
-    entropy_bits and clip_score.
+    `holes` those with a patch of one colour that the baseline's have not. `num_lost` counts images with a hole or with
+    less than LOST of the CLIP margin, `num_lost_or_other` those and the `others`. `alone` holds the figures of ALONE.
 
     Of images that were made from others: `outside` is the share of a source's contrast that is kept outside of the
     mask, `source` the share of the baseline's likeness to the sources that is kept, as `clip` for prompts; both None
@@ -122,6 +124,8 @@ class Fidelity:
     has_thumbnails: bool = False
     others: tuple[NamedImage, ...] = ()
     holes: tuple[NamedImage, ...] = ()
+    num_lost: int = 0
+    num_lost_or_other: int = 0
 
     @property
     def clip_kept(self) -> Interval | None:
@@ -205,6 +209,13 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
     )
     others = other_pictures(present, of_images, of_references) if len(present) == len(rows) else []
     draws_rectangles = any(row.alone.get("num_rectangles") for row in pairs.references)
+    holes = [
+        k
+        for k, row in enumerate(rows)
+        if row.against.get("hole") or (row.against.get("num_rectangles") and not draws_rectangles)
+    ]
+    of_clip = _margin_shares(pairs, "clip_score")
+    lost = {*holes, *(k for k, share in of_clip.items() if share < LOST)}
     return Fidelity(
         num_pictures=len(rows),
         num_identical=sum(1 for f in rows if f.is_identical),
@@ -213,24 +224,22 @@ def fidelity(pairs: PairedFigures) -> Fidelity | None:
         worst_psnr_db=min((p for p, _ in psnr), default=None),
         ssim=_mean(rows, "ssim", identical=1.0),
         match=_kept(present, prompts) if len(present) == len(rows) else None,
-        clip=_margin_kept(pairs, "clip_score"),
-        witness=_margin_kept(pairs, "witness_score"),
+        clip=_margin_kept(pairs, of_clip),
+        witness=_margin_kept(pairs, _margin_shares(pairs, "witness_score")),
         clip_score=_mean_alone(rows, "clip_score"),
         clip_similarity=_mean(rows, "clip_similarity", identical=100.0),
         lpips=_mean(rows, "lpips", identical=0.0),
         outside=_outside(rows),
         outside_of_baseline=None if (of := _outside(pairs.references)) is None else of.bounds,
         outside_psnr_db=_mean_alone(rows, "outside_psnr_db"),
-        source=_margin_kept(pairs, "source_similarity"),
+        source=_margin_kept(pairs, _margin_shares(pairs, "source_similarity")),
         source_similarity=_mean_alone(rows, "source_similarity"),
         variety=variety(pairs.figures, pairs.references),
         has_thumbnails=has_thumbnails,
         others=tuple(NamedImage(names[k], present[k]) for k in others),
-        holes=tuple(
-            NamedImage(name, row.against.get("match", 0.0))
-            for name, row in zip(names, rows, strict=True)
-            if row.against.get("hole") or (row.against.get("num_rectangles") and not draws_rectangles)
-        ),
+        holes=tuple(NamedImage(names[k], rows[k].against.get("match", 0.0)) for k in holes),
+        num_lost=len(lost),
+        num_lost_or_other=len(lost | set(others)),
         alone={name: kept for name in ALONE if (kept := _compared(pairs, name)) is not None},
     )
 
@@ -252,22 +261,22 @@ def _compared(pairs: PairedFigures, name: str) -> ComparedFigure | None:
     return ComparedFigure(sum(a for a, _, _ in values) / len(values), difference)
 
 
-def _margin_kept(pairs: PairedFigures, name: str) -> KeptShare | None:
-    """Summarise 1 - (drop of the score) / (the baseline's mean margin) of each image.
+def _margin_shares(pairs: PairedFigures, name: str) -> dict[int, float]:
+    """Return 1 - (drop of the score) / (the baseline's mean margin) of each image that has a score, by its number.
 
-    None without scores, and if the baseline's images have no positive margin.
+    None has one if the baseline's images have no positive margin.
     """
-    scores = [
-        (f.alone[name], r.alone[name], r.alone[f"{name}_of_others"], f.prompt)
-        for f, r in zip(pairs.figures, pairs.references, strict=True)
+    scores = {
+        k: (f.alone[name], r.alone[name], r.alone[f"{name}_of_others"])
+        for k, (f, r) in enumerate(zip(pairs.figures, pairs.references, strict=True))
         if name in f.alone and f"{name}_of_others" in r.alone
-    ]
-    margin = sum(own - others for _, own, others, _ in scores) / max(1, len(scores))
-    if margin <= 0:
-        return None
-    return _kept(
-        [1 - (own - score) / margin for score, own, _, _ in scores], [prompt for *_, prompt in scores]
-    )
+    }
+    margin = sum(own - others for _, own, others in scores.values()) / max(1, len(scores))
+    return {k: 1 - (own - score) / margin for k, (score, own, _) in scores.items()} if margin > 0 else {}
+
+
+def _margin_kept(pairs: PairedFigures, shares: Mapping[int, float]) -> KeptShare | None:
+    return _kept(list(shares.values()), [pairs.figures[k].prompt for k in shares]) if shares else None
 
 
 def _kept(shares: Sequence[float], prompts: Sequence[str]) -> KeptShare:

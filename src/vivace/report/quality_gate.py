@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import HIDDEN, Record
 from vivace.foundation.stats import MIN_GROUPS, Gate, Interval, gate
-from vivace.report.fidelity import ANOTHER_BELOW, Fidelity, KeptShare, NamedImage
+from vivace.report.fidelity import ANOTHER_BELOW, LOST, Fidelity, KeptShare, NamedImage
 from vivace.report.variety import Variety, VarietyShare
 
-LOST = 0.5
-"""Share of its CLIP margin below which an image shows something other than its prompt."""
 MAX_FLAT_SHARE = 0.05
 """Share of flat images above which a recipe is broken. A model may leave the object out of one image in many."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The gate's verdict on a recipe with its reason, and the deciding figure.
+    """The gate's verdict on a recipe.
 
-    That is `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source`, `variety` or `broken`.
+    Attributes:
+        reason: the figures behind it.
+        figure: that decides: `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source`, `variety` or `broken`.
+        words: the verdict for people, see `in_words`.
     """
 
     gate: Gate
     reason: str
     figure: str | None = None
+    words: str = field(default="", compare=False)
 
 
 def judge(
@@ -38,7 +40,7 @@ def judge(
     """
     reason = broken_images(record, baseline)
     if reason is not None:
-        return Judgement(Gate.FAILED, reason, "broken")
+        return Judgement(Gate.FAILED, reason, "broken", f"images not kept: {reason}")
     if fidelity is None:
         return None
     images = record.rounds[0].pictures
@@ -46,7 +48,7 @@ def judge(
         reason = (
             "the model's safety checker replaced all images by black ones, of this recipe and of the baseline"
         )
-        return Judgement(Gate.UNCLEAR, reason, "broken")
+        return Judgement(Gate.UNCLEAR, reason, "broken", "images not judged: a safety checker hid them")
     return judge_figures(
         fidelity,
         floor,
@@ -71,6 +73,42 @@ def judge_figures(
         same_picture: whether the images should be the same as the baseline's.
         edits: whether the images should be like the images that they were made from.
     """
+    judgement = _judge_all(fidelity, floor, limits, same_picture=same_picture, edits=edits)
+    return replace(judgement, words=in_words(judgement, fidelity, same_picture=same_picture))
+
+
+def in_words(judgement: Judgement, fidelity: Fidelity, *, same_picture: bool) -> str:
+    """Return a verdict for people, e.g. "images kept: 13 of 13 show what was asked"."""
+    number, has_clip = fidelity.num_pictures, fidelity.clip is not None
+    if fidelity.num_identical == number:
+        return f"images kept: all {number} are the baseline's, to the last pixel"
+    lost, others = fidelity.num_lost, fidelity.num_lost_or_other - fidelity.num_lost
+    shown = f"{number - lost} of {number} show what was asked"
+    if not has_clip:
+        shown = f"{number - lost - others} of {number} are like the baseline's"
+    elif same_picture and others:
+        shown += f", but {others} {'is' if others == 1 else 'are'} not the baseline's but another"
+    elif judgement.gate is Gate.FAILED and not lost:
+        shown += _BUT.get(judgement.figure or "", "")
+    if judgement.gate is Gate.UNCLEAR and not has_clip and not (same_picture and fidelity.match):
+        return f"images not judged: {judgement.reason.partition(';')[0]}"
+    kept = {Gate.PASSED: "kept", Gate.FAILED: "not kept", Gate.UNCLEAR: "perhaps kept"}[judgement.gate]
+    return f"images {kept}: {shown}{', and that is not sure' if judgement.gate is Gate.UNCLEAR else ''}"
+
+
+_BUT = {
+    "clip": ", but less clearly",
+    "witness": ", but less clearly to a second model",
+    "outside": ", but changed outside of the mask",
+    "source": ", but are less like their sources",
+    "variety": ", but are too much alike",
+    **dict.fromkeys(("match", "ssim", "psnr_db"), ", but differ from the baseline's"),
+}
+
+
+def _judge_all(
+    fidelity: Fidelity, floor: Fidelity | None, limits: Limits, *, same_picture: bool, edits: bool
+) -> Judgement:
     if fidelity.num_identical == fidelity.num_pictures:
         return Judgement(Gate.PASSED, "all images are identical to the baseline's")
     if fidelity.holes:

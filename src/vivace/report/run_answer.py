@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vivace.answers.answer import Answer, Cell, Fact, Facts, File, Look, Section, Table, TableColumn, TableRow
 from vivace.answers.data import csv_text
@@ -13,6 +12,7 @@ from vivace.answers.formatting import (
     count,
     date,
     file_stem,
+    list_names,
     money,
     plus_minus,
     ratio,
@@ -20,43 +20,24 @@ from vivace.answers.formatting import (
     size,
 )
 from vivace.foundation.spec.record import Record
-from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import Gate, Interval, Verdict
-from vivace.foundation.untrusted.streams import lines_of
 from vivace.report.csv_rows import csv_row
 from vivace.report.fidelity import Fidelity
-from vivace.report.quality_gate import broken_images
 from vivace.report.rows import Row, shared_warnings
 from vivace.report.run_charts import charts_of
 from vivace.report.run_images import ReadImage, image_grid, no_images
 from vivace.report.summary import clip_kept, fastest, fidelity, headline, noise_floor, paid_back, particulars
 from vivace.report.usage import usage_table
 
-_PROMPTS_FILE = "prompts.txt"
 _MOST_PROMPTS = 500  # that a page shows
 _VERDICTS = (Verdict.FASTER, Verdict.SAME, Verdict.UNCLEAR, Verdict.SLOWER)
 _GATES = (Gate.PASSED, Gate.UNCLEAR, Gate.FAILED)
-_COLUMNS = (
-    TableColumn("recipe", is_text=True),
-    TableColumn("s/image"),
-    TableColumn("speed-up"),
-    TableColumn("verdict", is_text=True),
-    TableColumn("quality", is_text=True, rank=1),
-    TableColumn("cost of 1,000", rank=1),
-    TableColumn("SSIM", rank=5, where="text"),
-    TableColumn("PSNR dB, worst", rank=4, where="text"),
-    TableColumn("CLIP kept", rank=3, where="text"),
-    TableColumn("outside mask", rank=2, where="text"),
-    TableColumn("like source", rank=4, where="text"),
-    TableColumn("s/step", rank=6, where="text"),
-    TableColumn("steps", rank=7, where="text"),
-    TableColumn("vae", rank=8, where="text"),
-    TableColumn("GPU busy", rank=3, where="text"),
-    TableColumn("model memory", rank=5, where="text"),
-    TableColumn("peak memory", rank=2),
-    TableColumn("first call", rank=4),
-    TableColumn("n", rank=9),
-)
+_LOOKS: dict[Verdict | Gate, Look] = {
+    Verdict.FASTER: "good",
+    Verdict.SLOWER: "strong",
+    Gate.PASSED: "",
+    Gate.FAILED: "bad",
+}
 _NONE = Cell("-")
 
 
@@ -76,41 +57,41 @@ def answer_of(
         read: returns an image by its sha256, or the reason why there is none.
         reproduce: the command line that measured it.
     """
-    record = rows[0].record
-    when = [date(started_at)] if started_at else []
-    plain_rows = [csv_row(row) for row in rows]
-    prompts = record.trial.workload.prompts
-    has_file = all(map(_is_line, prompts))
+    record, best = rows[0].record, fastest(rows)
+    workload, batch = record.trial.workload, record.trial.workload.batch
+    plain_rows, data = [csv_row(row) for row in rows], [row.to_json() for row in rows]
+    stem = file_stem(
+        " ".join(["vivace", rows[0].model, f"batch {batch}" if batch > 1 else "", started_at[:10]])
+    )
+    grid = image_grid(rows, read)
+    prompts = enumerate(workload.prompts[:_MOST_PROMPTS], 1)
+    listed_prompts = Facts(tuple(Fact(str(number), prompt) for number, prompt in prompts))
+    changes = tuple(Facts(tuple(_effects(row)), row.recipe) for row in rows)
+    measured = [(row.recipe, row) for row in rows if row.latency is not None]
     return Answer(
         command=command,
         headline=headline(rows),
-        data=[row.to_json() for row in rows],
+        data=data,
         table=plain_rows,
-        verdict=_verdict_of(rows),
-        about=(title_of(record), " · ".join([_workload(rows), *when])),
+        verdict="" if best is None else best.recipe,
+        about=(title_of(record), " · ".join([_workload(rows), *([date(started_at)] if started_at else [])])),
         paragraphs=(" ".join(particulars(rows)),),
         sections=(
             Section("", (results_table(rows),)),
             Section("", tuple(_remarks(rows)), where="page"),
             Section("Charts", tuple(charts_of(rows)), where="page"),
-            Section("Images", tuple(grid for grid in (image_grid(rows, read),) if grid), where="page"),
-            *_details(rows),
-            *_conditions(rows, has_file=has_file),
+            Section("Images", () if grid is None else (grid,), where="page"),
+            Section("All image figures", (_figures_table(rows),), where="page", is_folded=True),
+            Section("Limit, energy and cost", (usage_table(measured),), where="page", is_folded=True),
+            Section("Changes made and evidence recorded", changes, where="page", is_folded=True),
+            Section(count(len(workload.prompts), "prompt"), (listed_prompts,), where="page", is_folded=True),
+            Section("Conditions", (Facts(tuple(_conditions(rows[0]))),), where="page"),
         ),
         notes=tuple(_cautions(rows)),
         reproduce=reproduce,
-        files=(
-            File(f"{_stem(rows, started_at)}.csv", csv_text(plain_rows)),
-            File(f"{_stem(rows, started_at)}.json", json.dumps([row.to_json() for row in rows]) + "\n"),
-            *((File(_PROMPTS_FILE, "".join(f"{prompt}\n" for prompt in prompts)),) if has_file else ()),
-        ),
+        files=(File(f"{stem}.csv", csv_text(plain_rows)), File(f"{stem}.json", json.dumps(data) + "\n")),
         explains=True,
     )
-
-
-def _verdict_of(rows: Sequence[Row]) -> str:
-    best = fastest(rows)
-    return "" if best is None else best.recipe
 
 
 def title_of(record: Record) -> str:
@@ -121,105 +102,142 @@ def title_of(record: Record) -> str:
     return f"{record.trial.model.name}{batch} on {environment.device_name}{place}"
 
 
-def _stem(rows: Sequence[Row], started_at: str) -> str:
-    """Return the name of the files to save, e.g. "vivace-tiny-sd-batch-2-2026-01-31"."""
-    batch = rows[0].record.trial.workload.batch
-    parts = ["vivace", rows[0].model, *([f"batch {batch}"] if batch > 1 else []), started_at[:10]]
-    return file_stem(" ".join(parts))
-
-
 def results_table(rows: Sequence[Row]) -> Table:
     """Return the table of a comparison, the baseline first; terminals leave out what they have no room for."""
     shared, doubts = shared_warnings(rows), _shared_doubts(rows)
     return Table(
-        _COLUMNS,
-        tuple(TableRow(_cells(row, rows[0]), _notes(row, shared, doubts), _look(row)) for row in rows),
+        tuple(column for column, _ in _COLUMNS),
+        tuple(
+            TableRow(
+                tuple(_cell(of, row) for _, of in _COLUMNS),
+                _notes(row, shared, doubts),
+                "open" if row.latency is None else "bad" if row.failed_quality else "",
+            )
+            for row in rows
+        ),
         is_code=True,
         is_sorted=True,
     )
 
 
-def _look(row: Row) -> Look:
-    return "open" if row.latency is None else "bad" if row.failed_quality else ""
+def _cell(of: Callable[[Row], Cell | str | None], row: Row) -> Cell:
+    if row.latency is None and of not in (_name, _verdict):
+        return _NONE
+    cell = of(row)
+    return cell if isinstance(cell, Cell) else Cell(cell or "-")
 
 
-def _cells(row: Row, baseline: Row) -> tuple[Cell, ...]:
-    tag = "" if row.record.trial.recipe.same_picture else "changes the image"
-    name = Cell(row.name, below=tag)
-    if row.latency is None:
-        outcome = Cell(row.outcome.value, main=row.outcome.value.replace("_", " "), value=9)
-        return (name, _NONE, _NONE, outcome, *[_NONE] * (len(_COLUMNS) - 4))
-    median, figures = row.latency.median, row.fidelity
+def _name(row: Row) -> Cell:
+    return Cell(row.name, below="" if row.record.trial.recipe.same_picture else "changes the image")
+
+
+def _time(row: Row) -> Cell:
+    assert row.latency is not None
+    median = row.latency.median
     between = between_s(median) or "no interval: fewer than 3 calls"
+    return Cell(plus_minus(median), seconds(median.point), between, median.point)
+
+
+def _speedup(row: Row) -> Cell:
     speed = row.speedup
-    speedup = Cell("1", value=1.0) if row.is_baseline else _NONE
-    if speed is not None:
-        ends = "no interval" if speed.low is None else f"{speed.low:.2f} to {speed.high:.2f}"
-        speedup = Cell(ratio(speed), f"{speed.point:.2f}×", ends, speed.point)
-    return (
-        name,
-        Cell(plus_minus(median), seconds(median.point), between, median.point),
-        speedup,
-        _verdict(row),
-        _quality(row, baseline),
-        _NONE if row.cost_per_1000 is None else Cell(money(row.cost_per_1000), value=row.cost_per_1000),
-        _NONE
-        if figures is None or figures.ssim is None or row.is_baseline
-        else Cell(f"{figures.ssim.point:.3f}"),
-        Cell(fidelity(row) or "-"),
-        Cell(clip_kept(row) or "-"),
-        _figure(None if figures is None else figures.outside_psnr_db, " dB"),
-        _figure(None if figures is None else figures.source_similarity),
-        _seconds(row.step_s),
-        _seconds(row.stages_s.get("steps")),
-        _seconds(row.stages_s.get("vae")),
-        _seconds(row.gpu_busy_s),
-        Cell(size(row.memory.model_bytes)) if row.memory else _NONE,
-        Cell(size(row.memory.peak_bytes), "", f"model {size(row.memory.model_bytes)}", row.memory.peak_bytes)
-        if row.memory
-        else _NONE,
-        _NONE
-        if row.first_call_s is None
-        else Cell(
-            seconds(row.first_call_s),
-            below="" if row.load_s is None else f"load {seconds(row.load_s)}",
-            value=row.first_call_s,
-        ),
-        Cell(str(row.latency.n), value=row.latency.n),
-    )
-
-
-def _figure(interval: Interval | None, unit: str = "") -> Cell:
-    return Cell(f"{interval.point:.1f}{unit}") if interval else _NONE
-
-
-def _seconds(value: float | None) -> Cell:
-    return _NONE if value is None else Cell(seconds(value))
+    if speed is None:
+        return Cell("1", value=1.0) if row.is_baseline else _NONE
+    ends = "no interval" if speed.low is None else f"{speed.low:.2f} to {speed.high:.2f}"
+    return Cell(ratio(speed), f"{speed.point:.2f}×", ends, speed.point)
 
 
 def _verdict(row: Row) -> Cell:
-    """Return a verdict, which sorts from faster to slower, failed quality last."""
-    if row.failed_quality:
-        return Cell(row.outcome.value, main="failed quality", value=len(_VERDICTS) + 1, look="bad")
+    """Return a verdict, which sorts from faster to slower, failed quality and other outcomes last."""
+    if row.latency is None or row.failed_quality:
+        value = len(_VERDICTS) + 1 if row.failed_quality else 9
+        outcome = row.outcome.value
+        return Cell(outcome, outcome.replace("_", " "), value=value, look="bad" if row.failed_quality else "")
     if row.verdict is None:
         return Cell("baseline" if row.is_baseline else "-", value=len(_VERDICTS), look="open")
-    looks: dict[Verdict, Look] = {Verdict.FASTER: "good", Verdict.SLOWER: "strong"}
-    return Cell(row.verdict.value, value=_VERDICTS.index(row.verdict), look=looks.get(row.verdict, "open"))
+    return Cell(row.verdict.value, value=_VERDICTS.index(row.verdict), look=_LOOKS.get(row.verdict, "open"))
 
 
-def _quality(row: Row, baseline: Row) -> Cell:
+def _quality(row: Row) -> Cell | None:
+    """Return the gate's verdict, below it in words."""
     if row.judgement is None:
-        return _NONE
-    gate = row.judgement.gate
-    looks: dict[Gate, Look] = {Gate.FAILED: "bad", Gate.UNCLEAR: "open"}
-    return Cell(gate.value, "", _evidence(row, baseline), _GATES.index(gate), looks.get(gate, ""))
+        return None
+    gate, words = row.judgement.gate, row.judgement.words.partition(": ")[2]
+    return Cell(gate.value, "", words, _GATES.index(gate), _LOOKS.get(gate, "open"))
+
+
+def _peak(row: Row) -> Cell | None:
+    if row.memory is None:
+        return None
+    return Cell(
+        size(row.memory.peak_bytes), "", f"model {size(row.memory.model_bytes)}", row.memory.peak_bytes
+    )
+
+
+def _first_call(row: Row) -> Cell | None:
+    if row.first_call_s is None:
+        return None
+    below = "" if row.load_s is None else f"load {seconds(row.load_s)}"
+    return Cell(seconds(row.first_call_s), below=below, value=row.first_call_s)
+
+
+def _cost(row: Row) -> Cell | None:
+    return None if row.cost_per_1000 is None else Cell(money(row.cost_per_1000), value=row.cost_per_1000)
+
+
+def _number(row: Row) -> Cell:
+    assert row.latency is not None
+    return Cell(str(row.latency.n), value=row.latency.n)
+
+
+def _of_images(name: str, form: str) -> Callable[[Row], str | None]:
+    def of(row: Row) -> str | None:
+        interval: Interval | None = getattr(row.fidelity, name, None)
+        return (
+            None if interval is None or (name == "ssim" and row.is_baseline) else form.format(interval.point)
+        )
+
+    return of
+
+
+def _seconds(of: Callable[[Row], float | None]) -> Callable[[Row], str | None]:
+    return lambda row: None if (value := of(row)) is None else seconds(value)
+
+
+_COLUMNS: tuple[tuple[TableColumn, Callable[[Row], Cell | str | None]], ...] = (
+    (TableColumn("recipe", is_text=True), _name),
+    (TableColumn("s/image"), _time),
+    (TableColumn("speed-up"), _speedup),
+    (TableColumn("verdict", is_text=True), _verdict),
+    (TableColumn("quality", is_text=True, rank=1), _quality),
+    (TableColumn("cost of 1,000", rank=1), _cost),
+    (TableColumn("SSIM", rank=5, where="text"), _of_images("ssim", "{:.3f}")),
+    (TableColumn("PSNR dB, worst", rank=4, where="text"), fidelity),
+    (TableColumn("CLIP kept", rank=3, where="text"), clip_kept),
+    (TableColumn("outside mask", rank=2, where="text"), _of_images("outside_psnr_db", "{:.1f} dB")),
+    (TableColumn("like source", rank=4, where="text"), _of_images("source_similarity", "{:.1f}")),
+    (TableColumn("s/step", rank=6, where="text"), _seconds(lambda row: row.step_s)),
+    (TableColumn("steps", rank=7, where="text"), _seconds(lambda row: row.stages_s.get("steps"))),
+    (TableColumn("vae", rank=8, where="text"), _seconds(lambda row: row.stages_s.get("vae"))),
+    (TableColumn("GPU busy", rank=3, where="text"), _seconds(lambda row: row.gpu_busy_s)),
+    (
+        TableColumn("model memory", rank=5, where="text"),
+        lambda row: None if row.memory is None else size(row.memory.model_bytes),
+    ),
+    (TableColumn("peak memory", rank=2), _peak),
+    (TableColumn("first call", rank=4), _first_call),
+    (TableColumn("n", rank=9), _number),
+)
+
+
+def _is_doubted(row: Row) -> bool:
+    return row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR
 
 
 def _notes(row: Row, shared: Sequence[str], doubts: dict[str, list[int]]) -> tuple[str, ...]:
     """Return the reason, the compile time and the warnings of a row; not what several rows share."""
     notes = [row.reason] if row.reason else []
-    if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
-        notes += [] if row.judgement.reason in doubts else [f"quality unclear: {row.judgement.reason}"]
+    if _is_doubted(row) and row.judgement is not None and row.judgement.reason not in doubts:
+        notes += [f"quality unclear: {row.judgement.reason}"]
     notes += [paid] if (paid := paid_back(row)) else []
     return (*notes, *(warning for warning in row.warnings if warning not in shared))
 
@@ -228,8 +246,7 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
     """Return what to know before quoting a figure, and what several rows share."""
     cautions = [f"all rows: {warning}" for warning in shared_warnings(rows)]
     for reason, numbers in _shared_doubts(rows).items():
-        listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-        cautions.append(f"the quality of rows {listed} is unclear: {reason}")
+        cautions.append(f"the quality of rows {list_names([str(n) for n in numbers])} is unclear: {reason}")
     if floor := noise_floor(rows[0]):
         cautions.append(floor)
     if rows[0].model.startswith("tiny-"):
@@ -237,64 +254,54 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
     return cautions
 
 
-def _remarks(rows: Sequence[Row]) -> list[str]:
-    """Return the quality limits, and what the memory figures mean."""
-    remarks = []
+def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
+    numbers: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, 1):
+        if _is_doubted(row) and row.judgement is not None:
+            numbers.setdefault(row.judgement.reason, []).append(number)
+    return {reason: numbers for reason, numbers in numbers.items() if len(numbers) > 1}
+
+
+def _remarks(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the quality limits, and what the memory figures mean."""
     if any(row.judgement is not None for row in rows[1:]):
-        remarks.append(_limits(rows[0]))
+        limits = rows[0].limits
+        minimums = [
+            f"a mean {name} of at least {limit:g}{unit}"
+            for name, limit, unit in (
+                ("match", limits.match, ""),
+                ("SSIM", limits.ssim, ""),
+                ("PSNR", limits.psnr_db, " dB"),
+            )
+            if limit is not None
+        ]
+        clip = (
+            f"Quality passes with {100 * limits.clip:g} % of the baseline’s CLIP margin"
+            if isinstance(limits.clip, float)
+            else "There is no limit on the CLIP margin"
+        )
+        same = (
+            f"; recipes that should give the same image also need {list_names(minimums)}" if minimums else ""
+        )
+        yield f"{clip}{same}. Any recipe fails with a black or noisy image, or with many flat images."
     memories = [row.memory for row in rows if row.memory is not None]
     if memories and rows[0].record.environment.device == "cpu":
         before = size(max(memory.before_bytes for memory in memories))
-        remarks.append(
+        yield (
             "Memory is the process's resident set, including Python and its libraries: "
             f"{before} were in use before the model was loaded."
         )
     elif memories:
-        remarks.append("Memory is what PyTorch allocated on the device; the CUDA context takes some more.")
-    return remarks
+        yield "Memory is what PyTorch allocated on the device; the CUDA context takes some more."
 
 
-def _details(rows: Sequence[Row]) -> list[Section]:
-    """Return what a page folds: all figures of the images, the use of the device, what was changed and seen."""
-    labelled = [(row.recipe, row) for row in rows if row.latency is not None]
-    return [
-        Section("All image figures", (_figures_table(rows),), where="page", is_folded=True),
-        Section("Limit, energy and cost", (usage_table(labelled),), where="page", is_folded=True),
-        Section(
-            "Changes made and evidence recorded",
-            tuple(Facts(tuple(_effects(row)), row.recipe) for row in rows),
-            where="page",
-            is_folded=True,
-        ),
-    ]
-
-
-def _effects(row: Row) -> list[Fact]:
-    changed = [
-        Fact(name, ", ".join(f"{key} {value}" for key, value in changes.items()))
-        for name, changes in row.effects.items()
-    ]
-    seen = [
-        Fact(
-            name.replace("_", " "),
-            "; ".join(map(str, found)) if isinstance(found, list | tuple) else str(found),
-        )
-        for name, found in row.record.rounds[0].evidence.items()
-    ]
-    return changed + seen
-
-
-def _conditions(rows: Sequence[Row], *, has_file: bool) -> list[Section]:
-    """Return how to measure these rows again, their prompts, and the machine."""
-    prompts = rows[0].record.trial.workload.prompts
-    again = _command(rows, _PROMPTS_FILE) if has_file else ""
-    commands = (Fact("written out", again, is_command=True),) if again else ()
-    listed = [Fact(str(number), prompt) for number, prompt in enumerate(prompts[:_MOST_PROMPTS], 1)]
-    title = count(len(prompts), "prompt")
-    return [
-        Section(title, (Facts(tuple(listed)),), where="page", is_folded=True),
-        Section("Conditions", (Facts((*commands, *_facts(rows[0]))),), where="page"),
-    ]
+def _effects(row: Row) -> Iterator[Fact]:
+    for name, changes in row.effects.items():
+        yield Fact(name, ", ".join(f"{key} {value}" for key, value in changes.items()))
+    for name, found in row.record.rounds[0].evidence.items():
+        text = "; ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
+        yield Fact(name.replace("_", " "), text)
 
 
 def _figures_table(rows: Sequence[Row]) -> Table:
@@ -309,83 +316,21 @@ def _figures_table(rows: Sequence[Row]) -> Table:
     return Table.of(("recipe", *headings), lines, is_code=True, note=note)
 
 
-def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
-    """Return the reasons for unclear quality that several rows share, with the numbers of those rows."""
-    numbers: dict[str, list[int]] = {}
-    for number, row in enumerate(rows, 1):
-        if row.latency is not None and row.judgement is not None and row.judgement.gate is Gate.UNCLEAR:
-            numbers.setdefault(row.judgement.reason, []).append(number)
-    return {reason: numbers for reason, numbers in numbers.items() if len(numbers) > 1}
-
-
-def _evidence(row: Row, baseline: Row) -> str:
-    """Return short evidence for the verdict on quality: "match 0.994", "CLIP kept 97 % [95, 99]"."""
-    fidelity, limits = row.fidelity, row.limits
-    if broken_images(row.record, baseline.record) is not None:
-        return "broken images"
-    if fidelity is None:
-        return ""
-    if fidelity.num_identical == fidelity.num_pictures:
-        return "identical"
-    parts = []
-    if limits.clip is not None:
-        parts.append(
-            "no CLIP score" if fidelity.clip_kept is None else f"CLIP kept {_percent(fidelity.clip_kept)}"
-        )
-    if fidelity.witness is not None and limits.witness is not None:
-        parts.append(f"second witness {_percent(fidelity.witness.mean)}")
-    if row.record.trial.recipe.same_picture:
-        if fidelity.match is not None and limits.match is not None:
-            parts.append(f"match {fidelity.match.mean.point:.3f}")
-        if fidelity.ssim is not None and limits.ssim is not None:
-            parts.append(f"SSIM {fidelity.ssim.point:.3f}")
-        if fidelity.psnr_db is not None and limits.psnr_db is not None:
-            parts.append(f"PSNR {fidelity.psnr_db.point:.1f} dB")
-    return ", ".join(parts)
-
-
-def _limits(baseline: Row) -> str:
-    limits = baseline.limits
-    minimums = [
-        f"a mean {text}"
-        for limit, text in (
-            (limits.match, f"match of at least {limits.match:g}" if limits.match else ""),
-            (limits.ssim, f"SSIM of at least {limits.ssim}"),
-            (limits.psnr_db, f"PSNR of at least {limits.psnr_db} dB"),
-        )
-        if limit is not None
-    ]
-    clip = (
-        f"Quality passes with {100 * limits.clip:g} % of the baseline’s CLIP margin"
-        if isinstance(limits.clip, float)
-        else "There is no limit on the CLIP margin"
-    )
-    listed = " and ".join([", ".join(minimums[:-1]), minimums[-1]] if len(minimums) > 1 else minimums)
-    same = f"; recipes that should give the same image also need {listed}" if minimums else ""
-    return f"{clip}{same}. Any recipe fails with a black or noisy image, or with many flat images."
-
-
 def _figure_cells(fidelity: Fidelity, is_baseline: bool) -> dict[str, str]:
     """Return means by heading; no-reference figures with their change against the baseline."""
-    missing = "–"
-
-    def mean(interval: Interval | None, digits: int) -> str:
-        return missing if is_baseline or interval is None else f"{interval.point:.{digits}f}"
-
-    cells = {
-        "identical": missing if is_baseline else f"{fidelity.num_identical} of {fidelity.num_pictures}",
-        "match": mean(None if fidelity.match is None else fidelity.match.mean, 3),
-        "SSIM": mean(fidelity.ssim, 3),
-        "PSNR, worst": missing
-        if fidelity.psnr_db is None or is_baseline
-        else f"{fidelity.psnr_db.point:.1f}, {fidelity.worst_psnr_db:.1f} dB",
-        "LPIPS": mean(fidelity.lpips, 3),
-        "CLIP kept": missing if fidelity.clip_kept is None or is_baseline else _percent(fidelity.clip_kept),
-        "second witness": missing
-        if fidelity.witness is None or is_baseline
-        else _percent(fidelity.witness.mean),
-        "CLIP similarity": mean(fidelity.clip_similarity, 1),
+    match, witness = (kept and kept.mean for kept in (fidelity.match, fidelity.witness))
+    psnr, kept = fidelity.psnr_db, fidelity.clip_kept
+    against = {
+        "identical": f"{fidelity.num_identical} of {fidelity.num_pictures}",
+        "match": match and f"{match.point:.3f}",
+        "SSIM": fidelity.ssim and f"{fidelity.ssim.point:.3f}",
+        "PSNR, worst": psnr and f"{psnr.point:.1f}, {fidelity.worst_psnr_db:.1f} dB",
+        "LPIPS": fidelity.lpips and f"{fidelity.lpips.point:.3f}",
+        "CLIP kept": kept and _percent(kept),
+        "second witness": witness and _percent(witness),
+        "CLIP similarity": fidelity.clip_similarity and f"{fidelity.clip_similarity.point:.1f}",
     }
+    cells = {name: "–" if is_baseline or not text else text for name, text in against.items()}
     for name, heading, digits in (
         ("clip_score", "CLIP score", 1),
         ("sharpness", "sharpness", 0),
@@ -393,7 +338,7 @@ def _figure_cells(fidelity: Fidelity, is_baseline: bool) -> dict[str, str]:
         ("entropy_bits", "entropy, bits", 2),
     ):
         compared = fidelity.alone.get(name)
-        cells[heading] = missing if compared is None else f"{compared.mean:.{digits}f}"
+        cells[heading] = "–" if compared is None else f"{compared.mean:.{digits}f}"
         if compared is not None and not is_baseline:
             change = round(compared.difference.point, digits) + 0.0  # no "−0.0"
             cells[heading] += f" ({change:+.{digits}f})".replace("-", "−")
@@ -410,94 +355,42 @@ def _percent(interval: Interval) -> str:
 
 def _workload(rows: Sequence[Row]) -> str:
     workload = rows[0].record.trial.workload
-    counts = [r.latency.n for r in rows if r.latency is not None]
+    counts = [r.latency.n for r in rows if r.latency is not None] or [0]
+    calls = count(min(counts), "timed call")
+    if min(counts) < max(counts):
+        calls = f"{min(counts)} to {max(counts)} timed calls"
+    texts = {"embeddings": "prompts encoded beforehand", "repeated": "one prompt repeated"}
     parts = [
+        "" if workload.task == "text" else workload.task_in_words,
         f"{count(len(workload.prompts), 'prompt')} × {count(len(workload.seeds), 'seed')}",
         f"{workload.width} × {workload.height} px",
         count(workload.num_inference_steps, "step"),
         f"guidance {workload.guidance_scale:g}",
         count(max(len(r.record.rounds) for r in rows), "round"),
+        f"{workload.batch} images per call" if workload.batch > 1 else "",
+        texts.get(workload.text, ""),
+        f"{calls} per recipe" if any(counts) else "",
     ]
-    if workload.task != "text":
-        parts.insert(0, workload.task_in_words)
-    if workload.batch > 1:
-        parts.append(f"{workload.batch} images per call")
-    if workload.text == "embeddings":
-        parts.append("prompts encoded beforehand")
-    if workload.text == "repeated":
-        parts.append("one prompt repeated")
-    if counts:
-        low, high = min(counts), max(counts)
-        parts.append(count(low, "timed call") if low == high else f"{low} to {high} timed calls")
-        parts[-1] += " per recipe"
-    return " · ".join(parts)
+    return " · ".join(part for part in parts if part)
 
 
-def _facts(row: Row) -> list[Fact]:
+def _conditions(row: Row) -> Iterator[Fact]:
     """Return the conditions of the measurement as names and values."""
-    trial, environment = row.record.trial, row.record.environment
-    device = environment.device_name
-    if environment.device_capability:
-        device += f", compute capability {environment.device_capability}"
-    facts = [("Device", f"{device} ({environment.device})")]
-    if environment.place is not None:
-        facts.append(("Place", environment.place.name))
-    if environment.driver:
-        facts.append(("Driver", environment.driver))
-    facts += [
-        ("CPU", f"{environment.cpu}, {count(environment.num_cores, 'core')}"),
-        ("Threads", str(environment.num_threads)),
-        ("Memory", size(environment.memory_bytes)),
-        ("Platform", environment.platform),
-        ("Python", environment.python),
-        *environment.libraries.items(),
-        *environment.variables.items(),
-        (
-            "vivace",
-            environment.vivace + (f" ({environment.source_revision})" if environment.source_revision else ""),
-        ),
-        ("Weights", f"{trial.model.name}, {trial.model.source}, {trial.model.revision}"),
-    ]
-    return [Fact(name, value) for name, value in facts]
-
-
-def _is_line(prompt: str) -> bool:
-    """Whether a file of prompts can hold the prompt: as one line that keeps its spaces."""
-    return bool(prompt) and prompt == prompt.strip() and len(lines_of(prompt)) == 1
-
-
-def _command(rows: Sequence[Row], prompts_file: str) -> str:
-    """Return the command, an option a line; "" if its seeds do not follow one another."""
-    trial, environment = rows[0].record.trial, rows[0].record.environment
-    options = _workload_options(trial.workload, prompts_file)
-    if options is None:
-        return ""
-    lines = [
-        ["vivace", "bench", "--model", trial.model.name],
-        *(["--recipe", row.record.trial.recipe.text] for row in rows),
-        *options,
-        ["--rounds", str(max(len(row.record.rounds) for row in rows)), "--no-rivals"],
-        ["--device", trial.device, "--threads", str(environment.num_threads)],
-    ]
-    return " \\\n  ".join(shlex.join(line) for line in lines)
-
-
-def _workload_options(workload: Workload, prompts_file: str) -> list[list[str]] | None:
-    first, count = workload.seeds[0], len(workload.seeds)
-    if workload.seeds != tuple(range(first, first + count)):
-        return None
-    options = [
-        ["--prompts", prompts_file, "--seed", str(first), "--seeds", str(count)],
-        ["--height", str(workload.height), "--width", str(workload.width)],
-        [
-            "--num-inference-steps",
-            str(workload.num_inference_steps),
-            "--guidance-scale",
-            repr(workload.guidance_scale).removesuffix(".0"),
-        ],
-    ]
-    extra = ["--batch", str(workload.batch)] if workload.batch > 1 else []
-    extra += ["--text", workload.text] if workload.text != "prompts" else []
-    extra += ["--task", workload.task] if workload.task != "text" else []
-    extra += [] if workload.strength is None else ["--strength", f"{workload.strength:g}"]
-    return [*options, extra] if extra else options
+    model, of = row.record.trial.model, row.record.environment
+    capability = f", compute capability {of.device_capability}" if of.device_capability else ""
+    revision = f" ({of.source_revision})" if of.source_revision else ""
+    facts = {
+        "Device": f"{of.device_name}{capability} ({of.device})",
+        "Place": of.place and of.place.name,
+        "Driver": of.driver,
+        "CPU": f"{of.cpu}, {count(of.num_cores, 'core')}",
+        "Threads": str(of.num_threads),
+        "Memory": size(of.memory_bytes),
+        "Platform": of.platform,
+        "Python": of.python,
+        **of.libraries,
+        **of.variables,
+        "vivace": f"{of.vivace}{revision}",
+        "Weights": f"{model.name}, {model.source}, {model.revision}",
+    }
+    return (Fact(name, value) for name, value in facts.items() if value)

@@ -6,33 +6,32 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from vivace.answers.answer import Bar, BarPart, Bars, Plot, PlotPoint
 from vivace.answers.formatting import ratio, seconds, shorten, size
 from vivace.foundation.spec.recipe_syntax import short_form
 from vivace.foundation.stats import Interval
+from vivace.report.latency import Latency
 from vivace.report.rows import Row
 
-STAGES = ("text", "steps", "vae", "other")
-_STAGE_NAMES = (
-    ("stage-text", "text encoding"),
-    ("stage-steps", "denoising steps"),
-    ("stage-vae", "VAE decoding"),
-    ("stage-other", "everything else"),
-)
+_STAGES = {
+    "text": "text encoding",
+    "steps": "denoising steps",
+    "vae": "VAE decoding",
+    "other": "everything else",
+}
 _LEAST_SPAN = 0.05
 """Quality axes cover at least this much, so that noise does not look like a difference."""
-_EDGE, _GAP = 9.0, 2.4  # percent of a box: between the scale's end and the box's, and between two rounds
 _SCALES = (0.02, 0.05, 0.1, 0.2, 0.5)
 _WITHIN = 0.97  # share of all calls that the scale holds
-_MAX_DOTS = 400  # of a recipe
 _FRONT = (
     "The line is the Pareto front: no other recipe is better in both figures than one on it, by the points alone; "
     "recipes that failed on quality are hollow and do not count. Circles keep the image, diamonds change it. Bars are "
     "95 % intervals."
 )
 
-Numbered = tuple[int, Row, Interval]
+Numbered = tuple[int, Row, Latency]
 
 
 def charts_of(rows: Sequence[Row]) -> list[Bars | Plot]:
@@ -42,7 +41,7 @@ def charts_of(rows: Sequence[Row]) -> list[Bars | Plot]:
 
 
 def _measured(rows: Sequence[Row]) -> list[Numbered]:
-    return [(n, row, row.latency.median) for n, row in enumerate(rows, 1) if row.latency is not None]
+    return [(n, row, row.latency) for n, row in enumerate(rows, 1) if row.latency is not None]
 
 
 def _failed(row: Row) -> str:
@@ -51,26 +50,22 @@ def _failed(row: Row) -> str:
 
 def times(rows: Sequence[Row]) -> Bars | None:
     """Return each measured row's median time with its interval; None without any."""
-    measured = _measured(rows)
-    if not measured:
-        return None
-    scale = 100 / max(median.high or median.point for _, _, median in measured)
     bars = []
-    for number, row, median in measured:
+    for number, row, latency in _measured(rows):
+        median = latency.median
         speedup = "" if row.speedup is None else f", {ratio(row.speedup)}"
         failed = "; failed quality" if row.failed_quality else ""
-        ends = () if median.low is None or median.high is None else (median.low * scale, median.high * scale)
         look = "total" if number == 1 else "loss" if row.failed_quality else "saving"
         bars.append(
             Bar(
                 shorten(short_form(row.recipe)),
                 f"{seconds(median.point)}{speedup}{failed}",
                 number,
-                parts=(BarPart(0.0, round(median.point * scale, 2), look),),
-                marks=tuple(round(end, 2) for end in ends),
+                parts=(BarPart(0.0, median.point, look),),
+                marks=tuple(end for end in (median.low, median.high) if end is not None),
             )
         )
-    return Bars("Times", tuple(bars), "Median seconds per image with 95 % intervals")
+    return Bars("Times", tuple(bars), "Median seconds per image with 95 % intervals") if bars else None
 
 
 def waterfall(rows: Sequence[Row]) -> Bars | None:
@@ -82,28 +77,19 @@ def waterfall(rows: Sequence[Row]) -> Bars | None:
     measured = _measured(rows)
     if len(measured) < 2:
         return None
-    scale = 100 / max(median.point for _, _, median in measured)
-    number, row, median = measured[0]
-    total = BarPart(0.0, round(median.point * scale, 2), "total")
-    bars = [Bar(row.recipe, seconds(median.point), number, note=_failed(row), parts=(total,))]
-    for index, (number, row, after) in enumerate(measured[1:]):
-        parent = _parent([other for _, other, _ in measured[: index + 1]], row)
-        above, _, before = measured[parent]
-        start, end = round(before.point * scale, 2), round(after.point * scale, 2)
-        part = BarPart(min(start, end), round(abs(end - start), 2), _change_kind(before, after))
-        of = "" if parent == index else f", from row {above}"
-        below = f"to {seconds(after.point)}{of}"
-        bars.append(
-            Bar(
-                row.recipe,
-                change_text(before, after),
-                number,
-                below,
-                _failed(row),
-                (part,),
-                (start,) if parent == index else (),
-            )
-        )
+    bars: list[Bar] = []
+    for number, row, latency in measured:
+        after, above = latency.median, measured[: len(bars)]
+        if not above:
+            total = BarPart(0.0, after.point, "total")
+            bars.append(Bar(row.recipe, seconds(after.point), number, note=_failed(row), parts=(total,)))
+            continue
+        parent, _, of_parent = max(reversed(above), key=lambda other: _num_shared(other[1], row))
+        before, is_next = of_parent.median, parent == above[-1][0]
+        part = BarPart(min(before.point, after.point), abs(after.point - before.point), _look(before, after))
+        below = f"to {seconds(after.point)}" + ("" if is_next else f", from row {parent}")
+        marks = (before.point,) if is_next else ()
+        bars.append(Bar(row.recipe, change_text(before, after), number, below, _failed(row), (part,), marks))
     about = (
         "Seconds per image. Each bar is the change against the recipe that it extends: the row above, or the row that "
         "is named."
@@ -112,23 +98,17 @@ def waterfall(rows: Sequence[Row]) -> Bars | None:
     return Bars("Time, row by row", tuple(bars), about, legend)
 
 
-def _parent(above: Sequence[Row], row: Row) -> int:
-    """Return the index of the row above that this one extends; 0, the baseline, if it extends no other."""
-    techniques = _techniques(row)
-    nested = [
-        (len(fewer), index) for index, other in enumerate(above) if (fewer := _techniques(other)) < techniques
-    ]
-    return max(nested, default=(0, 0))[1]
+def _num_shared(other: Row, row: Row) -> tuple[int, int]:
+    """Return how many of a row's techniques another has, of several the last; none unless it has no other ones."""
+    fewer, techniques = (
+        {call.model_dump_json() for call in each.record.trial.recipe.techniques} for each in (other, row)
+    )
+    return (len(fewer), 1) if fewer < techniques else (0, int(other.is_baseline))
 
 
-def _techniques(row: Row) -> set[str]:
-    return {call.model_dump_json() for call in row.record.trial.recipe.techniques}
-
-
-def _change_kind(before: Interval, after: Interval) -> str:
-    if before.low is None or before.high is None or after.low is None or after.high is None:
-        return "unclear"
-    if after.low <= before.high and before.low <= after.high:
+def _look(before: Interval, after: Interval) -> str:
+    ends = (before.low, before.high, after.low, after.high)
+    if None in ends or (after.low <= before.high and before.low <= after.high):  # type: ignore[operator]
         return "unclear"
     return "saving" if after.point < before.point else "loss"
 
@@ -145,25 +125,21 @@ def change_text(before: Interval, after: Interval) -> str:
 
 def stages(rows: Sequence[Row]) -> Bars | None:
     """Return each measured recipe's time by stage, on one scale. Stages that no row has are left out."""
-    measured = [(number, row) for number, row in enumerate(rows, 1) if row.stages_s]
-    longest = max((sum(row.stages_s.values()) for _, row in measured), default=0.0)
-    if longest <= 0:
-        return None
     bars = []
-    for number, row in measured:
+    for number, row, _ in _measured(rows):
         # Known stages in the order of the call, then unknown stages of newer records.
-        names = [s for s in STAGES if s in row.stages_s] + sorted(set(row.stages_s) - set(STAGES))
-        parts, start = [], 0.0
-        for stage in names:
-            width = 100 * row.stages_s[stage] / longest
-            look = f"stage-{stage if stage in STAGES else 'other'}"
-            parts.append(BarPart(round(start, 2), round(width, 2), look))
-            start += width
+        names = [s for s in _STAGES if s in row.stages_s] + sorted(set(row.stages_s) - set(_STAGES))
+        ends = list(accumulate((row.stages_s[stage] for stage in names), initial=0.0))
+        parts = tuple(
+            BarPart(start, row.stages_s[stage], f"stage-{stage if stage in _STAGES else 'other'}")
+            for stage, start in zip(names, ends, strict=False)
+        )
         each = ", ".join(f"{stage} {seconds(row.stages_s[stage])}" for stage in names)
-        whole = seconds(sum(row.stages_s.values()))
-        bars.append(Bar(row.recipe, whole, number, each, _failed(row), tuple(parts)))
+        if ends[-1]:
+            bars.append(Bar(row.recipe, seconds(ends[-1]), number, each, _failed(row), parts))
     about = "Median seconds per image of each stage of a call, on one scale."
-    return Bars("Where the time goes", tuple(bars), about, _STAGE_NAMES)
+    legend = tuple((f"stage-{stage}", name) for stage, name in _STAGES.items())
+    return Bars("Where the time goes", tuple(bars), about, legend) if bars else None
 
 
 def calls(rows: Sequence[Row]) -> Bars | None:
@@ -171,75 +147,29 @@ def calls(rows: Sequence[Row]) -> Bars | None:
 
     All recipes share one scale, in percent of their own time: an unsteady recipe looks unsteady at any speed.
     """
-    measured = [(n, row, row.latency) for n, row in enumerate(rows, 1) if row.latency is not None]
+    measured = _measured(rows)
     if not any(latency.n > 1 for *_, latency in measured):
         return None
-    deviations = sorted(
-        abs(sample / latency.median.point - 1)
+    every = [
+        [sample / latency.median.point - 1 for samples in latency.samples_s for sample in samples]
         for *_, latency in measured
-        for samples in latency.samples_s
-        for sample in samples
-    )
-    reach = deviations[min(len(deviations) - 1, int(_WITHIN * len(deviations)))]
-    scale = next((s for s in _SCALES if s >= reach), _SCALES[-1])
-    bars = tuple(
-        _calls_of(number, row, latency.median.point, latency.samples_s, scale)
-        for number, row, latency in measured
-    )
+    ]
+    deviations = sorted(abs(deviation) for of in every for deviation in of)
+    usual = deviations[min(len(deviations) - 1, int(_WITHIN * len(deviations)))]
+    reach = next((s for s in _SCALES if s >= usual), _SCALES[-1])
+    bars = []
+    for (number, row, latency), of in zip(measured, every, strict=True):
+        below = f"calls {_signed(min(of))} to {_signed(max(of))}"
+        if len(latency.samples_s) > 1:
+            below += f"; rounds {', '.join(seconds(statistics.median(of)) for of in latency.samples_s)}"
+        middle = seconds(latency.median.point)
+        bars.append(Bar(row.recipe, middle, number, below, _failed(row), samples=latency.samples_s))
     about = (
         "Each dot is a timed call, in order and round by round; the line of a round is its median. Up is slower: a box "
-        f"reaches from −{100 * scale:.0f} % to +{100 * scale:.0f} % of the recipe’s own time; squares at its edge lie "
+        f"reaches from −{100 * reach:.0f} % to +{100 * reach:.0f} % of the recipe’s own time; squares at its edge lie "
         "beyond. A slope is drift; single dots far off are disturbances."
     )
-    return Bars("Every timed call", bars, about)
-
-
-def _calls_of(number: int, row: Row, middle_s: float, rounds: Sequence[Sequence[float]], scale: float) -> Bar:
-    def deviation(time_s: float) -> float:
-        return time_s / middle_s - 1
-
-    def y(time_s: float) -> float:
-        return round(50 - max(-1.0, min(1.0, deviation(time_s) / scale)) * (50 - _EDGE), 1)
-
-    shown = _downsample(rounds)
-    width = (100 - _GAP * (len(shown) - 1)) / sum(map(len, shown))
-    dots: list[tuple[float, float, bool]] = []
-    levels, start = [], 0.0
-    for samples, few in zip(rounds, shown, strict=True):
-        dots += [
-            (round(start + (k + 0.5) * width, 2), y(time_s), abs(deviation(time_s)) > scale)
-            for k, time_s in enumerate(few)
-        ]
-        end = start + width * len(few)
-        levels.append((round(start, 2), round(end, 2), y(statistics.median(samples))))
-        start = end + _GAP
-    every = [time_s for samples in rounds for time_s in samples]
-    spread = f"calls {_signed(deviation(min(every)))} to {_signed(deviation(max(every)))}"
-    by_round = ", ".join(seconds(statistics.median(samples)) for samples in rounds)
-    return Bar(
-        row.recipe,
-        seconds(middle_s),
-        number,
-        spread + (f"; rounds {by_round}" if len(rounds) > 1 else ""),
-        _failed(row),
-        dots=tuple(dots),
-        levels=tuple(levels),
-    )
-
-
-def _downsample(rounds: Sequence[Sequence[float]]) -> list[Sequence[float]]:
-    """Return the rounds' calls; if there are very many, the slowest and the fastest of every few neighbours."""
-    every = -(-2 * sum(map(len, rounds)) // _MAX_DOTS)
-    if every <= 2:
-        return list(rounds)
-    thin: list[Sequence[float]] = []
-    for samples in rounds:
-        few: list[float] = []
-        for start in range(0, len(samples), every):
-            some = samples[start : start + every]
-            few += [some[i] for i in sorted({some.index(min(some)), some.index(max(some))})]
-        thin.append(few)
-    return thin
+    return Bars("Every timed call", tuple(bars), about, reach=reach)
 
 
 def _signed(share: float) -> str:
@@ -257,26 +187,29 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
     """Plot the share of the CLIP margin that is kept; SSIM if there is none, or if no recipe may change the image."""
     compared = [r for r in rows[1:] if r.latency is not None and r.fidelity is not None]
     all_same = all(r.record.trial.recipe.same_picture for r in compared)
-    has_clip = any(r.fidelity is not None and r.fidelity.clip_kept is not None for r in compared)
-    has_ssim = any(r.fidelity is not None and r.fidelity.ssim is not None for r in compared)
+    has_clip = any(r.fidelity.clip_kept for r in compared if r.fidelity)
+    has_ssim = any(r.fidelity.ssim for r in compared if r.fidelity)
     if not rows or rows[0].latency is None or not (has_clip or has_ssim):
         return None
     limits, is_clip = rows[0].limits, has_clip and not (all_same and has_ssim)
+    limit, name, about = (
+        limits.ssim,
+        "SSIM to the baseline’s images",
+        "1 is the baseline’s image, pixel by pixel.",
+    )
     if is_clip:
         limit = 100 * limits.clip if isinstance(limits.clip, float) else None
         name, about = (
             "CLIP margin kept, %",
             "The baseline’s margin between its own and other prompts is 100 %.",
         )
-    else:
-        limit = limits.ssim
-        name, about = "SSIM to the baseline’s images", "1 is the baseline’s image, pixel by pixel."
+    unit = " %" if is_clip else ""
     points = []
     for number, row, _ in _measured(rows):
-        x, y = _speed(row, rows[0]), _quality(row, is_clip=is_clip)
-        if x is not None and y is not None:
+        y = _quality(row, is_clip=is_clip)
+        if y is not None:
             said = f"CLIP kept {y.point:.1f} %" if is_clip else f"SSIM {y.point:.3f}"
-            points.append(_point(number, row, x, y, said))
+            points += _point(number, row, y, said)
     if len(points) < 2:
         return None
     return Plot(
@@ -285,8 +218,8 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
         name,
         tuple(points),
         about=f"Upper right is better. {about} {_FRONT}",
-        y_unit="%" if is_clip else "",
-        limits=() if limit is None else ((limit, f"limit {limit:g}{' %' if is_clip else ''}"),),
+        y_unit=unit.strip(),
+        limits=() if limit is None else ((limit, f"limit {limit:g}{unit}"),),
         better="more",
         is_ratio=True,
         least_span=_LEAST_SPAN * (100 if is_clip else 1),
@@ -294,13 +227,14 @@ def _quality_plot(rows: Sequence[Row]) -> Plot | None:
 
 
 def _memory_points(rows: Sequence[Row]) -> list[PlotPoint]:
-    points = []
-    for number, row, _ in _measured(rows):
-        x = _speed(row, rows[0])
-        if x is not None and row.memory is not None:
-            peak = Interval(float(row.memory.peak_bytes), None, None)
-            points.append(_point(number, row, x, peak, size(row.memory.peak_bytes)))
-    return points
+    return [
+        point
+        for number, row, _ in _measured(rows)
+        if row.memory is not None
+        for point in _point(
+            number, row, Interval(float(row.memory.peak_bytes), None, None), size(row.memory.peak_bytes)
+        )
+    ]
 
 
 def memory_plot(points: Sequence[PlotPoint]) -> Plot | None:
@@ -321,10 +255,6 @@ def memory_plot(points: Sequence[PlotPoint]) -> Plot | None:
     )
 
 
-def _speed(row: Row, baseline: Row) -> Interval | None:
-    return Interval(1.0, None, None) if row is baseline and row.latency is not None else row.speedup
-
-
 def _quality(row: Row, *, is_clip: bool) -> Interval | None:
     """Return the figure of a row; the baseline keeps all of its own quality."""
     if row.is_baseline:
@@ -338,8 +268,12 @@ def _quality(row: Row, *, is_clip: bool) -> Interval | None:
     return Interval(100 * kept.point, low, high)
 
 
-def _point(number: int, row: Row, x: Interval, y: Interval, said: str) -> PlotPoint:
+def _point(number: int, row: Row, y: Interval, said: str) -> list[PlotPoint]:
+    """Return the point of a row; none if its speed-up is not known."""
+    x = Interval(1.0, None, None) if row.is_baseline else row.speedup
+    if x is None:
+        return []
     look = "baseline" if row.is_baseline else "same" if row.record.trial.recipe.same_picture else "changed"
     failed = "; failed quality" if row.failed_quality else ""
     label = f"{number} {row.recipe}: {x.point:.2f}×, {said}{failed}"
-    return PlotPoint(x, y, look, label, number, row.recipe, row.failed_quality)
+    return [PlotPoint(x, y, look, label, number, row.recipe, row.failed_quality)]

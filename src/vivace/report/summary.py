@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vivace.answers.formatting import ratio, seconds, size
+from vivace.answers.formatting import list_names, ratio, seconds, sentence, size
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Verdict
 from vivace.report.rows import Row
@@ -114,7 +114,7 @@ def _quality(rows: Sequence[Row], best: Row) -> list[str]:
         return [] if same else ["Compare the images before you trust it."]
     if _is_doubtful(best):
         return ["Compare the images before you trust it."]
-    sentences = [f"Its quality passes: {best.judgement.reason}."]
+    sentences = [sentence(f"{best.judgement.words} ({best.judgement.reason})")]
     candidates = _candidates(rows)
     doubtful = max((r for r in _faster(rows) if r not in candidates), key=_gain, default=best)
     if _gain(doubtful) > _gain(best) and doubtful.speedup is not None:
@@ -138,7 +138,7 @@ def _named(rows: Sequence[Row]) -> str:
     names = [row.name for row in rows[:_MAX_NAMED]]
     if len(rows) > _MAX_NAMED:
         names.append(f"{len(rows) - _MAX_NAMED} more")
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return list_names(names)
 
 
 def _caveats(rows: Sequence[Row]) -> list[str]:

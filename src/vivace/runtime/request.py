@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from vivace.errors import UsageError
-from vivace.foundation.spec.keywords import CallKeywords
-from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.study import CallKeywords, Study
 from vivace.foundation.spec.workload import Workload
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.sources import SourceImages, image_arguments

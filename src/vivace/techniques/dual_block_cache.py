@@ -31,7 +31,7 @@ first blocks, and of what follows with and without the middle ones (with a fixed
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -40,8 +40,8 @@ from vivace.machinery.step_caching.engine import CachedDenoiser, CacheState, IsH
 from vivace.machinery.step_caching.split_blocks import num_blocks, split_forwards
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.what import Taylor
-from vivace.machinery.step_caching.when import COMPUTED, DECIDED, HIT, of_step, steps_of, written
-from vivace.machinery.technique import Effect, Target, Trait, knob
+from vivace.machinery.step_caching.when import COMPUTED, DECIDED, HIT, of_step, steps_of
+from vivace.machinery.technique import Target, Trait, knob
 
 _FIRST = 8
 _LARGEST_SHARE = 4
@@ -75,12 +75,6 @@ class DualBlockCache(StepCache):
     )
     order: int = knob(0, ge=0, le=1, tune=[0, 1], about="1 continues the residual on a line; 0 repeats it")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _written_alike(cls, data: Any) -> Any:
-        mask = data.get("mask") if isinstance(data, dict) else None
-        return data | {"mask": written(steps_of(mask))} if isinstance(mask, str) else data
-
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:
         if self.mask is None:
@@ -93,11 +87,6 @@ class DualBlockCache(StepCache):
             if getattr(self, name) != fields[name].default:
                 raise ValueError(f"the mask {self.mask} leaves nothing to {name}; leave {name} out")
         return self
-
-    @property
-    def _is_fixed(self) -> bool:
-        """Whether nothing is decided by content."""
-        return self.hits is not None or (self.mask is not None and DECIDED not in self.mask)
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         denoiser = target.module("denoiser")
@@ -116,9 +105,6 @@ class DualBlockCache(StepCache):
             )
         return None
 
-    def unsupported_weights(self, target: Target) -> str | None:
-        return None if self._is_fixed else super().unsupported_weights(target)
-
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
         denoiser = target.module("denoiser")
         num = num_blocks(denoiser)
@@ -132,16 +118,9 @@ class DualBlockCache(StepCache):
         blocks = f"{first} first, {num - first - self.last} reused, {self.last} last"
         return Attached(cached.counter, {"denoiser.blocks": blocks, "denoiser.residual_order": self.order})
 
-    def predict(self, target: Target) -> Effect:
-        """Predict as other step caches do; to count work, a mask without decisions lists its hits itself."""
-        if self.mask is not None and self._is_fixed and target.model.hits is not None:
-            return self.apply(target)
-        return super().predict(target)
-
     def decision(self, target: Target) -> StepDecision:
         mask = "" if self.mask is None else steps_of(self.mask)
-        changed = {} if self.mask is None else {f"denoiser.{self.name}": f"mask={self.mask}"}
-        return StepDecision(lambda state, look: self._is_hit(state, look, mask), changed)
+        return StepDecision(lambda state, look: self._is_hit(state, look, mask))
 
     def _is_hit(self, state: CacheState, look: Look, mask: str) -> bool:
         step = state.step
@@ -149,7 +128,7 @@ class DualBlockCache(StepCache):
         notes = state.notes
         in_all, in_a_row = notes.get("hits", (0, 0))
         is_hit = kind == HIT
-        if not self._is_fixed and not is_hit:
+        if not is_hit:
             added = look()[0]
             if state.kept and kind == DECIDED and self._is_allowed(in_all, in_a_row):
                 is_hit = relative_change(added, notes["added"]) < self.threshold

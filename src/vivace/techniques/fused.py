@@ -155,7 +155,7 @@ class Fused(Technique):
         if target.pipe is None:
             return None
         if "vae" in self.targets and (vae := target.module("vae")) is not None:
-            from vivace.machinery.fused.vae import unsuited
+            from vivace.machinery.fused.models.vae import unsuited
 
             if not hasattr(vae, _ATTRIBUTE) and (reason := unsuited(vae)) is not None:
                 return f"{reason}; leave vae out of fused's components"
@@ -202,7 +202,7 @@ class Fused(Technique):
 
         from vivace.machinery.fused.calls import cast_all
         from vivace.machinery.fused.convolutions import num_own
-        from vivace.machinery.fused.vae import fuse_vae
+        from vivace.machinery.fused.models.vae import fuse_vae
 
         vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
@@ -219,8 +219,8 @@ class Fused(Technique):
 
         from vivace.machinery.fused.calls import SampleCasts
         from vivace.machinery.fused.convolutions import num_own
+        from vivace.machinery.fused.models.unet import fuse_unet
         from vivace.machinery.fused.text_projections import TextHoisting
-        from vivace.machinery.fused.unet import fuse_unet
 
         unet = target.module("denoiser")
         torch.nn.Module.to(unet, torch.bfloat16)
@@ -334,7 +334,7 @@ def _unsuited(denoiser: Any, on_gpu: bool, quantize: bool) -> str | None:
         if type(layer).__name__ == "Linear" and is_quantised(layer):
             return f"a layer is quantised already ({name}), and quantised weights cannot be fused"
     if _is_unet(denoiser):
-        from vivace.machinery.fused.unet import unsuited
+        from vivace.machinery.fused.models.unet import unsuited
 
         channels = denoiser.config.block_out_channels
         if quantize and on_gpu and any(number % 16 for number in channels):

@@ -21,8 +21,9 @@ This is divided by its mean over all frequencies, so that steps have one scale.
 
 `threshold` is the sum of relative changes at which a step is computed again: its authors show FLUX.1 [dev] at 0.3 and
 at 0.6. No more than `max_skip` steps are skipped in a row; the first and the last step are always computed. `order` 1
-continues the residual on a straight line through the last two computed ones, where 0 repeats it. `hits` replaces
-threshold, max_skip and power by a fixed schedule: that share of the steps after the first, evenly spaced.
+continues the residual on a straight line through the last two computed ones, where 0 repeats it; `predictor` continues
+it as taylorseer's does. `hits` and `mask` replace threshold, max_skip and power by a fixed schedule: that share of the
+steps after the first, evenly spaced; or the computed steps, listed.
 
 The decision is made in front of the transformer's forward. `compile` therefore makes graphs without a break: of the
 whole forward, of a hit, and of the look at the modulated input; `cuda_graph` captures each. The filter is in none of
@@ -31,13 +32,15 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import model_validator
 
 from vivace.errors import UsageError
 from vivace.machinery.step_caching.block_residual import blocks_of, cache_residual, unknown_blocks
-from vivace.machinery.step_caching.engine import CacheState, IsHit, Look, timestep_of
+from vivace.machinery.step_caching.engine import CacheState, IsHit, Look, noise_levels, timestep_of
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.machinery.step_caching.what import Taylor
+from vivace.machinery.step_caching.what import PredictorName, predictor_of
 from vivace.machinery.step_caching.when import AccumulatedChange
 from vivace.machinery.technique import Target, Trait, component_of, knob
 
@@ -65,10 +68,19 @@ class Seacache(StepCache):
     )
     max_skip: int = knob(5, ge=1, le=100, tune=[2, 5], about="steps that may be skipped in a row")
     order: int = knob(0, ge=0, le=1, tune=[0, 1], about="1 continues the residual on a line; 0 repeats it")
+    predictor: PredictorName = knob(
+        "taylor", new=True, about="what continues the residual: a line (order 1), its average, an exponential"
+    )
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which an image's power falls with frequency")
 
+    @model_validator(mode="after")
+    def _order_is_of_a_series(self) -> Self:
+        if self.predictor != "taylor" and self.order:
+            raise ValueError(f"order is of the Taylor series; leave it out with predictor={self.predictor}")
+        return self
+
     def unsupported_denoiser(self, target: Target) -> str | None:
-        if self.hits is None and target.pipe.scheduler.config.get("prediction_type") == "trigflow":
+        if not self.is_fixed and target.pipe.scheduler.config.get("prediction_type") == "trigflow":
             return (
                 f"the timesteps of its {type(target.pipe.scheduler).__name__} are angles, and tell no noise level to "
                 "filter; give a fixed schedule, seacache(hits=0.5)"
@@ -76,7 +88,12 @@ class Seacache(StepCache):
         return unknown_blocks(target.module("denoiser"))
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        counter = cache_residual(target.module("denoiser"), is_hit, Taylor(1) if self.order else None)
+        predictor = None
+        if self.order or self.predictor != "taylor":
+            predictor = predictor_of(self.predictor, 1, lambda state: noise_levels(target.pipe, state))
+        counter = cache_residual(target.module("denoiser"), is_hit, predictor)
+        if self.predictor != "taylor":
+            return Attached(counter, {"denoiser.seacache_predictor": self.predictor})
         return Attached(counter, {"denoiser.seacache_order": self.order})
 
     def decision(self, target: Target) -> StepDecision:

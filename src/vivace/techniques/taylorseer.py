@@ -14,6 +14,13 @@ The first `warmup` steps are computed, then every `interval`th is. `hits` replac
 of the steps after the first, evenly spaced. The decision does not depend on content: random weights take it as trained
 ones do. `order` 0 repeats the last computed output, 1 continues on a straight line, 2 on a parabola, and so on; each
 needs one more computed step, and as long as there are too few the highest order that they allow is used.
+`mask` lists the computed steps, as `vivace calibrate schedule` searches them for a number that is given.
+
+`predictor=average_velocity` and `predictor=dmd` continue in another way. The first compares the last computed output
+with the average of what the sampler was given between the last two computed steps, and follows the noise level. The
+second continues an exponential, whose rate the last three computed outputs tell. Sources: Gao et al., MeanCache: From
+Instantaneous to Average Velocity for Accelerating Flow Matching Inference, ICLR 2026, arXiv 2601.19961; Schmid, Dynamic
+Mode Decomposition of Numerical and Experimental Data, J. Fluid Mech. 2010, as a predictor in cache-dit.
 
 The prediction is made in front of the denoiser's forward, so `compile` makes one graph without a break, and one that
 hands on.
@@ -22,7 +29,9 @@ hands on.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from pydantic import model_validator
 
 from vivace.architectures import family_of
 from vivace.machinery.step_caching.engine import (
@@ -32,15 +41,13 @@ from vivace.machinery.step_caching.engine import (
     Look,
     StepForwards,
     latents_of,
+    noise_levels,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.machinery.step_caching.what import Taylor
+from vivace.machinery.step_caching.what import PredictorName, predictor_of
 from vivace.machinery.technique import Target, Trait, knob
 from vivace.machinery.technique.pipeline_code import names_its_calls
 from vivace.machinery.technique.script import Script, literal, written_call
-
-if TYPE_CHECKING:
-    pass
 
 
 class Taylorseer(StepCache):
@@ -53,11 +60,27 @@ class Taylorseer(StepCache):
     interval: int = knob(3, ge=2, le=100, tune=[2, 3, 4], about="every so many steps one is computed")
     order: int = knob(1, ge=0, le=4, tune=[1, 2], about="of the Taylor series; 0 repeats")
     warmup: int = knob(3, ge=1, le=1000, tune=[3], about="steps at the beginning that are computed")
+    predictor: PredictorName = knob(
+        "taylor", new=True, about="what continues the outputs: a Taylor series, their average, an exponential"
+    )
+
+    @model_validator(mode="after")
+    def _order_is_of_a_series(self) -> Self:
+        if self.predictor != "taylor" and self.order != 1:
+            raise ValueError(f"order is of the Taylor series; leave it out with predictor={self.predictor}")
+        return self
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         kind = type(target.module("denoiser"))
         if "return_dict" not in inspect.signature(kind.forward).parameters:
             return f"what {kind.__name__} returns is not known to be one prediction a call"
+        scheduler = target.pipe.scheduler
+        if self.predictor == "average_velocity" and not (
+            hasattr(scheduler, "sigmas") or hasattr(scheduler, "alphas_cumprod")
+        ):
+            return (
+                f"{type(scheduler).__name__} tells no noise levels, which predictor=average_velocity follows"
+            )
         return None
 
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
@@ -74,9 +97,12 @@ class Taylorseer(StepCache):
         def reuse(kept: tuple[Any, ...], *args: Any, **kwargs: Any) -> Any:
             return list(kept[0].unbind()) if isinstance(latents_of(args, kwargs), list) else kept[0]
 
-        cached = CachedDenoiser(
-            denoiser, StepForwards(compute, reuse), is_hit, predictor=Taylor(self.order, in_fp32=True)
+        predictor = predictor_of(
+            self.predictor, self.order, lambda state: noise_levels(target.pipe, state), in_fp32=True
         )
+        cached = CachedDenoiser(denoiser, StepForwards(compute, reuse), is_hit, predictor=predictor)
+        if self.predictor != "taylor":
+            return Attached(cached.counter, {"denoiser.taylorseer_predictor": self.predictor})
         return Attached(cached.counter, {"denoiser.taylorseer_order": self.order})
 
     def decision(self, target: Target) -> StepDecision:
@@ -91,7 +117,12 @@ class Taylorseer(StepCache):
         if family is not None and family.text_in_first_step_alone:
             return None  # diffusers takes differences of outputs of two lengths
         # diffusers takes differences in the model's own precision.
-        if self.hits is not None or not is_plain or str(denoiser.dtype) != "torch.float32":
+        if (
+            self.is_fixed
+            or self.predictor != "taylor"
+            or not is_plain
+            or str(denoiser.dtype) != "torch.float32"
+        ):
             return None
         config = written_call(
             "config = TaylorSeerCacheConfig",

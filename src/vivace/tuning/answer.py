@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.workload import Task
-from vivace.foundation.stats import Gate
+from vivace.foundation.stats import Gate, Verdict
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
-from vivace.tuning.explained import ExplainedResult, explained_results, why_lost
-from vivace.tuning.explanation import Explanation
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung, latest
+from vivace.tuning.search.search import Explanation
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A recipe that differs from the pick by one technique, and why it is not the pick.
-
-    Attributes:
-        change: "without X", "with X" or "X instead of Y".
-        result: None if it was not measured.
-    """
+    """A recipe that differs from the pick by one technique, and why it is not the pick; with a result if measured."""
 
     change: str
     recipe: str
@@ -43,6 +38,26 @@ class Looser:
 
 
 @dataclass(frozen=True)
+class ExplainedResult:
+    """A recipe of the search. `reason` says why it is not the answer; "" for the answer and for the baseline."""
+
+    result: Result
+    is_pick: bool
+    reason: str
+
+    @property
+    def measured_how(self) -> str:
+        """How thoroughly it was measured."""
+        if not self.result.is_measured:
+            return self.result.outcome_in_words
+        return {
+            Rung.SCREENED: "screened: a few calls",
+            Rung.JUDGED: f"judged by {self.result.images} images",
+            Rung.FINAL: "final, beside the baseline",
+        }[self.result.rung]
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The answer of `vivace.tune`. `print(tuned)` shows it; `recipe` is the pick's text.
 
@@ -55,7 +70,6 @@ class Tuned:
         task: the task of the images.
         notes: remarks for the reader, such as the basis of the quality verdict, or a limit that could not be met.
         explanation: the posterior of each technique, and its sources.
-        expected: logarithm of the expected gain of the pick with one technique less, by recipe.
         command: the command line of the search.
     """
 
@@ -75,7 +89,6 @@ class Tuned:
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
     explanation: Explanation = field(default_factory=Explanation)
-    expected: Mapping[str, float] = field(default_factory=dict)
     command: str = ""
 
     @property
@@ -87,7 +100,47 @@ class Tuned:
     def row(self) -> Row | None:
         """The pick's row of the final."""
         rows = [row for row in self.rows if row.recipe == self.recipe and not row.is_baseline]
-        return rows[0] if rows else None
+        return rows[0] if rows and rows[0].latency is not None else None
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence that claims only what was proved."""
+        where = f"{self.model} on {self.device_name}"
+        if self.row is None:
+            return f"{where}: no recipe was shown to be better than the baseline"
+        if self.objective.measures_memory:
+            memory, before = self.row.memory, self.rows[0].memory
+            if memory is None or before is None:
+                return f"{where}: less memory"
+            return f"{where}: {100 * (1 - memory.peak_bytes / before.peak_bytes):.0f} % less memory"
+        if self.row.speedup is None:
+            return f"{where}: the speed-up is not known"
+        return f"{where}: {self.row.speedup.point:.2f} times as fast" + (
+            f", {self.doubt}" if self.doubt else ""
+        )
+
+    @property
+    def doubt(self) -> str:
+        """Why the pick's speed-up is not proved, or is none; "" if it is proved."""
+        row = self.row
+        if row is None or row.speedup is None:
+            return "not known"
+        if len(row.record.rounds) == 1:
+            return "measured in one round: not proved"
+        if row.verdict is Verdict.SAME:
+            return "no faster beyond 1 %"
+        if row.verdict is Verdict.FASTER:
+            return ""
+        is_disturbed = row.is_disturbed or self.rows[0].is_disturbed
+        why = "another program kept the machine busy" if is_disturbed else "too noisy to be certain"
+        return f"unclear: {why}"
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the final proved what the headline says."""
+        if self.row is None or self.objective.measures_memory:
+            return self.row is not None
+        return not self.doubt or (len(self.row.record.rounds) > 1 and self.row.verdict is Verdict.SAME)
 
     @property
     def front(self) -> list[Result]:
@@ -103,19 +156,89 @@ class Tuned:
     @property
     def tried(self) -> list[ExplainedResult]:
         """Every recipe that ran, the pick first, and the reason why each other one is not the answer."""
-        return explained_results(self.history, self.pick, self.objective, self.judges)
+        tried = []
+        for result in latest(self.history).values():
+            if result.outcome is not Outcome.UNSUPPORTED:
+                is_pick = self.pick is not None and result.recipe == self.pick.recipe
+                is_silent = is_pick or result.recipe.is_baseline
+                tried.append(ExplainedResult(result, is_pick, "" if is_silent else self.why_lost(result)))
+        return sorted(tried, key=lambda t: (not t.is_pick, -t.result.own_gain, t.result.recipe.text))
+
+    def why_lost(self, result: Result) -> str:
+        """Describe why a recipe is not the pick, or why it cannot be one where there is no pick."""
+        pick = self.pick
+        if not result.is_measured:
+            return f"{result.outcome_in_words}: {result.reason}"
+        if result.gate is Gate.FAILED or result.is_ruined:
+            return "its quality fails"
+        if broken := result.broken_limits(self.objective):
+            is_large = "--max-memory" in broken
+            return f"{'it takes more memory' if is_large else 'its first call takes longer'} than allowed"
+        if pick is None:
+            return self._why_not_proved(result)
+        slower = math.exp((pick.gain or 0.0) - (result.gain or 0.0)) - 1
+        noise = math.hypot(result.error, pick.error)
+        if slower > 2 * noise:
+            is_memory = self.objective.measures_memory
+            if slower >= 1:
+                return f"{1 + slower:.1f} times the {'memory' if is_memory else 'time'}"
+            return f"{100 * slower:.0f} % {'more memory' if is_memory else 'slower'}"
+        if self.judges and result.gate is not Gate.PASSED:
+            return "as fast within the noise; its quality is not proven"
+        if slower > 0:
+            return f"{100 * slower:.1f} % slower, within the noise"
+        return "as fast within the noise when screened; not in the final"
+
+    def _why_not_proved(self, result: Result) -> str:
+        if result.own_gain <= 0:
+            return "no better than the baseline"
+        if self.judges and result.gate is Gate.UNCLEAR:
+            return "better; its quality is not proven"
+        if self.judges and result.gate is None:
+            return "better; there was no time to judge its quality"
+        if result.rung is Rung.FINAL:
+            return "no better than the baseline beyond the noise"
+        return "better; there was no time to prove it beside the baseline"
 
     @property
     def neighbours(self) -> list[Neighbour]:
         """The measured recipes with one technique less, more or swapped, and the unmeasured ones with one less."""
         if self.pick is None:
             return []
-        return _neighbours(self.pick, self.history, self.objective, self.judges, self.expected)
+        results = latest(self.history)
+        mine = set(self.pick.recipe.techniques)
+        neighbours: dict[Recipe, Neighbour] = {}
+        for technique in self.pick.recipe:
+            less = self.pick.recipe.without(technique)
+            result = results.get(less)
+            reason = "the baseline" if less.is_baseline else "not measured"
+            reason = reason if result is None else self.why_lost(result)
+            neighbours[less] = Neighbour(f"without {technique.text}", less.text, result, reason)
+        for recipe, result in results.items():
+            theirs = set(recipe.techniques)
+            more, gone = theirs - mine, mine - theirs
+            if recipe not in neighbours and len(more) == 1 and len(gone) <= 1:
+                (added,) = more
+                change = f"{next(iter(gone)).text}" if gone else ""
+                change = f"{added.text} instead of {change}" if change else f"with {added.text}"
+                neighbours[recipe] = Neighbour(change, recipe.text, result, self.why_lost(result))
+        return list(neighbours.values())
 
     @property
     def looser(self) -> list[Looser]:
-        """The cost of each limit, as far as it was measured."""
-        return _looser(self.pick, self.history, self.objective, self.judges)
+        """The cost of each limit, as far as it was measured: the best recipe that breaks only this limit."""
+        least = 0.0 if self.pick is None or self.pick.gain is None else self.pick.gain
+        best: dict[str, Result] = {}
+        for result in self.history:
+            broken = result.broken_limits(self.objective)
+            is_judged = self.judges and not result.recipe.is_baseline and result.rung > Rung.SCREENED
+            broken += ["--min-quality"] if is_judged and result.gate is not Gate.PASSED else []
+            is_better = result.is_measured and result.own_gain > least + 2 * result.error
+            if len(broken) == 1 and is_better:
+                limit = broken[0]
+                if limit not in best or result.own_gain > best[limit].own_gain:
+                    best[limit] = result
+        return [Looser(limit, result) for limit, result in sorted(best.items())]
 
     @property
     def commands(self) -> list[str]:
@@ -123,7 +246,7 @@ class Tuned:
         quoted = shlex.quote(self.recipe)
         own = "".join(
             f" --{name.replace('_', '-')} {shlex.quote(value) if isinstance(value, str) else f'{value:g}'}"
-            for name, value in (*self.options, *self._files_to_give)
+            for name, value in (*self.options, *self._files_to_give())
         )
         task = "" if self.task == "text" else f", task={self.task!r}"
         return [
@@ -132,12 +255,11 @@ class Tuned:
             f"vivace.load({self.model!r}, {self.recipe!r}{task})",
         ]
 
-    @property
-    def _files_to_give(self) -> list[tuple[str, str]]:
-        """The files that a command needs and the user did not name: the search used images that ship with vivace."""
+    def _files_to_give(self) -> Iterator[tuple[str, str]]:
+        """Yield the files that a command needs and the user did not name, as images that ship with vivace were used."""
         needed = {"image": ["image"], "edit": ["image"], "inpaint": ["image", "mask"], "control": ["control"]}
         names = {name for name, _ in self.options}
-        return [(name, "FILE") for name in needed.get(self.task, []) if name not in names]
+        yield from ((name, "FILE") for name in needed.get(self.task, []) if name not in names)
 
     def page(self) -> str:
         """Return the page of this search as HTML, one file that needs no network."""
@@ -153,8 +275,6 @@ class Tuned:
         return in_notebook(self.page())
 
     def to_json(self) -> dict[str, Any]:
-        from vivace.tuning.tune_answer import headline_of
-
         return {
             "model": self.model,
             "device": self.device_name,
@@ -165,15 +285,15 @@ class Tuned:
                 "quality": self.objective.limits.model_dump(mode="json"),
             },
             "recipe": self.recipe,
-            "pick": None if self.pick is None else result_json(self.pick),
-            "proven": headline_of(self)[1],
+            "pick": None if self.pick is None else self.pick.to_json(),
+            "proven": self.is_proved,
             "final": [row.to_json() for row in self.rows],
-            "front": [result_json(result) for result in self.front],
+            "front": [result.to_json() for result in self.front],
             "neighbours": [
                 {"change": n.change, "recipe": n.recipe, "measured": n.result is not None, "reason": n.reason}
                 for n in self.neighbours
             ],
-            "looser": [{"limit": looser.limit, **result_json(looser.result)} for looser in self.looser],
+            "looser": [{"limit": looser.limit, **looser.result.to_json()} for looser in self.looser],
             "commands": self.commands,
             "trials": self.num_trials,
             "seconds": round(self.seconds, 1),
@@ -190,22 +310,6 @@ class Tuned:
         return text_of(answer_of(self)).rstrip()
 
 
-def result_json(result: Result) -> dict[str, Any]:
-    """Return a result as plain data."""
-    return {
-        "recipe": result.recipe.text,
-        "outcome": result.outcome.value,
-        "rung": result.rung.name.lower(),
-        "gain": None if result.gain is None else math.exp(result.gain),
-        "seconds": result.seconds,
-        "peak_bytes": result.peak_bytes,
-        "first_call_s": result.first_call_s,
-        "quality": None if result.gate is None else result.gate.value,
-        "images": result.images,
-        "reason": result.reason,
-    }
-
-
 def _dominates(result: Result, other: Result) -> bool:
     pairs = [
         (result.seconds or math.inf, other.seconds or math.inf),
@@ -220,80 +324,3 @@ def _rank(result: Result) -> int:
     if result.gate is Gate.PASSED:
         return 0 if result.rung is Rung.FINAL or result.recipe.is_baseline else 1
     return 2 if result.gate is Gate.UNCLEAR else 3
-
-
-def _expected(less: Recipe, pick: Result, objective: Objective, expected: Mapping[str, float]) -> str:
-    """Describe the model's expectation of a neighbour that was not measured."""
-    if less.text not in expected:
-        return "not measured"
-    times = math.exp((pick.gain or 0.0) - expected[less.text])
-    if times >= 2:
-        what = "memory" if objective.measures_memory else "time"
-        return f"not measured; about {times:.1f} times the {what} is expected"
-    if times < 1.01:
-        return "not measured; about as good"
-    what = "more memory" if objective.measures_memory else "slower"
-    return f"not measured; about {100 * (times - 1):.0f} % {what} is expected"
-
-
-def _neighbours(
-    pick: Result, history: Sequence[Result], objective: Objective, judges: bool, expected: Mapping[str, float]
-) -> list[Neighbour]:
-    results = latest(history)
-    mine = set(pick.recipe.techniques)
-    neighbours: dict[Recipe, Neighbour] = {}
-    for technique in pick.recipe:
-        less = pick.recipe.without(technique)
-        result = results.get(less)
-        reason = (
-            _expected(less, pick, objective, expected)
-            if result is None
-            else why_lost(result, pick, objective, judges)
-        )
-        if less.is_baseline:
-            reason = why_lost(result, pick, objective, judges) if result else "the baseline"
-        neighbours[less] = Neighbour(f"without {technique.text}", less.text, result, reason)
-    for recipe, result in results.items():
-        theirs = set(recipe.techniques)
-        more, less_ = theirs - mine, mine - theirs
-        if recipe in neighbours or len(more) != 1 or len(less_) > 1:
-            continue
-        (added,) = more
-        change = f"with {added.text}"
-        if less_:
-            (gone,) = less_
-            change = f"{added.text} instead of {gone.text}"
-        neighbours[recipe] = Neighbour(change, recipe.text, result, why_lost(result, pick, objective, judges))
-    return list(neighbours.values())
-
-
-def _looser(
-    pick: Result | None, history: Sequence[Result], objective: Objective, judges: bool
-) -> list[Looser]:
-    """Return, for each limit, the best recipe that breaks only this limit and is better than the pick."""
-    least = 0.0 if pick is None or pick.gain is None else pick.gain
-
-    def broken(result: Result) -> set[str]:
-        options = set()
-        if objective.max_memory_bytes is not None and (result.peak_bytes or 0) > objective.max_memory_bytes:
-            options.add("--max-memory")
-        if objective.max_first_call_s is not None and (result.first_call_s or 0) > objective.max_first_call_s:
-            options.add("--max-first-call")
-        if (
-            judges
-            and not result.recipe.is_baseline
-            and result.gate is not Gate.PASSED
-            and result.rung > Rung.SCREENED
-        ):
-            options.add("--min-quality")
-        return options
-
-    best: dict[str, Result] = {}
-    for result in history:
-        refused = broken(result)
-        if not result.is_measured or len(refused) != 1 or (result.gain or 0.0) <= least + 2 * result.error:
-            continue
-        (limit,) = refused
-        if limit not in best or (result.gain or 0.0) > (best[limit].gain or 0.0):
-            best[limit] = result
-    return [Looser(limit, result) for limit, result in sorted(best.items())]

@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from vivace.answers.formatting import clock, size
+from vivace.answers.formatting import clock, count, size
 from vivace.architectures import CATALOGUE, family_of_pipeline
 from vivace.architectures.entry import Embedded, Entry, Hub
 from vivace.errors import UnknownModel, Unsupported, UnusableModel
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.evidence.recorded import all_recorded
 from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.settings import CallSettings
 from vivace.foundation.untrusted.files import user_path
 from vivace.measure.surroundings import Surroundings, surroundings
-from vivace.models.find import SYNTHETIC, LocatedModel, find_model
+from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.scorers import find_scorer, find_witness
-from vivace.tuning.image_request import ImageRequest
 
 _CORE_FLOPS = 200e9
 """FLOP per second and core in fp32: more than a core of any CPU reaches in a whole model."""
@@ -34,32 +34,18 @@ _FP32_OVER_HALF = 2
 
 @dataclass(frozen=True)
 class Lack:
-    """A missing requirement.
-
-    Attributes:
-        ends: whether no search can succeed without it.
-        may_come: whether it is a download from a hub that is silent so far.
-    """
+    """A missing requirement. It `ends` everything, or is a download that `may_come` from a hub silent so far."""
 
     text: str
     ends: bool
     may_come: bool = False
 
 
-@dataclass(frozen=True)
-class _Needs:
-    """Requirements of a model: bytes of its files and of its memory here, and seconds of an image; None if unknown."""
-
-    download_bytes: int | None
-    memory_bytes: float | None
-    image_s: float | None
-
-
 def check_ready(
     model: str,
     device: str,
     minutes: float | None,
-    request: ImageRequest,
+    request: CallSettings,
     scorer: str | None = "auto",
     witness: str | None = None,
     here: Surroundings | None = None,
@@ -75,203 +61,165 @@ def check_ready(
     Raises:
         Unsupported: something is missing without which no search succeeds.
     """
-    here = here or surroundings()
-    name = model.strip()
-    entry = CATALOGUE.get(name.lower().removeprefix(SYNTHETIC))
-    located, absent = _located(name)
-    on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
-    needs = _needs(entry, located, request, here, on_cpu=on_cpu)
-    lacks = [
-        *_gpu(needs, device, minutes, here, on_cpu=on_cpu),
-        *_memory(needs, here, on_cpu=on_cpu),
-        *_download(needs, entry, absent, here),
-        *(() if name.lower().startswith(SYNTHETIC) else _judges(scorer, witness, here)),
-    ]
+    needs = _Needs(model, device, request, here or surroundings())
+    lacks = [*needs.gpu(minutes), *needs.memory(), *needs.download(), *needs.judges(scorer, witness)]
     if not any(lack.ends for lack in lacks if not lack.may_come):
         for lack in lacks:
             tell(lack.text)
-        if not any(lack.may_come for lack in lacks) or here.hub_answers_late():
+        if not any(lack.may_come for lack in lacks) or needs.here.hub_answers_late():
             return
-    reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
-    raise Unsupported(f"{name} cannot be tuned here:\n{reasons}\n{_instead(entry)}")
+    raise needs.refusal("tuned", lacks)
 
 
 def check_runs_here(model: str | None, device: str, here: Surroundings | None = None) -> None:
-    """Refuse to load a model that cannot be loaded here, before its files are asked for.
-
-    Args:
-        model: None to check the device alone.
-
-    Raises:
-        Unsupported: there is no such device; the memory is too small; files cannot be downloaded.
-    """
+    """Refuse a model that cannot be loaded here before its files are asked for; None to check the device alone."""
     here = here or surroundings()
     if device not in ("auto", "cpu") and here.has_no_gpu:
         raise Unsupported(f"--device {device}: {here.why_no_gpu}; use --device cpu")
     name = (model or "").strip()
     entry = CATALOGUE.get(name.lower())
-    if not name or (entry is not None and not isinstance(entry.origin, Hub)):
+    is_here = entry is not None and not isinstance(entry.origin, Hub)
+    if not name or is_here or name.lower().startswith(SYNTHETIC):
         return
-    located, absent = _located(name)
-    on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
-    needs = _needs(entry, located, ImageRequest(), here, on_cpu=on_cpu)
-    lacks = [*(_memory(needs, here, on_cpu=True) if on_cpu else ()), *_download(needs, entry, absent, here)]
-    if any(lack.ends for lack in lacks) and not (
-        all(lack.may_come for lack in lacks if lack.ends) and here.hub_answers_late()
-    ):
-        reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
-        raise Unsupported(f"{name} cannot be loaded here:\n{reasons}\n{_instead(entry)}")
+    needs = _Needs(name, device, CallSettings(), here)
+    lacks = [*(needs.memory() if needs.on_cpu else ()), *needs.download()]
+    ending = [lack for lack in lacks if lack.ends]
+    if ending and not (all(lack.may_come for lack in ending) and here.hub_answers_late()):
+        raise needs.refusal("loaded", lacks)
 
 
-def _located(name: str) -> tuple[LocatedModel | None, str | None]:
-    """Return the model's parts on this machine, and the repositories of the others; "" if they are unknown.
+class _Needs:
+    """What a model needs, and what this machine lacks of it.
 
-    An unknown model name is reported where it is looked up.
+    Attributes:
+        absent: the repositories of parts that are not on this machine; None if all are, or the model is unknown.
+        download_bytes, memory_bytes, image_s: of its files, its memory here, and seconds of an image; None if unknown.
     """
-    try:
-        located = find_model(name, download=False)
-    except Unsupported:
-        entry = CATALOGUE.get(name.lower())
-        origin = None if entry is None else entry.origin
-        return None, origin.repo if isinstance(origin, Hub) else name.partition("@")[0]
-    except (UnknownModel, UnusableModel):
-        return None, None
-    return located, " and ".join(dict.fromkeys(download.repo for download in located.downloads)) or None
 
+    def __init__(self, model: str, device: str, request: CallSettings, here: Surroundings) -> None:
+        self.name, self.device, self.here = model.strip(), device, here
+        self.is_synthetic = self.name.lower().startswith(SYNTHETIC)
+        self.entry = CATALOGUE.get(self.name.lower().removeprefix(SYNTHETIC))
+        self.on_cpu = device == "cpu" or (device == "auto" and here.has_no_gpu)
+        self.download_bytes: int | None = None
+        self.memory_bytes: float | None = None
+        self.image_s: float | None = None
+        self.absent: str | None = None
+        try:
+            located = find_model(self.name, download=False)
+        except Unsupported:
+            origin = None if self.entry is None or self.is_synthetic else self.entry.origin
+            self.absent = origin.repo if isinstance(origin, Hub) else self.name.partition("@")[0]
+        except (UnknownModel, UnusableModel):
+            pass
+        else:
+            repos = dict.fromkeys(download.repo for download in located.downloads)
+            self.absent = " and ".join(repos) or None
+            if located.weights and all(path.is_file() for path in located.weights):
+                self.memory_bytes = float(sum(path.stat().st_size for path in located.weights))
+        if self.entry is not None and isinstance(self.entry.origin, Hub):
+            self._estimate(self.entry, self.entry.origin, request)
 
-def _needs(
-    entry: Entry | None,
-    located: LocatedModel | None,
-    request: ImageRequest,
-    here: Surroundings,
-    *,
-    on_cpu: bool,
-) -> _Needs:
-    needs = _Needs(None, None, None)
-    if located is not None and located.weights and all(path.is_file() for path in located.weights):
-        needs = replace(needs, memory_bytes=float(sum(path.stat().st_size for path in located.weights)))
-    if entry is None or not isinstance(entry.origin, Hub):
-        return needs
-    height, width = request.height or entry.height, request.width or entry.width
-    records = all_recorded().get((entry.name, BASELINE, entry.height, entry.width), ())
-    memory: float | None = entry.origin.download_bytes if needs.memory_bytes is None else needs.memory_bytes
-    if records and on_cpu:
-        memory = float(_FP32_OVER_HALF * max(figures.model_bytes for figures in records))
-    elif records:
-        is_full = height * width >= entry.height * entry.width
-        memory = float(min(figures.peak_bytes if is_full else figures.model_bytes for figures in records))
-    work = flops_of(entry.name)
-    steps = request.num_inference_steps or entry.num_inference_steps
-    seconds = None
-    if work is not None:
-        share = min(1.0, height * width / work.pixels)
-        seconds = work.step_flop * share * steps / (here.num_cores * _CORE_FLOPS)
-    return _Needs(entry.origin.download_bytes, memory, seconds)
+    def _estimate(self, entry: Entry, origin: Hub, request: CallSettings) -> None:
+        self.download_bytes = origin.download_bytes
+        if self.memory_bytes is None:
+            self.memory_bytes = origin.download_bytes
+        height, width = request.height or entry.height, request.width or entry.width
+        records = all_recorded().get((entry.name, BASELINE, entry.height, entry.width), ())
+        if records and self.on_cpu:
+            self.memory_bytes = float(_FP32_OVER_HALF * max(figures.model_bytes for figures in records))
+        elif records:
+            is_full = height * width >= entry.height * entry.width
+            peaks = [figures.peak_bytes if is_full else figures.model_bytes for figures in records]
+            self.memory_bytes = float(min(peaks))
+        if (work := flops_of(entry.name)) is not None:
+            steps = request.num_inference_steps or entry.num_inference_steps
+            share = min(1.0, height * width / work.pixels)
+            self.image_s = work.step_flop * share * steps / (self.here.num_cores * _CORE_FLOPS)
 
+    def gpu(self, minutes: float | None) -> Iterator[Lack]:
+        here = self.here
+        if self.device not in ("auto", "cpu") and here.has_no_gpu:
+            yield Lack(f"GPU: --device {self.device}, and {here.why_no_gpu}", ends=True)
+        elif self.on_cpu and self.image_s is not None:
+            cores = count(here.num_cores, "CPU core")
+            takes = f"an image takes at least {clock(math.ceil(self.image_s))} on {cores}"
+            too_long = minutes is not None and _LEAST_IMAGES * self.image_s > 60 * minutes
+            if self.device == "cpu":
+                if too_long:
+                    yield Lack(f"GPU: on the CPU {takes}", ends=False)
+                return
+            limit = ""
+            if too_long:
+                least = math.ceil(_LEAST_IMAGES * self.image_s / 60)
+                limit = f", too long for a search of {minutes:g} minutes; give --minutes {least} or more"
+            yield Lack(f"GPU: {here.why_no_gpu}; {takes}{limit}", ends=too_long)
 
-def _gpu(
-    needs: _Needs, device: str, minutes: float | None, here: Surroundings, *, on_cpu: bool
-) -> Iterator[Lack]:
-    if device not in ("auto", "cpu") and here.has_no_gpu:
-        yield Lack(f"GPU: --device {device}, and {here.why_no_gpu}", ends=True)
-        return
-    if not on_cpu or needs.image_s is None:
-        return
-    cores = f"{here.num_cores} CPU core{'' if here.num_cores == 1 else 's'}"
-    takes = f"an image takes at least {clock(math.ceil(needs.image_s))} on {cores}"
-    too_long = minutes is not None and _LEAST_IMAGES * needs.image_s > 60 * minutes
-    if device == "cpu":
-        if too_long:
-            yield Lack(f"GPU: on the CPU {takes}", ends=False)
-        return
-    least = math.ceil(_LEAST_IMAGES * needs.image_s / 60)
-    limit = (
-        f", too long for a search of {minutes:g} minutes; give --minutes {least} or more" if too_long else ""
-    )
-    yield Lack(f"GPU: {here.why_no_gpu}; {takes}{limit}", ends=too_long)
+    def memory(self) -> Iterator[Lack]:
+        here, needed = self.here, self.memory_bytes
+        if needed is None:
+            return
+        if self.on_cpu and needed > here.memory_bytes:
+            has = f"this machine has {size(here.memory_bytes)}"
+            yield Lack(f"memory: the model takes at least {size(needed)} on a CPU, and {has}", ends=True)
+        elif not self.on_cpu and here.gpu_bytes is not None and needed > here.gpu_bytes:
+            takes = f"takes {size(needed)} on a GPU, and the {here.gpu} has {size(here.gpu_bytes)}"
+            yield Lack(f"memory: the baseline, which recipes are compared with, {takes}", ends=True)
 
-
-def _memory(needs: _Needs, here: Surroundings, *, on_cpu: bool) -> Iterator[Lack]:
-    if needs.memory_bytes is None:
-        return
-    if on_cpu:
-        if needs.memory_bytes > here.memory_bytes:
+    def download(self) -> Iterator[Lack]:
+        here, absent = self.here, self.absent
+        if absent is None:
+            return
+        amount = "" if self.download_bytes is None else f", {size(self.download_bytes)},"
+        part = "" if here.is_hub_empty(absent) else "wholly "
+        missing, why = f"download: {absent}{amount} is not {part}on this machine, and", here.why_no_hub()
+        if why is not None:
+            yield Lack(f"{missing} {why}", True, here.is_hub_silent())
+        else:
+            yield Lack(f"{missing} is downloaded first", ends=False)
+        free = _free(here.hub_cache)
+        if self.download_bytes is not None and self.download_bytes > free:
+            instead = "free disk space, or set HF_HOME to a folder on a larger disk"
+            text = f"disk space: {size(free)} are free in {here.hub_cache}; {instead}"
+            yield Lack(text, ends=here.is_hub_empty(absent))
+        if self.entry is not None and self.entry.gated and not here.has_token:
             yield Lack(
-                f"memory: the model takes at least {size(needs.memory_bytes)} on a CPU, and this machine has "
-                f"{size(here.memory_bytes)}",
+                f"access: {absent} is gated: ask for access at {here.hub}/{absent.split(' and ')[0]}, then log in "
+                "with `hf auth login` or set HF_TOKEN",
                 ends=True,
             )
-    elif here.gpu_bytes is not None and needs.memory_bytes > here.gpu_bytes:
-        yield Lack(
-            f"memory: the baseline, which recipes are compared with, takes {size(needs.memory_bytes)} on a GPU, and "
-            f"the {here.gpu} has {size(here.gpu_bytes)}",
-            ends=True,
-        )
 
+    def judges(self, scorer: str | None, witness: str | None) -> Iterator[Lack]:
+        """Yield the models that judge images and that can be neither located nor downloaded."""
+        options = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
+        options += [(witness, "--witness", find_witness)] if witness is not None else []
+        for name, flag, find in options if not self.is_synthetic else ():
+            with suppress(UnknownModel, UnusableModel):
+                try:
+                    find(str(name), download=False)
+                except Unsupported:
+                    if (why := self.here.why_no_hub()) is not None:
+                        text = f"download: {flag} {name} is not on this machine, and {why}"
+                        yield Lack(text, True, self.here.is_hub_silent())
 
-def _download(needs: _Needs, entry: Entry | None, absent: str | None, here: Surroundings) -> Iterator[Lack]:
-    if absent is None:
-        return
-    amount = "" if needs.download_bytes is None else f", {size(needs.download_bytes)},"
-    part = "" if here.is_hub_empty(absent) else "wholly "
-    why = here.why_no_hub()
-    if why is not None:
-        yield Lack(
-            f"download: {absent}{amount} is not {part}on this machine, and {why}", True, here.is_hub_silent()
-        )
-    else:
-        yield Lack(
-            f"download: {absent}{amount} is not {part}on this machine, and is downloaded first", ends=False
-        )
-    if needs.download_bytes is not None and needs.download_bytes > _free(here.hub_cache):
-        free = size(_free(here.hub_cache))
-        yield Lack(
-            f"disk space: {free} are free in {here.hub_cache}; free disk space, or set HF_HOME to a folder on a larger "
-            "disk",
-            ends=here.is_hub_empty(absent),
-        )
-    if entry is not None and entry.gated and not here.has_token:
-        yield Lack(
-            f"access: {absent} is gated: ask for access at {here.hub}/{absent.split(' and ')[0]}, then log in with "
-            "`hf auth login` or set HF_TOKEN",
-            ends=True,
-        )
-
-
-def _judges(scorer: str | None, witness: str | None, here: Surroundings) -> Iterator[Lack]:
-    """Yield the models that judge images and that can be neither located nor downloaded."""
-    options = [(scorer, "--scorer", find_scorer)] if scorer not in (None, "auto") else []
-    options += [(witness, "--witness", find_witness)] if witness is not None else []
-    for name, flag, find in options:
-        with suppress(UnknownModel, UnusableModel):
-            try:
-                find(str(name), download=False)
-            except Unsupported:
-                if (why := here.why_no_hub()) is not None:
-                    text = f"download: {flag} {name} is not on this machine, and {why}"
-                    yield Lack(text, True, here.is_hub_silent())
+    def refusal(self, what: str, lacks: Sequence[Lack]) -> Unsupported:
+        """Return the error that names what is missing, and what works here instead."""
+        family = None if self.entry is None else family_of_pipeline(self.entry.pipeline)
+        embedded = [each for each in CATALOGUE.values() if isinstance(each.origin, Embedded)]
+        alike = [e for e in embedded if family is None or family.is_transformer == _is_transformer(e)]
+        instead = [f"`vivace tune {alike[0].name}` runs on any machine"]
+        if self.entry is not None:
+            name = self.entry.name
+            instead.append(f"`vivace plan {name}` predicts the memory of recipes without the model")
+            instead.append(f"`vivace recommend {name}` names the fastest known recipe of a GPU")
+        reasons = "\n".join(f"  - {lack.text}" for lack in lacks)
+        return Unsupported(f"{self.name} cannot be {what} here:\n{reasons}\nHere {'; '.join(instead)}.")
 
 
 def _free(folder: Path) -> int:
     """Return the free bytes of the disk of a folder, which need not exist."""
     folder = user_path(str(folder)).absolute()
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-
-
-def _instead(entry: Entry | None) -> str:
-    """Describe the alternatives that work here."""
-    family = None if entry is None else family_of_pipeline(entry.pipeline)
-    tiny = next(
-        each.name
-        for each in CATALOGUE.values()
-        if isinstance(each.origin, Embedded)
-        and (family is None or family.is_transformer == _is_transformer(each))
-    )
-    parts = [f"`vivace tune {tiny}` runs on any machine"]
-    if entry is not None:
-        parts.append(f"`vivace plan {entry.name}` predicts the memory of recipes without the model")
-        parts.append(f"`vivace recommend {entry.name}` names the fastest known recipe of a GPU")
-    return f"Here {'; '.join(parts)}."
 
 
 def _is_transformer(entry: Entry) -> bool:

@@ -1,10 +1,10 @@
-"""The start of a search: its space, its budget, and the checks of its request."""
+"""The start of a search: its space, and the checks of its request."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.answers.formatting import seconds, size
@@ -20,19 +20,13 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.peaks import recorded
-from vivace.tuning.search.budget import Both, Budget, Minutes, Trials
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.results import Result, recipe_of
+from vivace.tuning.search.results import recipe_of
 from vivace.tuning.search.space import Space, fit_targets
-from vivace.tuning.search_settings import DEFAULT_MINUTES
 
 
 def start_of(text: str | None, objective: Objective) -> Recipe | None:
-    """Return the recipe to begin with.
-
-    Raises:
-        UsageError: it lacks a kept technique, or has one that is not allowed.
-    """
+    """Return the recipe to begin with, or raise UsageError."""
     if text is None:
         return None
     recipe = resolve(text).pinned()
@@ -139,11 +133,7 @@ def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limit
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
-    """Refuse a memory limit that no recipe is predicted to keep.
-
-    Raises:
-        UsageError: naming the least that is predicted.
-    """
+    """Raise UsageError, naming the least, for a memory limit that no recipe is predicted to keep."""
     limit = objective.max_memory_bytes
     if limit is None or bench.environment.device != "cuda":
         return
@@ -163,56 +153,30 @@ def check_memory(objective: Objective, bench: Bench) -> None:
         )
 
 
-def check_baseline(base: Result | None, bench: Bench) -> None:
-    """Check that the baseline was measured.
+def check_minutes(
+    minutes: float | None,
+    bench: Bench,
+    began: float,
+    least_s: float | None = None,
+    likely_s: float | None = None,
+) -> None:
+    """Refuse minutes that do not suffice for a final.
+
+    Args:
+        least_s, likely_s: seconds of a call of the baseline, while it is measured.
 
     Raises:
-        Unsupported: it was not measured, so nothing can be compared with it.
-    """
-    if base is None or not base.is_measured:
-        reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
-        raise Unsupported(
-            f"the baseline of {bench.model} failed here, and recipes are compared with it: {reason}"
-        )
-
-
-def check_of_calls(minutes: float | None, bench: Bench, began: float) -> Callable[[float, float], None]:
-    """Return a function that refuses too few minutes for the final, from the shortest and the likely seconds of a call.
-
-    Raises (the function):
         UsageError: naming the minutes that suffice.
     """
 
-    def needed_s(call_s: float) -> float:
-        bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
+    def needed_s(call_s: float | None) -> float:
+        if call_s is not None:
+            bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
         return time.monotonic() - began + bench.time.seconds_of_final([])
 
-    def check(least_s: float, likely_s: float) -> None:
-        if minutes is not None and needed_s(least_s) > 60 * minutes:
-            raise _too_few(minutes, needed_s(likely_s))
-
-    return check
-
-
-def _too_few(minutes: float, needed_s: float) -> UsageError:
-    return UsageError(
-        f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
-        f"{seconds(needed_s)}; give --minutes {math.ceil(needed_s / 30) / 2 + 0.5:g}"
-    )
-
-
-def budget_of(minutes: float | None, trials: int | None, bench: Bench, began: float) -> Budget:
-    """Return the budget.
-
-    Raises:
-        UsageError: the time does not suffice for the final alone.
-    """
-    if minutes is None and trials is not None:
-        return Trials(trials)
-    clock = Minutes(DEFAULT_MINUTES if minutes is None else minutes, bench.time, began)
-    spent = time.monotonic() - began
-    assert bench.baseline is not None
-    needed = spent + bench.time.seconds_of_final([])
-    if minutes is not None and needed > 60 * minutes:
-        raise _too_few(minutes, needed)
-    return clock if trials is None else Both(trials, clock)
+    if minutes is not None and needed_s(least_s) > 60 * minutes:
+        needed = needed_s(likely_s)
+        raise UsageError(
+            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
+        )

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from vivace.answers.answer import (
     Answer,
@@ -24,22 +23,17 @@ from vivace.answers.answer import (
     PlotPoint,
     Section,
     Table,
-    TableColumn,
-    TableRow,
 )
 from vivace.answers.formatting import clock, count, file_stem, money, ratio, seconds, size
 from vivace.benchmark.stored_answer import reader
 from vivace.foundation.spec.recipe_syntax import short_form
-from vivace.foundation.stats import Gate, Interval, Verdict
+from vivace.foundation.stats import Gate, Interval
 from vivace.report.rows import Row
 from vivace.report.run_answer import answer_of as answer_of_run
 from vivace.report.run_charts import memory_plot
 from vivace.report.summary import change
-from vivace.tuning.explained import ExplainedResult
+from vivace.tuning.answer import ExplainedResult, Tuned
 from vivace.tuning.search.results import Result
-
-if TYPE_CHECKING:
-    from vivace.tuning.answer import Tuned
 
 _MOST = 8
 """Neighbours, and recipes of the front, that a terminal lists."""
@@ -47,12 +41,11 @@ _MOST = 8
 
 def answer_of(tuned: Tuned) -> Answer:
     """Return the answer of a search."""
-    headline, is_proved = headline_of(tuned)
-    final, data = _final(tuned), tuned.to_json()
+    final, data, is_proved = _final(tuned), tuned.to_json(), tuned.is_proved
     tried = _numbered(tuned)
     return Answer(
         command="tune",
-        headline=headline,
+        headline=tuned.headline,
         data=data,
         verdict="proved" if is_proved else "not proved" if tuned.pick is not None else "none",
         about=(
@@ -62,12 +55,12 @@ def answer_of(tuned: Tuned) -> Answer:
         facts=Facts(tuple(_pick(tuned)), are_tiles=True),
         sections=(
             *(_proof(final, is_proved) if final is not None else ()),
-            Section("Why not", (Facts(tuple(_neighbours(tuned))),), where="text"),
+            Section("Why not", (Facts(tuple(_neighbours(tuned))),)),
             Section("Trade-offs", (_front(tuned, tried), *_plots(tuned, tried))),
             Section("A looser limit", (Facts(tuple(_looser(tuned))),)),
             Section(
                 "What was tried, and why not",
-                (_tried(tuned, tried), Facts(tuple(_unmeasured(tuned)))),
+                (_tried(tuned, tried),),
                 where="page",
             ),
             _beliefs(tuned),
@@ -87,35 +80,10 @@ def answer_of(tuned: Tuned) -> Answer:
     )
 
 
-def headline_of(tuned: Tuned) -> tuple[str, bool]:
-    """Return the answer in a sentence that claims only what was proved, and whether the final proved it."""
-    where = f"{tuned.model} on {tuned.device_name}"
-    row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
-    if tuned.pick is None or row is None or baseline is None or row.latency is None:
-        return f"{where}: no recipe was shown to be better than the baseline", False
-    if tuned.objective.measures_memory:
-        if row.memory is None or baseline.memory is None:
-            return f"{where}: less memory", True
-        share = 1 - row.memory.peak_bytes / baseline.memory.peak_bytes
-        return f"{where}: {100 * share:.0f} % less memory", True
-    if row.speedup is None:
-        return f"{where}: the speed-up is not known", False
-    times = f"{row.speedup.point:.2f} times as fast"
-    if len(row.record.rounds) == 1:
-        return f"{where}: {times} in one round, not proved", False
-    if row.verdict is Verdict.SAME:
-        return f"{where}: no faster than the baseline beyond 1 %", True
-    if row.verdict is not Verdict.FASTER and (row.is_disturbed or baseline.is_disturbed):
-        return f"{where}: about {times}, measured on a busy machine", False
-    if row.verdict is not Verdict.FASTER:
-        return f"{where}: {times}, too noisy to be certain", False
-    return f"{where}: {times}", True
-
-
 def _pick(tuned: Tuned) -> Iterator[Fact]:
     """Yield the recipe and its figures, beside the baseline's."""
     row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
-    if tuned.pick is None or row is None or baseline is None or row.latency is None:
+    if row is None or baseline is None or row.latency is None:
         yield Fact("use", "baseline", "or allow more time")
         return
     yield Fact("use", tuned.recipe)
@@ -123,7 +91,8 @@ def _pick(tuned: Tuned) -> Iterator[Fact]:
     if row.speedup is not None:
         before = seconds(baseline.latency.median.point)
         times = f"{seconds(row.latency.median.point)} an image instead of {before}"
-        yield Fact("speed", f"{ratio(row.speedup)} the baseline's", f"{times}{_how_sure(row, baseline)}")
+        doubt = f" ({tuned.doubt})" if tuned.doubt else ""
+        yield Fact("speed", f"{ratio(row.speedup)} the baseline's", f"{times}{doubt}")
     if row.cost_per_1000 is not None and baseline.cost_per_1000 is not None:
         yield Fact(
             "cost",
@@ -145,19 +114,6 @@ def _pick(tuned: Tuned) -> Iterator[Fact]:
         if rival is not row and rival.speedup is not None:
             state = "" if rival.judgement is None else f", quality {rival.judgement.gate.value}"
             yield Fact("next", rival.recipe, f"{ratio(rival.speedup)}{state}")
-
-
-def _how_sure(row: Row, baseline: Row) -> str:
-    """Return a note in brackets on why a speed-up is not proved; "" if it is."""
-    if len(row.record.rounds) == 1:
-        return " (measured in one round: not proved)"
-    if row.verdict is Verdict.FASTER:
-        return ""
-    if row.verdict is Verdict.SAME:
-        return " (no faster beyond 1 %)"
-    if row.is_disturbed or baseline.is_disturbed:
-        return " (unclear: another program kept the machine busy)"
-    return " (unclear: too noisy to be certain)"
 
 
 def _final(tuned: Tuned) -> Answer | None:
@@ -201,12 +157,6 @@ def _neighbours(tuned: Tuned) -> Iterator[Fact]:
         yield Fact("", f"and {len(measured) - _MOST} more (the page has all)")
 
 
-def _unmeasured(tuned: Tuned) -> Iterator[Fact]:
-    for neighbour in tuned.neighbours:
-        if neighbour.result is None:
-            yield Fact(neighbour.change, neighbour.reason)
-
-
 def _looser(tuned: Tuned) -> Iterator[Fact]:
     for looser in tuned.looser:
         yield Fact(
@@ -218,31 +168,18 @@ def _front(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Table:
     """Return the recipes that nothing else beats; none if that is one."""
     numbers = {trial.result.recipe: number for number, trial in enumerate(tried, 1)}
     front = [result for result in tuned.front if result.recipe in numbers] if len(tuned.front) > 1 else []
-    columns = (
-        TableColumn("recipe", is_text=True),
-        TableColumn("s/image"),
-        TableColumn("peak memory"),
-        TableColumn("quality", is_text=True),
-    )
     rows = [
-        TableRow(
-            (
-                Cell(result.recipe.text, below="the answer" if result == tuned.pick else ""),
-                Cell("–" if result.seconds is None else seconds(result.seconds)),
-                Cell("–" if not result.peak_bytes else size(result.peak_bytes)),
-                Cell(
-                    "its own"
-                    if result.recipe.is_baseline
-                    else "unjudged"
-                    if result.gate is None
-                    else result.verdict
-                ),
-            )
+        (
+            Cell(result.recipe.text, below="the answer" if result == tuned.pick else ""),
+            "–" if result.seconds is None else seconds(result.seconds),
+            "–" if not result.peak_bytes else size(result.peak_bytes),
+            "its own" if result.recipe.is_baseline else result.verdict or "unjudged",
         )
         for result in front
     ]
     note = "Nothing else that was measured is better in time, memory and quality at once than these."
-    return Table(columns, tuple(rows), note=note, is_code=True)
+    headings = ("recipe", "s/image", "peak memory", "quality")
+    return Table.of(headings, rows, texts=("quality",), note=note, is_code=True)
 
 
 def _plots(tuned: Tuned, tried: Sequence[ExplainedResult]) -> list[Plot]:
@@ -279,14 +216,8 @@ def _tried(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Bars:
         width = 0.0 if result.gain is None else round(100 * math.exp(result.gain) / most, 2)
         look = "total" if result.recipe.is_baseline else "saving" if trial.is_pick else "other"
         part = BarPart(0.0, width, "failed" if result.is_ruined else look)
-        reason = trial.reason
-        if (
-            result.is_measured
-            and result.reason
-            and result.gate is not None
-            and result.gate is not Gate.PASSED
-        ):
-            reason = f"{reason}: {result.reason}"
+        is_doubtful = result.is_measured and result.reason and result.gate in (Gate.FAILED, Gate.UNCLEAR)
+        reason = f"{trial.reason}: {result.reason}" if is_doubtful else trial.reason
         bars.append(
             Bar(
                 result.recipe.text,

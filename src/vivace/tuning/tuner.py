@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,68 +16,49 @@ from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.invocation import Purpose
 from vivace.benchmark.studies import start_launcher
-from vivace.errors import UsageError
+from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.settings import takes
 from vivace.foundation.stats import Interval, Verdict
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
-from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row, priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.explanation import explanation_of
 from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.final.measuring import Bench
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import PriorSource, effects, known_sources, measured_elsewhere, no_record
 from vivace.tuning.model.regression import Datum
 from vivace.tuning.notes import notes_of
 from vivace.tuning.readiness import check_ready
-from vivace.tuning.search.budget import Budget
-from vivace.tuning.search.measurer import Unwatched
-from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.results import Result, Rung, latest
+from vivace.tuning.search.results import Result, Rung, Unwatched, latest
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.space import Space
-from vivace.tuning.search_settings import SearchSettings
-from vivace.tuning.setup import (
-    budget_of,
-    check_baseline,
-    check_memory,
-    check_of_calls,
-    space_of,
-    start_of,
-    trusted_recipes,
-)
+from vivace.tuning.search.timetable import Budget
+from vivace.tuning.settings import ImageRequest, SearchSettings
+from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of, trusted_recipes
 
 _SHARE_OF_FIRST = 0.5
 """Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
-
-
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of the present one."""
 
 
 @dataclass
 class FirstCalls(Forwarding):
-    """A `Progress` that passes everything on, and checks as calls end.
+    """A `Progress` that passes everything on, and refuses too few minutes as soon as a call of the baseline ends."""
 
-    Attributes:
-        progress: receives everything.
-        check: takes the least seconds of later calls, and their likely seconds. An error that it raises ends the round.
-    """
-
-    check: Callable[[float, float], None]
+    minutes: float | None
+    bench: Bench
+    began: float
     _started: float = 0.0
 
     def event(self, event: dict[str, Any]) -> None:
         super().event(event)
         now = time.monotonic()
         if event.get("event") == "phase" and event.get("phase") == "warm-up":
-            share = _SHARE_OF_FIRST if event["done"] == 1 else 1.0
             call_s = now - self._started
-            self.check(share * call_s, call_s)
+            least_s = _SHARE_OF_FIRST * call_s if event["done"] == 1 else call_s
+            check_minutes(self.minutes, self.bench, self.began, least_s, call_s)
         self._started = now
 
 
@@ -131,29 +112,53 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
     prompts = request.prompts or PROMPT_SETS[located.prompt_set]
     workload_of(located, request.of(prompts), request.batch)  # reports sizes that the model cannot draw
     with ExitStack() as stack:
-        bench = _bench(stack, model, obtain(located), settings, objective, judge, request)
-        sources = known_sources(
-            model, bench.environment.device_name, objective, is_cpu=bench.environment.device == "cpu"
-        )
+        bench = _bench(stack, model, obtain(located), settings, judge, request)
+        is_cpu = bench.environment.device == "cpu"
+        sources = known_sources(model, bench.environment.device_name, objective, is_cpu=is_cpu)
         space = space_of(objective, bench, trusted, measured_elsewhere(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
-            f"{len(space.options)} options, {len(space.cut)} left out{_stored_summary(history, stored)}"
+            f"{len(space.options)} options, {len(space.cut)} left out{stored_summary(history, stored)}"
         )
-        for note in judge.notes(bench.command):
+        notes = [
+            *judge.notes(bench.command),
+            no_record(bench.environment.device_name, bench.environment.device),
+        ]
+        for note in filter(None, notes):
             watcher.note(f"note: {note}")
-        if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
-            watcher.note(f"note: {unknown}")
         watcher.note("measuring the baseline")
-        base = _measured_baseline(bench, settings.minutes, began)
+        run = bench.run
+        bench.run = replace(run, progress=FirstCalls(run.progress, settings.minutes, bench, began))
+        base = bench.start()
+        bench.run = run
+        if base is None or not base.is_measured:
+            reason = "it could not be measured" if base is None else f"{base.outcome.value}: {base.reason}"
+            raise Unsupported(
+                f"the baseline of {model} failed here, and recipes are compared with it: {reason}"
+            )
         bench.time.spend(settings.allowed_minutes, began)
-        budget = budget_of(settings.minutes, settings.trials, bench, began)
+        check_minutes(settings.minutes, bench, began)
+        budget = Budget(math.inf if settings.trials is None else settings.trials)
+        if settings.allowed_minutes is not None:
+            budget = replace(budget, minutes=settings.allowed_minutes, timetable=bench.time, started=began)
         sources = (stored, *sources)
+        sampler = ModelSampler(
+            space,
+            np.random.default_rng(settings.seed),
+            tuple(source for source in sources if source.data),
+            effects(
+                space.options, dict(base.stages_s), objective, bench.full.num_inference_steps, is_cpu=is_cpu
+            ),
+            start=first,
+            seconds_of=None if budget.timetable is None else bench.time.seconds_of_trial,
+            most_s=lambda: budget.most_s,
+            peaks=bench.peaks.predicted,
+        )
         search = Search(
             objective,
             space,
-            _sampler(settings, bench, space, sources, base, budget, first),
+            sampler,
             bench,
             budget,
             judges=bench.judges,
@@ -161,8 +166,25 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             history=[*history, base],
         )
         pick = search.run()
-        answer = _answer(search, bench, pick, sources, time.monotonic() - began, trusted_model)
-        return replace(answer, rows=tuple(priced(answer.rows, settings.price_per_hour)))
+        return Tuned(
+            model=model,
+            device_name=bench.environment.device_name,
+            objective=objective,
+            pick=pick,
+            rows=tuple(priced(final_of(bench, pick), settings.price_per_hour)),
+            history=tuple(latest(search.history).values()),
+            cut=dict(space.cut),
+            notes=tuple(notes_of(search, bench, pick, trusted_model)),
+            store=bench.run.folder,
+            judges=bench.judges,
+            num_trials=search.num_trials,
+            seconds=time.monotonic() - began,
+            trusted=trusted_model,
+            options=request.options,
+            task=bench.task,
+            explanation=search.explanation(sources),
+            command=bench.command,
+        )
 
 
 def _bench(
@@ -170,7 +192,6 @@ def _bench(
     model: str,
     located: LocatedModel,
     settings: SearchSettings,
-    objective: Objective,
     judge: QualityJudge,
     request: ImageRequest,
 ) -> Bench:
@@ -182,7 +203,7 @@ def _bench(
     return Bench(
         model=model,
         located=located,
-        objective=objective,
+        objective=settings.objective(judge),
         request=request,
         prompts=tuple(request.prompts or PROMPT_SETS[located.prompt_set]),
         judges=judge.compares,
@@ -194,106 +215,22 @@ def _bench(
     )
 
 
-def _measured_baseline(bench: Bench, minutes: float | None, began: float) -> Result:
-    """Measure the baseline; its first calls show whether the minutes can suffice."""
-    run = bench.run
-    bench.run = replace(run, progress=FirstCalls(run.progress, check_of_calls(minutes, bench, began)))
-    base = bench.start()
-    bench.run = run
-    check_baseline(base, bench)
-    assert base is not None
-    return base
-
-
-def _sampler(
-    settings: SearchSettings,
-    bench: Bench,
-    space: Space,
-    sources: Sequence[PriorSource],
-    base: Result,
-    budget: Budget,
-    start: Recipe | None,
-) -> ModelSampler:
-    return ModelSampler(
-        space,
-        np.random.default_rng(settings.seed),
-        tuple(source for source in sources if source.data),
-        effects(
-            space.options,
-            dict(base.stages_s),
-            bench.objective,
-            bench.full.num_inference_steps,
-            is_cpu=bench.environment.device == "cpu",
-        ),
-        start=start,
-        seconds_of=None if math.isinf(budget.most_s) else bench.time.seconds_of_trial,
-        most_s=lambda: budget.most_s,
-        peaks=bench.peaks.predicted,
-    )
-
-
-def _stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
+def stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
     """Describe the store's content: results of the same search, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
-    parts = []
+    text = ""
     if number:
-        parts.append(
-            f"the store has {number} recipe{'' if number == 1 else 's'} of this search, which goes on"
-        )
+        text += f"; the store has {number} recipe{'' if number == 1 else 's'} of this search, which goes on"
     if others:
-        parts.append(f"it learns from {others} that were measured otherwise")
-    return "".join(f"; {part}" for part in parts)
+        text += f"; it learns from {others} that were measured otherwise"
+    return text
 
 
-def _answer(
-    search: Search,
-    bench: Bench,
-    pick: Result | None,
-    sources: Sequence[PriorSource],
-    spent_s: float,
-    trusted: str | None,
-) -> Tuned:
-    objective = search.objective
-    return Tuned(
-        model=bench.model,
-        device_name=bench.environment.device_name,
-        objective=objective,
-        pick=pick,
-        rows=final_of(bench, pick),
-        history=tuple(latest(search.history).values()),
-        cut=dict(search.space.cut),
-        notes=tuple(notes_of(search, bench, pick, trusted)),
-        store=bench.run.folder,
-        judges=bench.judges,
-        num_trials=search.num_trials,
-        seconds=spent_s,
-        trusted=trusted,
-        options=bench.request.options,
-        task=bench.task,
-        explanation=explanation_of(search, sources),
-        expected=expected_neighbours(search, pick),
-        command=bench.command,
-    )
-
-
-def expected_neighbours(search: Search, pick: Result | None) -> dict[str, float]:
-    """Return the expected gain of the pick with one technique less: its own, and that technique's posterior."""
-    if pick is None:
-        return {}
-    less = [pick.recipe.without(technique) for technique in pick.recipe]
-    gains = search.sampler.expected_gains([pick.recipe, *less], search.history)
-    return {
-        recipe.text: (pick.gain or 0.0) + gain - gains[0][0]
-        for recipe, (gain, _) in zip(less, gains[1:], strict=True)
-    }
-
-
-def final_of(bench: Bench, pick: Result | None) -> tuple[Row, ...]:
-    """Return the rows of the last final with the pick, including stored ones of this search; without a pick, of the
-    last final."""
+def final_of(bench: Bench, pick: Result | None) -> list[Row]:
+    """Return the rows of the last final with the pick, stored ones included; without a pick, of the last."""
     rows = bench.finals.rows(None if pick is None else pick.recipe)
-    return tuple(drop_unproven_interval(row) for row in rows)
+    return [drop_unproven_interval(row) for row in rows]
 
 
 def drop_unproven_interval(row: Row) -> Row:

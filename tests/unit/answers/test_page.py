@@ -64,7 +64,7 @@ def everything(text: str = "text") -> Answer:
         is_sorted=True,
     )
     bars = Bars(text, (Bar(text, text, 1, text, text, (BarPart(0, 50, "saving"),), badge=text),) * 30, text)
-    calls = Bars(text, (Bar(text, text, 1, dots=((1.0, 2.0, False), (3.0, 0.0, True)), levels=((0, 9, 5),)),))
+    calls = Bars(text, (Bar(text, text, 1, samples=((1.0, 1.0, 9.0),)),))
     at = Interval(1.0, 0.9, 1.1)
     points = (
         PlotPoint(at, at, "same", text, 1, text),

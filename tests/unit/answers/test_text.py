@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from vivace.answers.answer import Answer, Cell, Fact, Facts, Section, Table, TableColumn, TableRow
-from vivace.answers.data import csv_text
+from vivace.answers.data import csv_text, written
 from vivace.answers.markdown import markdown_of, table_markdown
 from vivace.answers.terminal import print_answer, table_lines, text_of
 
@@ -64,6 +64,16 @@ def test_a_short_answer_leaves_details_out_and_a_command_can_be_copied() -> None
     assert second.startswith(" " * 10)
 
 
+def test_a_note_that_goes_on_with_its_value_has_no_colon_before_it() -> None:
+    lines = [
+        Fact("use", "baseline", "or allow more time").line,
+        Fact("cost", "0.12", "instead of 0.30").line,
+        Fact("quality", "passed", "match 98 %").line,
+        Fact("seen", "", "but once").line,
+    ]
+    assert lines == ["baseline, or allow more time", "0.12 instead of 0.30", "passed: match 98 %", "but once"]
+
+
 def test_no_cell_changes_a_table_in_markdown() -> None:
     lines = table_markdown(TABLE)
     assert lines[:2] == ["| recipe | s/image | verdict | n | notes |", "| --- | --- | --- | --- | --- |"]
@@ -74,3 +84,22 @@ def test_no_cell_changes_a_table_in_markdown() -> None:
 
 def test_no_cell_of_csv_is_a_formula() -> None:
     assert csv_text([{"name": "=1+1", "value": -1.5}]) == "name,value\n'=1+1,-1.5\n"
+
+
+def test_a_table_in_latex_is_escaped_and_keeps_its_notes() -> None:
+    rows = (
+        TableRow((Cell("tiny_vae@a,b"), Cell("1.2 s"), Cell("50 % & more"), Cell("3")), ("slow_start {1}",)),
+        TableRow((Cell("[x]\\y\x1b"), Cell("−1 s"), Cell("$~^"), Cell("7"))),
+    )
+    table = Table(COLUMNS, rows, title="Times", is_code=True)
+    text = written(
+        Answer("x", "fast", sections=(Section("", (table,)), Section("", (table,), "page"))), "latex"
+    )
+    assert text == (
+        "% fast\n% Times\n"
+        "\\begin{tabular}{lrlr}\n\\toprule\nrecipe & s/image & verdict & n \\\\\n\\midrule\n"
+        "\\texttt{tiny\\_vae@a,b} & 1.2 s & 50 \\% \\& more & 3 \\\\\n"
+        "\\texttt{{[}x]\\textbackslash{}y\\textbackslash{}x1b} & $-$1 s & "
+        "\\$\\textasciitilde{}\\textasciicircum{} & 7 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n\\par{\\footnotesize tiny\\_vae@a,b: slow\\_start \\{1\\}}\n"
+    )

@@ -10,9 +10,8 @@ from vivace.benchmark.store.compared import Compared
 from vivace.benchmark.store.invocation import Invocation
 from vivace.cli.measuring.bench import show_run
 from vivace.foundation.spec.figures import QualityPass
-from vivace.foundation.spec.limits import CLIP_LIMIT, Limits
+from vivace.foundation.spec.limits import CLIP_LIMIT, Limits, WitnessCalibration
 from vivace.foundation.spec.study import Study
-from vivace.foundation.spec.witness_calibration import WitnessCalibration
 from vivace.measure.witness_limits import keep
 
 SCORER = "openai/clip@2"

@@ -9,6 +9,7 @@ import pytest
 
 import vivace
 from tests.typed import run_vivace
+from vivace.answers.data import junit_of
 from vivace.benchmark import pairs
 from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
 from vivace.benchmark.pairs_answer import answer_of
@@ -114,6 +115,9 @@ def test_an_allowed_slowdown(
     answer = answer_of(comparison)
     assert answer.data["exit_code"] == code
     assert message in answer.headline
+    (case,) = answer.cases
+    assert (case.outcome, message in case.message) == ({0: "passed", 1: "failure", 5: "error"}[code], True)
+    assert ("<failure" in junit_of(answer), "<error" in junit_of(answer)) == (code == 1, code == 5)
     assert f"{100 * (slowdown - 1):.1f} % more time" in answer.headline
 
 
@@ -138,7 +142,8 @@ def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Meas
 
 @pytest.mark.soak
 def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s")
+    files = ("--junit", "x.xml", "--summary", "x.md")
+    arguments = ("compare", "baseline", "steps:1", *SHORT, "--format", "json", "--store", "s", *files)
     run_trials = pairs.run_trials  # type: ignore[attr-defined]
 
     def interrupted(*positional: Any, **named: Any) -> list[Record]:
@@ -157,6 +162,8 @@ def test_a_real_comparison_is_stored_and_goes_on(tmp_path: Path, monkeypatch: py
     assert [len(rounds) for rounds in before] == [2, 2]
     answer = json.loads(run_vivace(tmp_path, *arguments).stdout)
     assert answer["pairs"] == 3
+    assert "faster" in (tmp_path / "x.md").read_text()
+    assert 'failures="0"' in (tmp_path / "x.xml").read_text()
     assert (answer["verdict"], answer["exit_code"]) == ("faster", 0)
     assert answer["time_ratio"] < 0.7
     after = [store.rounds(key) for key in keys]

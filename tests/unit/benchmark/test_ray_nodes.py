@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Unsupported, match=r"--ray needs Ray on every node: pip install 'ray\[serve\]'"):
+    with pytest.raises(Unsupported, match=r"--ray needs Ray on every node: pip install ray"):
         RayNodes("auto", "cpu")
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_address_is_told_at_once(address: str, message: str, monkeypatch
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head that measures nothing and three nodes of one CPU."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[serve]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     # Nodes and their workers find the stub worker by this.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("VIVACE_STUB_ROUND_S", "1.0")

@@ -18,7 +18,7 @@ from vivace.measure.calibrating import scores
 from vivace.models.find import WEIGHTS, find_model
 from vivace.models.scorers import find_scorer
 from vivace.proofs.sides.plan import DrawRequest, prepare
-from vivace.proofs.verdicts.scoring import find_all
+from vivace.proofs.verdicts.as_good import Judges
 from vivace.tuning.final.judge import judge_of
 
 PROMPTS = [
@@ -95,7 +95,7 @@ def test_tune_and_prove_use_the_limit(machine: Machine, calibrated: dict[str, An
     (note,) = judge.notes("vivace tune tiny-sd")
     assert "was calibrated on 6 images of tiny-sd on 20" in note
     assert judge_of(find_model("tiny-sd"), QualityRequest(scorer=name), Limits(clip=0.9)).limits.clip == 0.9
-    judges = find_all(prepare("tiny-sd:baseline", "tiny-sd:steps(4)", DrawRequest()), name)
+    judges = Judges.of(prepare("tiny-sd:baseline", "tiny-sd:steps(4)", DrawRequest()), name)
     assert judges.notes == (note,)
     assert judges.model == calibrated["model"]
 

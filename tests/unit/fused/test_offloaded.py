@@ -13,8 +13,8 @@ from tests.targets import target_of
 from tests.unit.fused.test_flux import Pipe, transformer
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import modulations
-from vivace.machinery.fused.flux import FLUX
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
+from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Machine

@@ -88,6 +88,10 @@ CASES = {
         "recipe,A100 (s),H100 (s)\n" + "".join(f"r{k},3.{k},2.{k}\n" for k in range(9)) + "int8,4.30,9.10\n",
         "recipe,A100 (s),H100 (s)\n" + "".join(f"r{k},3.{k},2.{k}\n" for k in range(9)) + "int8,4.30,4.40\n",
     ),
+    "one-baseline": (
+        "recipe,GPU,CLIP score\nbaseline,A100,0.32\nours,A100,0.31\nbaseline of theirs,A100,0.30\n",
+        "recipe,GPU,CLIP score\nbaseline,A100,0.32\nours,A100,0.31\nbaseline,H100,0.30\n",
+    ),
 }  # fmt: skip
 
 
@@ -104,6 +108,22 @@ def test_the_fault_is_found_and_its_absence_is_not(rule: str, tmp_path: Path) ->
     assert findings
     assert all(finding.numbers and finding.why and finding.check and finding.row for finding in findings)
     path.write_text(without)
+    assert lint([path]) == []
+
+
+def test_scores_of_a_table_that_are_relative_to_two_baselines(tmp_path: Path) -> None:
+    table = (
+        "# Caches on FLUX.1-dev\n\n| Method | ImageReward(↑) | SpeedUp(↑) |\n| --- | --- | --- |\n"
+        "| 50 steps, ours | 1.0412 | 1.00× |\n| cache A | 1.0370 | 1.80× |\n| cache B | 1.0065 | 2.66× |\n"
+        "| 50 steps, of their paper | {theirs} | 1.00× |\n| cache C | 0.9891 | 3.10× |\n"
+    )
+    path = tmp_path / "caches.md"
+    path.write_text(table.format(theirs="0.9898"))
+    (finding,) = lint([path])
+    assert (finding.rule, finding.severity, finding.label) == ("one-baseline", "doubtful", "the whole table")
+    assert finding.numbers == "image reward 0.9898 (50 steps, of their paper), 1.0412 (50 steps, ours)"
+    assert "5.2 %" in finding.why
+    path.write_text(table.format(theirs="1.0400"))
     assert lint([path]) == []
 
 

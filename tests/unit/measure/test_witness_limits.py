@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import OutputError, StoreError
-from vivace.foundation.spec.limits import DEFAULT_LIMITS, WITNESS_LIMIT, Limits
-from vivace.foundation.spec.witness_calibration import JudgeKind, SeenDamage, WitnessCalibration
+from vivace.foundation.spec.limits import (
+    DEFAULT_LIMITS,
+    WITNESS_LIMIT,
+    JudgeKind,
+    Limits,
+    SeenDamage,
+    WitnessCalibration,
+)
 from vivace.measure.witness_limits import (
     calibrated_limit,
     calibrated_limits,

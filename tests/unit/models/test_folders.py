@@ -20,7 +20,6 @@ from vivace.models.folder_defaults import NAME
 from vivace.models.reading_limits import is_trusted
 from vivace.runtime.request import checked_request
 from vivace.runtime.workloads import default_threads
-from vivace.tuning.tuner import FirstCalls
 
 
 @pytest.fixture
@@ -152,24 +151,6 @@ def test_times_under_a_profiler_are_never_seconds_an_image(
     assert all(row.latency is None and row.spread is None for row in profiled.rows)
     assert all(row.gain is not None for row in profiled.rows if row.outcome == "measured")
     assert "under a profiler" in profiled.note
-
-
-class Silent:
-    def event(self, event: dict[str, object]) -> None:
-        pass
-
-
-def test_a_first_image_tells_the_time_of_later_ones() -> None:
-    reports: list[tuple[float, float]] = []
-    calls = FirstCalls(Silent(), lambda least, likely: reports.append((least, likely)))
-    calls.event({"event": "phase", "phase": "first call", "done": 0})
-    assert reports == []
-    calls.event({"event": "phase", "phase": "warm-up", "done": 1})
-    calls.event({"event": "phase", "phase": "warm-up", "done": 2})
-    calls.event({"event": "sample", "phase": "timing", "done": 1})
-    (first, second) = reports
-    assert first[0] == pytest.approx(first[1] / 2)
-    assert second[0] == second[1]
 
 
 @pytest.mark.long

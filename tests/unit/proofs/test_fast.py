@@ -14,7 +14,7 @@ from vivace.errors import StoreError, UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.fast import speed
-from vivace.proofs.verdicts.verdict import ProofVerdict
+from vivace.proofs.verdicts.same import ProofVerdict
 
 SLOW, QUICK = "python:tests.drawn_shapes:draw_slowly", "python:tests.drawn_shapes:draw_quickly"
 prove, proof_of = partial(proved.prove, seeds=2), partial(proved.proof_of, seeds=2)
@@ -65,18 +65,10 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     assert seconds[0] is None
     assert min(seconds[1:]) > 0.004
     assert slower["speed"]["pairs"] == 11
-    assert "A drawn again" in page.read_text()
+    assert "A’s after it" in page.read_text() or "A's after it" in page.read_text()
     faster = prove(tmp_path, SLOW, QUICK, "--claim", "fast")
     assert faster.return_value == 0
     assert re.search(r"Fast\? +yes: B takes ×0\.", faster.stdout)
-
-
-def test_images_of_several_runs_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ("--format", "json", "--claim", "same")
-    assert not answer(prove(tmp_path, SHAPES, SHAPES, *more))["notes"]
-    monkeypatch.setattr("vivace.proofs.sides.proof_store.os.getpid", lambda: -1)
-    notes = answer(prove(tmp_path, SHAPES, SHAPES, *more, "--reuse", seeds=3))["notes"]
-    assert notes == [f"{side}: its images were drawn in 2 runs, each with its own latency" for side in "AB"]
 
 
 def test_a_folder_has_no_latency(tmp_path: Path) -> None:
@@ -136,13 +128,3 @@ def test_a_run_of_aiperf_stands_beside_the_images(tmp_path: Path) -> None:
     (load,) = answer(result)["speed"]["loads"]
     assert (load["side"], load["rate"], load["requests"]) == ("B", 4.0, 40)
     assert "B, users (4/s) by AIPerf" in again.stdout
-
-
-def test_a_server_that_draws_nothing_under_load_is_a_line(tmp_path: Path) -> None:
-    with serving("several models") as server:
-        fails = f"{server.url}?model=one"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "fault", "redirects")
-            result = prove(tmp_path, SHAPES, fails, "--requests", "8")
-    assert result.return_value == 4
-    assert "B: no load was measured:" in result.stdout

@@ -3,17 +3,13 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import drawn_words, proved
 from vivace.errors import Unsupported, UsageError
-from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
-from vivace.proofs.sides.proof_store import KeptImage
-from vivace.proofs.verdicts import scoring
-from vivace.proofs.verdicts.legible import find_reader, legibility, share_missed, words_of
-from vivace.proofs.verdicts.verdict import ProofVerdict
+from vivace.proofs.verdicts import as_good
+from vivace.proofs.verdicts.legible import find_reader, share_missed, words_of
 
 WORDS = [
     "OPEN 24 HOURS",
@@ -34,7 +30,7 @@ A, DAMAGED = "python:tests.drawn_words:draw", "python:tests.drawn_words:draw_dam
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> drawn_words.PixelReader:
     reader = drawn_words.PixelReader()
-    monkeypatch.setattr(scoring, "find_reader", lambda threads=None: reader)
+    monkeypatch.setattr(as_good, "find_reader", lambda threads=None: reader)
     return reader
 
 
@@ -45,8 +41,6 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> drawn_words.PixelReader:
         ("ein Schild: „Grüße“, ein Plakat »Los!« und ‚Halt‘", ("Grüße", "Los!", "Halt")),
         ("une affiche « Bonjour », “thé” and ‘don’t walk’", ("Bonjour", "thé", "don’t walk")),
         ("看板「営業中」と『準備中』", ("営業中", "準備中")),
-        ("плакат «ПРИВЕТ»", ("ПРИВЕТ",)),
-        ("a mug with 'don't panic' on it", ("don't panic",)),
         ("a cat's bowl beside the dogs' basket and the farmers' market", ()),
         ("a 5\" screen and a 7\" tablet, rock 'n' roll", ()),
         ('a 55" screen that shows "NEWS"', ("NEWS",)),
@@ -63,8 +57,6 @@ def test_text_in_quotes_is_asked_for(prompt: str, texts: tuple[str, ...]) -> Non
         ("Open 24 Hours!", "est. 1984\nOPEN24\nHOURS\ncash only", 0),
         ("HOURS OPEN", "open hours", 0),
         ("OPEN", "OPFN", 1 / 4),
-        ("OPEN", "", 1),
-        ("Grüße", "GRÜSSE", 0),
         ("営業中", "営業", 1 / 3),
         ("COFFEE SHOP", "COFEE", 4 / 10),
     ],
@@ -102,37 +94,6 @@ def test_the_same_words_are_legible_and_each_image_is_read_once(
     assert reader.num_read == len(PROMPTS)
 
 
-class _Drawn(ReadImage):
-    """An image in memory. `drawn` is the prompt, the seed, and the share of wrong letters."""
-
-    drawn: tuple[str, int, float]
-
-    @property
-    def picture(self) -> Any:
-        return drawn_words.draw(*self.drawn)
-
-
-def drawn(prompt: str, seed: int, wrong: float) -> ReadImage:
-    image = _Drawn(KeptImage(None), (256, 256), digest=f"{prompt} {seed} {wrong}")
-    image.drawn = (prompt, seed, wrong)
-    return image
-
-
-def test_other_images_of_the_same_spelling_are_never_called_less_legible() -> None:
-    """In fifty comparisons with other seeds of a model that misses a tenth of the letters."""
-    reader = drawn_words.PixelReader()
-    verdicts = []
-    for run in range(50):
-        pairs = [
-            PairFigures(prompt, run, drawn(prompt, run, 0.1), drawn(prompt, run + 1000, 0.1))
-            for prompt in PROMPTS
-        ]
-        verdicts.append(legibility(pairs, reader).answer.verdict)
-    assert ProofVerdict.FAILED not in verdicts
-    worse = [PairFigures(p, 0, drawn(p, 0, 0.1), drawn(p, 0, 0.5)) for p in PROMPTS]
-    assert legibility(worse, reader).answer.verdict is ProofVerdict.FAILED
-
-
 def test_few_prompts_and_an_illegible_reference_cannot_tell(
     tmp_path: Path, reader: drawn_words.PixelReader
 ) -> None:
@@ -145,12 +106,14 @@ def test_few_prompts_and_an_illegible_reference_cannot_tell(
     assert "legible" not in blind["claims"]
 
 
-def test_letters_that_the_reader_does_not_know_are_named(
-    tmp_path: Path, reader: drawn_words.PixelReader
+def test_words_that_are_read_in_no_image_tell_nothing(
+    tmp_path: Path, reader: drawn_words.PixelReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read = reader.read
+    monkeypatch.setattr(reader, "read", lambda image: "" if "ПРИВЕТ" in read(image) else read(image))
     prompts = [*PROMPTS, "плакат «ПРИВЕТ»"]
     proof = proof_of(tmp_path, A, A, prompts=prompts)
-    assert "1 prompt asks for letters that the text reader does not know: ПРИВЕТ" in proof["notes"]
+    assert "1 prompt asks for words of which no letter is read in any image" in proof["notes"]
     assert len(proof["words"]["pairs"]) == len(PROMPTS)
     proof = proof_of(tmp_path, A, A, prompts=prompts[-1:])
     assert proof["answers"]["legible"]["verdict"] == "not checked"
@@ -159,7 +122,7 @@ def test_letters_that_the_reader_does_not_know_are_named(
 def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "find_reader", lambda threads=None: None)
+    monkeypatch.setattr(as_good, "find_reader", lambda threads=None: None)
     proof = proof_of(tmp_path, A, A)
     assert "pip install rapidocr onnxruntime" in proof["answers"]["legible"]["reason"]
     assert proof["answers"]["legible"]["reason"].startswith("8 prompts ask for words")
@@ -179,8 +142,6 @@ def test_rapidocr_reads_rendered_words(tmp_path: Path) -> None:
     for prompt, words in zip(PROMPTS[:4], WORDS, strict=False):
         assert share_missed((words,), reader.read(drawn_words.draw(prompt, 0))) == 0
         assert share_missed((words,), reader.read(drawn_words.draw_illegible(prompt, 0))) > 0.5
-    assert reader.unknown("Grüße 営業中 カフェ") == ""
-    assert set(reader.unknown("ПРИВЕТ")) == set("ПРИВЕТ")
     proof = proof_of(tmp_path, A, DAMAGED, "--claim", "legible")
     assert proof["exit_code"] == 1
     assert proof["words"]["a_missed"] < 0.02

@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from tests import drawn_shapes
 from tests.drawn_shapes import draw
 from tests.images_server import serving
-from tests.proved import PROMPTS, SHAPES, answer, failed, proof_of, prove
-from vivace.errors import UsageError
+from tests.proved import PROMPTS, SHAPES, answer, proof_of, prove
+from vivace.errors import OutputError, UsageError
 from vivace.proofs.sides.endpoint_side import EndpointSide
 
 _FOLDERS = {"prompts": (), "seeds": None}
@@ -39,15 +40,40 @@ def test_limits_on_means_decide_the_exit_code(tmp_path: Path) -> None:
     assert "NAME is one of psnr_db, ssim, match, lpips" in str(result.exception)
 
 
+def test_ci_files_have_a_case_for_each_question_and_request(tmp_path: Path) -> None:
+    junit, summary = tmp_path / "prove.xml", tmp_path / "summary.md"
+    ignoring = "python:tests.drawn_shapes:draw_in_eight_steps"
+    more = (
+        "--steps",
+        "8",
+        "--claim",
+        "same",
+        "--claim",
+        "honest",
+        "--junit",
+        str(junit),
+        "--summary",
+        str(summary),
+    )
+    assert prove(tmp_path, SHAPES, ignoring, *more).return_value == 1
+    suite = ElementTree.parse(junit).getroot()
+    cases = {case.attrib["name"]: case for case in suite}
+    assert len(cases["Same image?"].findall("failure")) == 0
+    (failure,) = cases["Honest? the number of steps changes the image"].findall("failure")
+    assert "give the same image" in failure.attrib["message"]
+    assert cases["Honest?"].find("failure") is not None
+    assert cases["Fast?"].find("skipped") is not None
+    assert suite.attrib["tests"] == str(len(suite))
+    assert suite.attrib["failures"] == str(len(suite.findall("testcase/failure")))
+    assert "Honest?" in summary.read_text()
+    unwritable = prove(tmp_path, SHAPES, ignoring, "--junit", str(tmp_path / "no" / "such" / "x.xml"))
+    assert isinstance(unwritable.exception, OutputError)
+
+
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     proof = proof_of(tmp_path, SHAPES, "python:tests.drawn_shapes:draw_not_finite")
     assert proof["findings"][0]["text"].startswith("not finite: 6 images of B")
     assert proof["exit_code"] == 1
-
-
-def test_a_function_that_ignores_an_argument_fails_its_check(tmp_path: Path) -> None:
-    proof = proof_of(tmp_path, SHAPES, "python:tests.drawn_shapes:draw_in_eight_steps", "--steps", "8")
-    assert set(failed(proof)) == {"the number of steps changes the image"}
 
 
 def test_a_reference_that_fails_is_a_line_for_each_image(tmp_path: Path) -> None:

@@ -101,60 +101,6 @@ def test_all_answers_are_sound(model: str) -> None:
         assert_sound(vivace.recommend(model, gpu=gpu, store=()), model, gpu)
 
 
-UNET, FLUX = "model.diffusion_model.input_blocks.0.0.weight", "double_blocks.0.img_attn.norm.key_norm.scale"
-
-
-def write_sdxl(folder: Path) -> Path:
-    names = (
-        "conditioner.embedders.1.model.positional_embedding",
-        UNET,
-        "first_stage_model.decoder.conv_in.weight",
-    )
-    save_file(
-        {name: torch.zeros(8, 4, 3, 3, dtype=torch.float16) for name in names}, folder / "mine.safetensors"
-    )
-    return folder / "mine.safetensors"
-
-
-def write_fp8(folder: Path) -> Path:
-    tensors = {FLUX: torch.zeros(1).half(), "guidance_in.in_layer.weight": torch.zeros(1).half()}
-    tensors["img_in.weight"] = torch.zeros(3072, 64).to(torch.float8_e4m3fn)
-    save_file(tensors, folder / "flux-fp8.safetensors")
-    return folder / "flux-fp8.safetensors"
-
-
-def write_gguf(folder: Path) -> Path:
-    """The header of a FLUX.1 [dev] in Q8_0 of about 12 GB."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    tensors = [
-        (FLUX, (128,), 0),
-        ("guidance_in.in_layer.weight", (3072, 256), 8),
-        ("img_in.weight", (3072, 64), 8),
-    ]
-    tensors.append(("double_blocks.0.img_mlp.0.weight", (1_000_000, 11_200), 8))
-    data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + text("general.architecture")
-    data += struct.pack("<I", 8) + text("flux")
-    for name, shape, kind in tensors:
-        sizes = b"".join(struct.pack("<Q", length) for length in reversed(shape))
-        data += text(name) + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, 0)
-    (folder / "flux.gguf").write_bytes(data)
-    return folder / "flux.gguf"
-
-
-def write_folder(folder: Path) -> Path:
-    """A folder of SDXL in diffusers' format, with its configuration alone."""
-    model = folder / "sdxl"
-    (model / "unet").mkdir(parents=True)
-    index = {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
-    (model / "model_index.json").write_text(json.dumps(index))
-    config = find_weightless("sdxl").build().unet.config
-    (model / "unet" / "config.json").write_text(json.dumps(dict(config)))
-    return model
-
-
 @pytest.mark.parametrize(
     ("write", "of"),
     [(write_sdxl, "sdxl"), (write_fp8, "flux-dev"), (write_folder, "sdxl")],

@@ -444,7 +444,9 @@ def test_a_failed_recipe_is_never_called_fastest() -> None:
     rows = rows_of([base, greedy, good], QualityPass({f.key: f for f in measured}, SCORER), Limits())
     headline = summary(rows)
     assert headline.startswith("tiny_vae is the fastest: 2.00x")
-    assert "Its quality passes: CLIP margin kept 100.0 %, single images capped, above 100.0" in headline
+    assert "Images kept: 12 of 12 show what was asked (CLIP margin kept 100.0 %" in headline
+    assert rows[1].judgement is not None
+    assert rows[1].judgement.words == "images not kept: 0 of 12 show what was asked"
     assert "steps(1) fails on quality; the table says why." in headline
     assert "No recipe that passes on quality was faster" in summary(rows[:2])
     assert "failed_quality" in written(answer_of(rows), "table")

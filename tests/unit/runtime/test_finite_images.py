@@ -16,7 +16,7 @@ from vivace.benchmark import Timing
 from vivace.entry_points import apply
 from vivace.errors import NotFinite
 from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck, has_one_colour
-from vivace.serve.worker.partials import Projection
+from vivace.serve.worker.pixels import Projection
 
 SMALL: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
 

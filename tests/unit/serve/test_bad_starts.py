@@ -11,10 +11,11 @@ import pytest
 
 from tests.hub_server import Repository, client_of
 from tests.hub_server import serve as serve_hub
-from vivace.cli.serve import _check_installed, _loras
+from vivace.cli.serve import _check_installed
 from vivace.errors import Unsupported, UsageError
 from vivace.recipes.resolve import resolve
-from vivace.serve.worker.memory_room import check_fits, memory_of
+from vivace.serve.settings import folder_of_loras, lora_files
+from vivace.serve.worker.warm_session import check_fits, memory_of
 
 SERVE = (sys.executable, "-m", "vivace", "serve")
 GB = 10**9
@@ -79,20 +80,21 @@ def test_a_folder_of_loras_that_cannot_be_used_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"there is no \.safetensors file in it"):
-        _loras(tmp_path)
+        folder_of_loras(tmp_path)
     (tmp_path / "a.safetensors").touch()
     (tmp_path / ".safetensors").touch()
-    assert list(_loras(tmp_path)) == ["a"]
+    assert folder_of_loras(tmp_path) == tmp_path
+    assert list(lora_files(tmp_path)) == ["a"]
     os.close(os.open(os.fsencode(tmp_path) + b"/bad\xff.safetensors", os.O_CREAT))
     with pytest.raises(UsageError, match=r"no request can name 'bad\\udcff'; rename it"):
-        _loras(tmp_path)
+        folder_of_loras(tmp_path)
 
     def forbidden(path: Path) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "listdir", forbidden)
-    with pytest.raises(UsageError, match=r"--loras .* cannot be read: Permission denied"):
-        _loras(tmp_path)
+    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
+        folder_of_loras(tmp_path)
 
 
 def test_what_does_not_fit_a_machine_without_a_gpu_is_refused_before_it_is_loaded() -> None:

@@ -18,26 +18,21 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.serve_worker import COMMAND
-from tests.served import EDITS, PATH, Answer, Served, form_of, image_of, served
+from tests.served import EDITS, PATH, Answer, Served, fake, form_of, image_of
 from tests.unit.serve.test_edits import encoded, png
 from vivace.errors import UsageError
 from vivace.serve.http import image_routes, request_checks
-from vivace.serve.http.keys import Keys
-from vivace.serve.settings import ServeSettings
+from vivace.serve.http.access import Keys
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = ServeSettings(
-        "fake",
-        "baseline",
+    with fake(
+        tmp_path_factory.mktemp("clients"),
         served_name="shapes",
         public_url="https://images.example/draw",
         origins=("https://app.example",),
-    )
-    died = tmp_path_factory.mktemp("clients") / "died"
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(died)) as running:
+    ) as running:
         yield running
 
 
@@ -286,8 +281,7 @@ def test_a_large_body_that_finds_no_room_sees_why(server: Served, monkeypatch: p
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Served]:
     (tmp_path / "keys").write_text("# those who draw\nanna anna-key-1\nbert-key-1\n")
-    settings = ServeSettings("fake", "baseline", keys=Keys.read(tmp_path / "keys"), max_queue=4)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+    with fake(tmp_path, api_keys=Keys.read(tmp_path / "keys"), max_queue=4) as running:
         yield running
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import EDITS, PATH, Served, form_of, served
+from tests.served import EDITS, PATH, Served, fake, form_of
 from tests.unit.serve.test_edits import png
 from tests.unit.serve.test_restarts import wait_until
 from vivace.serve.http import request_checks
-from vivace.serve.settings import ServeSettings
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(folder / "died")) as running:
+    with fake(folder) as running:
         yield running
 
 

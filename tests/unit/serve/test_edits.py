@@ -3,7 +3,6 @@
 import io
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,11 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.serve_worker import COMMAND
-from tests.served import EDITS, Served, image_of, served
+from tests.served import EDITS, Served, image_of
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.http.edit_form import nearest_size
 from vivace.serve.http.request_checks import LARGEST_UPLOAD
 from vivace.serve.settings import ModelState, ServeSettings, StepTimes
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Its images have the first byte of the image sent as their blue."""
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
-        yield running
 
 
 def encoded(image: Image.Image, format_: str = "PNG", **options: Any) -> bytes:
@@ -96,12 +86,12 @@ def blue(answer: Any) -> int:
     ],
 )
 def test_images_that_cannot_be_used_are_refused_in_words(
-    server: Served, files: dict[str, bytes], message: str
+    plain: Served, files: dict[str, bytes], message: str
 ) -> None:
-    answer = server.edit(files=files)
+    answer = plain.edit(files=files)
     assert answer.status == 400
     assert message in answer.message
-    assert blue(server.edit(files={"image": png()})) == 7, "the next request is right"
+    assert blue(plain.edit(files={"image": png()})) == 7, "the next request is right"
 
 
 @pytest.mark.parametrize(
@@ -124,26 +114,26 @@ def test_images_that_cannot_be_used_are_refused_in_words(
     ],
 )
 def test_fields_that_are_not_served_are_refused_in_words(
-    server: Served, fields: dict[str, Any], message: str
+    plain: Served, fields: dict[str, Any], message: str
 ) -> None:
     files = {} if "image" in fields else {"image": png()}
-    answer = server.edit(**{"prompt": "x", "files": files, **fields})
+    answer = plain.edit(**{"prompt": "x", "files": files, **fields})
     assert answer.status == 400
     assert message in answer.message
 
 
-def test_forms_that_are_none_or_too_large_are_refused(server: Served) -> None:
-    assert server.send(EDITS, {"prompt": "x"}).status == 400
+def test_forms_that_are_none_or_too_large_are_refused(plain: Served) -> None:
+    assert plain.send(EDITS, {"prompt": "x"}).status == 400
     kind = {"content-type": "multipart/form-data; boundary=limit"}
-    assert server.send(EDITS, b"no parts", kind).status == 400
-    assert server.send(EDITS, b"--limit\r\n\r\n", {"content-type": "multipart/form-data"}).status == 400
-    answer = server.send(EDITS, b"x" * (LARGEST_UPLOAD + 1), kind)
+    assert plain.send(EDITS, b"no parts", kind).status == 400
+    assert plain.send(EDITS, b"--limit\r\n\r\n", {"content-type": "multipart/form-data"}).status == 400
+    answer = plain.send(EDITS, b"x" * (LARGEST_UPLOAD + 1), kind)
     assert (answer.status, answer.message) == (413, "a body has at most 32,000,000 bytes")
-    many = server.edit(**{f"field{number}": 1 for number in range(99)})
+    many = plain.edit(**{f"field{number}": 1 for number in range(99)})
     assert many.status == 400
 
 
-def test_each_kind_of_image_is_read_as_it_looks(server: Served) -> None:
+def test_each_kind_of_image_is_read_as_it_looks(plain: Served) -> None:
     turned = halves((0, 0, 0), (9, 0, 0))
     orientation = Image.Exif()
     orientation[0x0112] = 3  # upside down: the right half comes first
@@ -159,21 +149,21 @@ def test_each_kind_of_image_is_read_as_it_looks(server: Served) -> None:
         "transparent": (png(mode="RGBA", colour=(3, 0, 0, 0)), 255),
     }
     for name, (data, expected) in kinds.items():
-        answer = server.edit(files={"image": data})
+        answer = plain.edit(files={"image": data})
         assert blue(answer) == expected, name
         assert ("notes" in answer.json) is (name == "transparent")
     assert "transparent pixels, which are put on white" in answer.json["notes"][0]
 
 
-def test_what_is_cut_off_is_said(server: Served) -> None:
-    answer = server.edit(files={"image": png((200, 100))})
+def test_what_is_cut_off_is_said(plain: Served) -> None:
+    answer = plain.edit(files={"image": png((200, 100))})
     assert answer.json["size"] == "64x64"
     (note,) = answer.json["notes"]
     assert note == "the image: 200x100 pixels fitted to 64x64, cutting 50% off at left and right"
 
 
-def test_openais_client_edits_and_streams(server: Served) -> None:
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def test_openais_client_edits_and_streams(plain: Served) -> None:
+    client = openai.OpenAI(base_url=f"{plain.url}/v1", api_key="none", max_retries=0)
     mask = encoded(halves((0, 0, 0, 255), (0, 0, 0, 0), "RGBA"))
     made = client.images.edit(
         model="fake",
@@ -205,11 +195,11 @@ def test_openais_client_edits_and_streams(server: Served) -> None:
 def test_an_image_is_drawn_at_the_nearest_size() -> None:
     speeds = {Size(*size): StepTimes(1, 1) for size in ((512, 512), (1024, 1024), (832, 1216), (1216, 832))}
     state = ModelState("m", "r", "cpu", 4, None, Size(1024, 1024), 16, frozenset(), None, speeds, False)
-    settings = ServeSettings("m", "r")
+    settings = ServeSettings(model="m", recipe="r")
     assert nearest_size(Size(500, 500), settings, state) == Size(512, 512)
     assert nearest_size(Size(4000, 4000), settings, state) == Size(1024, 1024)
     assert nearest_size(Size(1000, 1500), settings, state) == Size(832, 1216)
-    any_size = ServeSettings("m", "r", any_size=True)
+    any_size = ServeSettings(model="m", recipe="r", any_size=True)
     assert nearest_size(Size(700, 500), any_size, state) == Size(704, 496)
     assert nearest_size(Size(4000, 3000), any_size, state) == Size(1184, 880)
     assert nearest_size(Size(16_000, 10), any_size, state) == Size(1216, 832), "no such strip is drawn"

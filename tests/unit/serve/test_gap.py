@@ -13,15 +13,15 @@ from tests.served import served
 from tests.sleeping_worker import CALL_S, COMMAND
 from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve.settings import ServeSettings
-from vivace.serve.worker.call_times import phases_of
-from vivace.serve.worker.completion_thread import CompletionThread
+from vivace.serve.worker.main import CompletionThread
 from vivace.serve.worker.pixels import Pixels
+from vivace.serve.worker.speeds import phases_of
 
 
 def test_the_next_call_begins_when_the_last_has_returned(tmp_path: Path) -> None:
     """Of images of 1024 pixels: their three megabytes are copied beside the next call."""
     calls = tmp_path / "calls"
-    settings = ServeSettings("sleeping", "baseline", timeout_s=60.0)
+    settings = ServeSettings(model="sleeping", recipe="baseline", timeout_s=60.0)
     with (
         served(settings, COMMAND, VIVACE_TEST_CALLS=str(calls)) as server,
         ThreadPoolExecutor(4) as clients,

@@ -1,19 +1,15 @@
 """A server without a key answers requests that name this machine, and no others: DNS rebinding."""
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import PATH, Served, served
+from tests.served import PATH, Served, fake
 from tests.typed import run_vivace
-from vivace.serve.http.keys import Keys
-from vivace.serve.settings import ServeSettings
+from vivace.serve.http.access import Keys
 
-SETTINGS = ServeSettings("fake", "baseline", hosts=frozenset({"images.lan"}))
 OWN = [
     "localhost",
     "LOCALHOST:8000",
@@ -37,7 +33,7 @@ FOREIGN = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
+    with fake(tmp_path_factory.mktemp("x"), hosts=("images.lan",)) as running:
         yield running
 
 
@@ -69,9 +65,8 @@ def test_a_page_of_another_origin_draws_nothing(server: Served, origin: str) -> 
 
 
 def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, keys=Keys({"secret": "key 1"}))
     headers = {"authorization": "Bearer secret", "host": "images.example"}
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as locked:
         assert locked.send(PATH, {"prompt": "x"}, headers).status == 200
 
 
@@ -81,7 +76,7 @@ def test_with_a_key_any_name_is_answered(tmp_path: Path) -> None:
         (("--allow-host", "http://x"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x:80"), "give a name as in a URL, without port and scheme"),
         (("--allow-host", "x", "--api-key-file", __file__), "--allow-host is for a server without a key"),
-        (("--api-key-file", os.devnull), f"--api-key-file {os.devnull} cannot be read: it is a device"),
+        (("--api-key-file", os.devnull), f"{os.devnull} cannot be read: it is a device"),
         (("--host", "0.0.0.0"), "lets other machines in; give --api-key-file FILE, too"),
     ],
 )

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import served
-from vivace.serve.queue.image_folder import ImageFolder, remove_abandoned, remove_images
-from vivace.serve.settings import ServeSettings
+from tests.served import fake
+from vivace.serve.queue.messages import ImageFolder, remove_abandoned, remove_images
 
 KEEPS_ONE = """
 import sys, time
 from pathlib import Path
-from vivace.serve.queue.image_folder import ImageFolder
+from vivace.serve.queue.messages import ImageFolder
 folder = ImageFolder(Path(sys.argv[1]))
 (folder.path / "img-1-image").write_bytes(b"x" * 100)
 print(folder.path, flush=True)
@@ -89,11 +87,11 @@ def test_images_of_other_jobs_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("prompt", "status"), [("die", 503), ("half", 500)])
 def test_nothing_is_left_of_an_image_that_was_written_in_part(
-    tmp_path: Path, prompt: str, status: int
+    tmp_path: Path, prompt: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that dies after it wrote an image, and one whose memory is full before it has written all."""
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died"), VIVACE_TEST_LEAVES="1") as server:
+    monkeypatch.setenv("VIVACE_TEST_LEAVES", "1")
+    with fake(tmp_path) as server:
         folder = server.pool._folder.path
         answer = server.draw(prompt)
         assert answer.status == status

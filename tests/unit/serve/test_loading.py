@@ -18,7 +18,7 @@ from vivace.machinery.lora import hot, read_lora
 from vivace.models.sources import example_images
 from vivace.serve.queue.messages import Draw, Load, SentPicture, parsed, written
 from vivace.serve.settings import STATE
-from vivace.serve.worker import memory_room, speeds
+from vivace.serve.worker import speeds, warm_session
 from vivace.serve.worker.warm_session import Drawing
 
 OF_SD = Path("tinyworld/loras/tiny-sd-outlines.safetensors")
@@ -158,7 +158,7 @@ def test_a_server_of_one_task_has_no_other(tmp_path: Path) -> None:
 @pytest.fixture
 def kontext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drawing]:
     # Its memory is predicted as published.
-    monkeypatch.setattr(memory_room, "machine_bytes", lambda: 10**12)
+    monkeypatch.setattr(warm_session, "machine_bytes", lambda: 10**12)
     with _small("flux-kontext"):
         yield load(tmp_path, model="synthetic:flux-kontext", recipe="baseline", sizes=((SIDE, SIDE),))
 

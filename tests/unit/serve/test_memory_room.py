@@ -12,8 +12,7 @@ from vivace.recipes.resolve import resolve
 from vivace.serve.queue.messages import Load
 from vivace.serve.worker import main as worker
 from vivace.serve.worker import speeds
-from vivace.serve.worker.memory_room import check_fits
-from vivace.serve.worker.warm_session import Drawing
+from vivace.serve.worker.warm_session import Drawing, check_fits
 
 GB = 10**9
 SESSION: Any = SimpleNamespace(defaults={"num_inference_steps": 20})

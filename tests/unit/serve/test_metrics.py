@@ -3,23 +3,20 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import Served, served
-from vivace.serve.settings import ServeSettings
+from tests.served import Served, fake
 from vivace.serve.worker.warm_session import EnergyMeter
-
-LORAS = {"outlines": Path("outlines.safetensors"), "ink": Path("ink.safetensors")}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", loras=LORAS)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
+    folder = tmp_path_factory.mktemp("loras")
+    for name in ("outlines", "ink"):
+        (folder / f"{name}.safetensors").touch()
+    with fake(folder, loras=folder) as running:
         running.draw(n=3)
         for name in ("outlines", "outlines", "ink"):
             running.draw(loras=[{"name": name}])

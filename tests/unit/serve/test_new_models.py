@@ -24,7 +24,9 @@ main()
     "model", ["chroma1-hd", "ernie-image", "ideogram-4", "longcat-image", "flux2-klein-base-4b"]
 )
 def test_it_draws_by_seed(model: str) -> None:
-    settings = ServeSettings(f"synthetic:{model}", "baseline", device="cpu", sizes=(Size(SIDE, SIDE),))
+    settings = ServeSettings(
+        model=f"synthetic:{model}", recipe="baseline", device="cpu", sizes=(Size(SIDE, SIDE),)
+    )
     with served(settings, (sys.executable, "-c", _WORKER)) as server:
         first, again, other = (server.draw(seed=seed, num_inference_steps=2).images[0] for seed in (1, 1, 2))
         assert first.size == (SIDE, SIDE)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import EDITS, PATH, Served, image_of, served
-from vivace.serve.http.keys import Keys
+from tests.served import EDITS, PATH, Served, fake, image_of
+from vivace.serve.http.access import Keys
 from vivace.serve.http.request_checks import LARGEST_BODY, LARGEST_UPLOAD
-from vivace.serve.settings import ServeSettings
-
-SETTINGS = ServeSettings("fake", "baseline", max_queue=3, timeout_s=30.0)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose requests leave nothing behind."""
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -246,8 +228,8 @@ def test_a_request_ends_at_its_own_time(server: Served) -> None:
     assert server.states() == {"waiting": 0, "running": 0, "done": 1, "failed": 1, "cancelled": 0}
 
 
-def test_more_than_may_wait_is_refused_with_the_time_to_come_back(server: Served) -> None:
-    with ThreadPoolExecutor(8) as clients:
+def test_more_than_may_wait_is_refused_with_the_time_to_come_back(tmp_path: Path) -> None:
+    with fake(tmp_path, max_queue=3) as server, ThreadPoolExecutor(8) as clients:
         slow = clients.submit(server.draw, "slow 4", num_inference_steps=5)
         server.wait_for("running", 1)
         later = [clients.submit(server.draw, "x") for _ in range(3)]
@@ -269,8 +251,7 @@ def test_a_worker_that_dies_is_started_again_and_its_image_drawn_once_more(serve
 
 
 def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as locked:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as locked:
         assert locked.send("/livez").status == 200
         for path in ("/", "/readyz", "/metrics", "/v1/models", "/openapi.json", "/nothing"):
             assert locked.send(path).status == 401, path
@@ -287,8 +268,7 @@ def test_a_key_opens_every_route_but_livez(tmp_path: Path) -> None:
 
 
 def test_an_idle_worker_ends_and_comes_back(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline", idle_unload_s=0.3)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as idle:
+    with fake(tmp_path, idle_unload_s=0.3) as idle:
         until = time.monotonic() + 10
         while idle.pool.replicas[0].phase.value != "unloaded":
             assert time.monotonic() < until

@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import Served, served
+from tests.served import Served, fake
 from vivace.serve.queue import replica, startup
 from vivace.serve.queue.startup import Startup
-from vivace.serve.settings import ServeSettings
-
-SETTINGS = ServeSettings("fake", "baseline", timeout_s=30.0)
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 20) -> None:
@@ -35,7 +31,7 @@ def test_a_worker_that_hangs_while_it_draws_is_ended_and_its_image_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "_LEAST_SILENCE_S", 1.5)
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path) as server:
         with ThreadPoolExecutor(1) as clients:
             drawing = clients.submit(server.draw, "hang", seed=5)
             wait_until(lambda: server.pool.replicas[0].phase.value == "silent")
@@ -52,7 +48,7 @@ def test_what_takes_long_for_the_first_time_is_no_hang(
 ) -> None:
     """A kind of image that was not drawn yet, and one that says that it compiles."""
     monkeypatch.setattr(replica, "_LEAST_SILENCE_S", 0.2)
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path) as server:
         slow = {"num_inference_steps": 1, "seed": 5}
         assert server.draw("slow 5", negative_prompt="x", **slow).status == 200
         assert server.draw("compile slow 5", **slow).status == 200
@@ -88,19 +84,18 @@ def test_a_worker_that_hangs_while_it_loads_is_killed_and_started_again(
 ) -> None:
     monkeypatch.setattr(startup, "_FIRST_S", 3.0)
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
-    variables = {"VIVACE_TEST_DIED": str(tmp_path / "died"), "VIVACE_TEST_HANGS": phase}
-    with served(SETTINGS, COMMAND, **variables) as server:
+    monkeypatch.setenv("VIVACE_TEST_HANGS", phase)
+    with fake(tmp_path) as server:
         assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
         assert server.pool.replicas[0].num_restarts == 1
     assert f"it hung: {phase} took more than 3 s" in caplog.text
 
 
-def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path) -> None:
+def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are accepted meanwhile, and wait for it."""
     marker = tmp_path / "died"
-    variables = {"VIVACE_TEST_DIED": str(marker), "VIVACE_TEST_UNUSABLE": "1"}
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0, idle_unload_s=0.3)
-    with served(settings, COMMAND, **variables) as server, ThreadPoolExecutor(1) as clients:
+    monkeypatch.setenv("VIVACE_TEST_UNUSABLE", "1")
+    with fake(tmp_path, idle_unload_s=0.3) as server, ThreadPoolExecutor(1) as clients:
         (replica,) = server.pool.replicas
         wait_until(lambda: replica.phase == "unloaded")
         assert health(server) == (200, "ready", "unloaded")
@@ -125,7 +120,7 @@ def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_death_that_the_next_start_mends_leaves_the_server_ready(tmp_path: Path) -> None:
-    with served(SETTINGS, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path) as server:
         (replica,) = server.pool.replicas
         assert health(server) == (200, "ready", "idle")
         process: Any = replica._process
@@ -139,13 +134,11 @@ def test_a_death_that_the_next_start_mends_leaves_the_server_ready(tmp_path: Pat
 
 
 def test_one_of_two_workers_that_cannot_be_used_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "vivace.serve")
-    marker = tmp_path / "died"
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0, gpus=("0", "1"))
-    variables = {"VIVACE_TEST_DIED": str(marker), "VIVACE_TEST_UNUSABLE": "second"}
-    with served(settings, COMMAND, **variables) as server:
+    monkeypatch.setenv("VIVACE_TEST_UNUSABLE", "second")
+    with fake(tmp_path, gpus=("0", "1")) as server:
         wait_until(lambda: {"unusable", "ready"} == {each.phase.value for each in server.pool.replicas})
         assert health(server) == (200, "ready", "idle")
         assert "it will never draw: the weights are gone" in json.dumps(server.send("/readyz").json)

@@ -1,7 +1,6 @@
 """Requests made from /openapi.json, right and wrong: every answer is one that it describes, and no worker is lost."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -10,11 +9,9 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
-from tests.serve_worker import COMMAND
-from tests.served import Served, served
+from tests.served import Served
 from tests.unit.serve.test_edits import bomb, png
 from vivace.serve.http.requests import EditRequest
-from vivace.serve.settings import ServeSettings
 
 OPERATIONS = {
     ("POST", "/v1/images/generations"): 0.5,
@@ -36,17 +33,10 @@ EXCLUDED = [schemathesis.checks.positive_data_acceptance]
 """A body that the schema allows may ask for a size or a number of steps that this server does not draw."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", max_queue=64, timeout_s=20.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path_factory.mktemp("x") / "died")) as running:
-        yield running
-
-
-def described(server: Served, mode: GenerationMode) -> Any:
+def described(plain: Served, mode: GenerationMode) -> Any:
     """Return what /openapi.json says, with one file as image[], and without files for wrong requests, of which
     schemathesis can make none."""
-    schema: dict[str, Any] = server.send("/openapi.json").json
+    schema: dict[str, Any] = plain.send("/openapi.json").json
     form = schema["paths"]["/v1/images/edits"]["post"]["requestBody"]["content"]["multipart/form-data"][
         "schema"
     ]
@@ -70,10 +60,10 @@ def settings(number: int, examples: float) -> hypothesis.settings:
 @pytest.mark.parametrize(
     "number", [QUICK, pytest.param(MANY, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 )
-def test_every_answer_is_as_described(server: Served, number: int) -> None:
+def test_every_answer_is_as_described(plain: Served, number: int) -> None:
     statuses: Counter[int] = Counter()
     for mode in GenerationMode:
-        operations = [result.ok() for result in described(server, mode).get_all_operations()]
+        operations = [result.ok() for result in described(plain, mode).get_all_operations()]
         assert {(each.method.upper(), each.path) for each in operations} == OPERATIONS.keys()
         for operation in operations:
             if mode is GenerationMode.NEGATIVE and operation.method == "get":
@@ -83,7 +73,7 @@ def test_every_answer_is_as_described(server: Served, number: int) -> None:
             @settings(number, number * share / 2)
             @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
             def call(case: schemathesis.Case) -> None:
-                answer = case.call(base_url=server.url, timeout=30)
+                answer = case.call(base_url=plain.url, timeout=30)
                 statuses[answer.status_code] += 1
                 is_late = answer.status_code == 504 and "timeout" in str(case.body)
                 assert answer.status_code < 500 or is_late, answer.text
@@ -92,7 +82,7 @@ def test_every_answer_is_as_described(server: Served, number: int) -> None:
             call()
     print(dict(statuses))
     assert statuses[200] > number * 0.02, "some draw"
-    check_it_draws(server)
+    check_it_draws(plain)
 
 
 NAMES = st.sampled_from([*EditRequest.model_fields, "image", "mask", "quality"]) | st.text(max_size=20)
@@ -107,7 +97,7 @@ IMAGES = st.sampled_from(
 @pytest.mark.parametrize(
     "number", [100, pytest.param(MANY // 4, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 )
-def test_forms_of_any_fields_and_images_are_answered(server: Served, number: int) -> None:
+def test_forms_of_any_fields_and_images_are_answered(plain: Served, number: int) -> None:
     statuses: Counter[int] = Counter()
 
     @settings(QUICK if number == 100 else MANY, number)
@@ -116,7 +106,7 @@ def test_forms_of_any_fields_and_images_are_answered(server: Served, number: int
         st.dictionaries(st.sampled_from(["image", "image[]", "mask"]), IMAGES, max_size=2),
     )
     def send(fields: dict[str, str], files: dict[str, bytes]) -> None:
-        answer = server.edit(**{"prompt": "x", **fields, "files": files})
+        answer = plain.edit(**{"prompt": "x", **fields, "files": files})
         statuses[answer.status] += 1
         may_be = (
             {200, 400} | ({504} if "timeout" in fields else set()) | ({404} if "model" in fields else set())
@@ -127,9 +117,9 @@ def test_forms_of_any_fields_and_images_are_answered(server: Served, number: int
     send()
     print(dict(statuses))
     assert statuses[200]
-    check_it_draws(server)
+    check_it_draws(plain)
 
 
-def check_it_draws(server: Served) -> None:
-    assert server.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
-    assert server.pool.replicas[0].num_restarts == 0
+def check_it_draws(plain: Served) -> None:
+    assert plain.draw(seed=3).images[0].getpixel((0, 0)) == (3, 0, 0)
+    assert plain.pool.replicas[0].num_restarts == 0

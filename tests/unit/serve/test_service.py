@@ -10,9 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.serve_worker import COMMAND
-from tests.served import served
-from vivace.serve.http.keys import Keys
+from tests.served import fake
+from vivace.serve.http.access import Keys
 from vivace.serve.settings import ServeSettings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -27,8 +26,7 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "the one route without a key"
     key = tmp_path / "key"
     key.write_text("secret\n")
-    settings = ServeSettings("fake", "baseline", keys=Keys({"secret": "key 1"}))
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path, api_keys=Keys({"secret": "key 1"})) as server:
 
         def status(code: str) -> int:
             code = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}").replace(
@@ -42,8 +40,7 @@ def test_the_probe_of_kubernetes_asks_with_the_key(tmp_path: Path) -> None:
 
 
 def test_a_worker_outlives_the_sigterm_that_goes_to_all_processes(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline")
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path) as server:
         with ThreadPoolExecutor(1) as clients:
             drawing = clients.submit(server.draw, "slow 2", seed=5)
             server.wait_for("running", 1)
@@ -61,7 +58,7 @@ def test_services_leave_accepted_images_the_time_to_end() -> None:
     unit.read(DEPLOY / "vivace.service")
     values = unit["Service"]
     graces = [int(values["TimeoutStopSec"]), POD["terminationGracePeriodSeconds"]]
-    assert min(graces) > ServeSettings("m", "r").timeout_s
+    assert min(graces) > ServeSettings(model="m", recipe="r").timeout_s
     assert values["KillMode"] == "mixed", "SIGTERM goes to the server alone"
 
 
@@ -69,6 +66,6 @@ def test_a_rollout_on_one_gpu_loses_no_request() -> None:
     assert DEPLOYMENT["spec"]["strategy"]["type"] == "Recreate", "the new pod needs the GPU of the old one"
     (container,) = POD["containers"]
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert POD["terminationGracePeriodSeconds"] > ServeSettings("m", "r").timeout_s + pause
+    assert POD["terminationGracePeriodSeconds"] > ServeSettings(model="m", recipe="r").timeout_s + pause
     assert SERVICE["spec"]["selector"] == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     assert SERVICE["spec"]["ports"][0]["targetPort"] == container["ports"][0]["containerPort"]

@@ -2,23 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import PATH, Served, served
+from tests.served import PATH, Served
 from vivace.serve.queue.jobs import State
-from vivace.serve.settings import ServeSettings
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
-        yield running
 
 
 @pytest.mark.quick("False-*breaks*", "True-*dies*", "False-slow*")

@@ -48,18 +48,16 @@ def folder(shared: Path) -> Path:
 @pytest.fixture(scope="module")
 def pair(shared: Path) -> Iterator[tuple[Served, Served]]:
     """The servers, of one process, with a worker each."""
-    loras = {name: shared / f"{name}.safetensors" for name in ("a", "b")}
-    for path in loras.values():
-        path.write_bytes(stronger(1.0))
+    for name in ("a", "b"):
+        (shared / f"{name}.safetensors").write_bytes(stronger(1.0))
     settings = ServeSettings(
-        "tiny-sd",
-        "tiny_vae",
+        model="tiny-sd",
+        recipe="tiny_vae",
         device="cpu",
         threads=1,
         sizes=(Size(64, 64),),
-        loras=loras,
+        loras=shared,
         task="text",
-        lora_folder=shared,
     )
     with contextlib.ExitStack() as stack:
         yield stack.enter_context(served(settings)), stack.enter_context(served(settings))

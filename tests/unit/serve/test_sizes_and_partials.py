@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import Served, served
+from tests.served import Served, fake
 from vivace.serve.queue.messages import Draw, Load
-from vivace.serve.settings import ServeSettings
 from vivace.serve.worker.warm_session import Drawing
 
 
 @pytest.fixture
 def any_size(tmp_path: Path) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", any_size=True, timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+    with fake(tmp_path, any_size=True) as running:
         yield running
 
 

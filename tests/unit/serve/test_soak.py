@@ -20,7 +20,7 @@ from tests.unit.serve.test_edits import png
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.settings import ServeSettings
 
-LORAS = {"outlines": Path("tinyworld/loras/tiny-sd-outlines.safetensors")}
+LORAS = Path("tinyworld/loras")
 MB = 1e6
 
 
@@ -32,15 +32,13 @@ def soak(seconds: float) -> object:
 def server(request: pytest.FixtureRequest) -> Iterator[Served]:
     is_long = any(item.get_closest_marker("soak") for item in request.session.items)
     settings = ServeSettings(
-        "tiny-sd",
-        "tiny_vae",
+        model="tiny-sd",
+        recipe="tiny_vae",
         device="cpu",
         threads=1,
         sizes=(Size(64, 64), Size(96, 64)),
         loras=LORAS,
-        batches=(2, 4)
-        if is_long
-        else (2,),  # each size is timed with each number of images as the server starts
+        batch=is_long,  # each size is timed with each number of images as the server starts
     )
     with served(settings) as running:
         yield running
@@ -56,7 +54,7 @@ def fields_of(chance: random.Random) -> dict[str, object]:
         "n": chance.choice([1, 1, 1, 2]),
     }
     if chance.random() < 0.4:
-        fields["loras"] = [{"name": "outlines", "scale": chance.choice([0.5, 1.0])}]
+        fields["loras"] = [{"name": "tiny-sd-outlines", "scale": chance.choice([0.5, 1.0])}]
     return fields
 
 
@@ -188,7 +186,7 @@ def uploading(server: Served, chance: random.Random) -> socket.socket:
 @pytest.mark.parametrize("seconds", [pytest.param(4.0, marks=pytest.mark.long), soak(300.0)])
 def test_ten_times_more_than_can_be_drawn_loses_nothing(seconds: float, tmp_path: Path) -> None:
     """An image takes a fifth of a second; fifty requests come in each second."""
-    settings = ServeSettings("fake", "baseline", max_queue=8, timeout_s=20.0)
+    settings = ServeSettings(model="fake", recipe="baseline", max_queue=8, timeout_s=20.0)
     fields = {"prompt": "slow 0.5", "num_inference_steps": 4}
     with (
         served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server,

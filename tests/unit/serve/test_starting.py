@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import dataclasses
 import logging
 import os
 import signal
@@ -14,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import served
+from tests.served import fake
 from vivace.foundation.hardware.this_machine import open_context
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.queue.process import Workers
@@ -23,7 +21,7 @@ from vivace.serve.queue.replica import Replica
 from vivace.serve.queue.startup import FIRST_PHASE, Startup, key_of, past_starts
 from vivace.serve.settings import ServeSettings
 
-SETTINGS = ServeSettings("tiny-sd", "baseline", device="cpu", sizes=(Size(64, 64),))
+SETTINGS = ServeSettings(model="tiny-sd", recipe="baseline", device="cpu", sizes=(Size(64, 64),))
 
 BAD_FORK = """
 import json, os, sys
@@ -97,19 +95,18 @@ def test_other_sizes_recipes_and_models_are_other_starts() -> None:
         {"recipe": "bf16"},
         {"model": "tiny-flux"},
         {"threads": 2},
-        {"batches": (2, 4)},
-        {"loras": {"a": Path("a")}},
+        {"batch": True},
+        {"loras": Path("tinyworld/loras")},
         {"task": "text"},
     ]
-    keys = {key_of(dataclasses.replace(SETTINGS, **fields)) for fields in [{}, *others]}
+    keys = {key_of(SETTINGS.model_copy(update=fields)) for fields in [{}, *others]}
     assert len(keys) == 1 + len(others)
 
 
 def test_readyz_and_the_log_say_how_a_start_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vivace.serve")
-    settings = ServeSettings("fake", "baseline")
     for _ in range(2):
-        with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+        with fake(tmp_path) as server:
             (replica,) = server.pool.replicas
             answer = server.send("/readyz").json["workers"][0]
             assert "start" not in answer, "it is over"
@@ -129,8 +126,7 @@ def test_readyz_and_the_log_say_how_a_start_goes(tmp_path: Path, caplog: pytest.
     not sys.platform.startswith("linux"), reason="elsewhere each worker imports libraries itself"
 )
 def test_one_template_forks_all_workers_and_they_outlive_it(tmp_path: Path) -> None:
-    settings = dataclasses.replace(ServeSettings("fake", "baseline", device="cpu"), gpus=("0", "1"))
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as server:
+    with fake(tmp_path, device="cpu", gpus=("0", "1")) as server:
         replicas = server.pool.replicas
 
         def parents() -> set[int]:

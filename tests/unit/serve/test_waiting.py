@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from vivace.foundation.spec.sizes import Size
-from vivace.serve.queue.job_queue import EXCHANGE_S, JobQueue, QueueFull
-from vivace.serve.queue.jobs import ImageJob, RequestedLora
+from vivace.serve.queue.jobs import EXCHANGE_S, ImageJob, JobQueue, QueueFull, RequestedLora
 from vivace.serve.settings import ModelState, StepTimes
 
 
@@ -73,7 +72,7 @@ def test_requests_of_a_lora_follow_each_other() -> None:
 
 def test_the_line_is_bounded_by_number_and_by_seconds() -> None:
     async def run() -> None:
-        line = JobQueue(2, 10, num_workers=2)
+        line = JobQueue(2, 10, num_workers=lambda: 2)
         line.check_room(5)  # an empty line takes a request of several images
         await line.put(job("a", 8))
         await line.put(job("b", 8))
@@ -137,7 +136,7 @@ def test_a_job_is_not_lost_with_the_worker_that_was_woken_for_it() -> None:
 
 def test_a_worker_that_still_draws_lets_an_idle_one_go_first() -> None:
     async def run() -> None:
-        line = JobQueue(9, 100, num_workers=2)
+        line = JobQueue(9, 100, num_workers=lambda: 2)
         is_drawing = True
         busy = asyncio.create_task(line.take(None, lambda: not is_drawing))
         idle = asyncio.create_task(line.take(None))

@@ -9,25 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve_worker import COMMAND
-from tests.served import Served, served
+from tests.served import Served, fake
 from tests.unit.serve.test_edits import blue, png
-from vivace.serve.settings import ServeSettings
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
-        yield running
 
 
 @pytest.fixture
 def batching(tmp_path: Path) -> Iterator[Served]:
     """Its images have as their green how many others were drawn by the same call."""
-    loras = {"a": Path("a.safetensors"), "unfit": Path("unfit.safetensors")}
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0, batches=(2, 4), loras=loras)
-    with served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as running:
+    for name in ("a", "unfit"):
+        (tmp_path / f"{name}.safetensors").touch()
+    with fake(tmp_path, batch=True, loras=tmp_path) as running:
         yield running
 
 
@@ -120,7 +111,9 @@ def test_a_death_counts_against_all_that_was_begun_and_each_is_drawn_again_alone
         os.kill(process.pid, signal.SIGKILL)
         for file in ("ends", "drawn"):
             until = time.monotonic() + 20
-            while not any(sent.has_retried and sent.jobs[0].prompt.endswith(file) for sent in replica._sent):
+            while not any(
+                sent.jobs[0].attempts and sent.jobs[0].prompt.endswith(file) for sent in replica._sent
+            ):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             assert len(replica._sent) == 1, "whose the next death would be is certain"
@@ -162,9 +155,8 @@ def test_an_image_that_cannot_be_sent_or_read_fails_alone(server: Served, tmp_pa
 
 
 def test_replicas_share_the_line_and_one_may_die(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0, gpus=("0", "1"))
     with (
-        served(settings, COMMAND, VIVACE_TEST_DIED=str(tmp_path / "died")) as two,
+        fake(tmp_path, gpus=("0", "1")) as two,
         ThreadPoolExecutor(8) as clients,
     ):
         until = time.monotonic() + 30
@@ -207,10 +199,11 @@ def test_images_that_go_together_are_drawn_together(batching: Served, tmp_path: 
     }
 
 
-def test_images_are_drawn_one_by_one_where_batches_gain_nothing(tmp_path: Path) -> None:
-    settings = ServeSettings("fake", "baseline", timeout_s=30.0, batches=(2, 4))
-    variables = {"VIVACE_TEST_DIED": str(tmp_path / "died"), "VIVACE_TEST_BATCHES": "do not gain"}
-    with served(settings, COMMAND, **variables) as server:
+def test_images_are_drawn_one_by_one_where_batches_gain_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIVACE_TEST_BATCHES", "do not gain")
+    with fake(tmp_path, batch=True) as server:
         answer = server.draw(seed=20, n=4)
         assert [image.getpixel((0, 0))[1] for image in answer.images] == [0, 0, 0, 0], "no other beside it"
         (model,) = server.send("/v1/models").json["data"]

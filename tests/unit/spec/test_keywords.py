@@ -11,8 +11,7 @@ import pytest
 
 import vivace
 import vivace.benchmark
-from vivace.foundation.spec.keywords import StudyKeywords
-from vivace.foundation.spec.study import QualityRequest, Study, WorkloadRequest
+from vivace.foundation.spec.study import QualityRequest, Study, StudyKeywords, WorkloadRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +62,7 @@ def test_a_mistyped_keyword_is_an_error_and_a_session_returns_images(tmp_path: P
         assert (says in errors.get(number, "")) if says else number not in errors, f"{line}: {done.stdout}"
 
 
-@pytest.mark.parametrize("package", [vivace, vivace.foundation.spec, vivace.benchmark])
+@pytest.mark.parametrize("package", [vivace, vivace.benchmark])
 def test_names_that_are_imported_late_are_all_there(package: ModuleType) -> None:
     assert set(package._MODULES) == set(package.__all__) - {"__version__"}
     assert all(getattr(package, name) is not None for name in package.__all__)

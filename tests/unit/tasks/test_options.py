@@ -16,8 +16,8 @@ from vivace.errors import Unsupported, WorkloadError
 from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.search.objective import Objective
+from vivace.tuning.settings import ImageRequest
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
 SMALL: dict[str, Any] = {

@@ -20,14 +20,14 @@ from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.final.image_plan import ImagePlan
-from vivace.tuning.image_request import ImageRequest
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.search.finalists import best_of_each, portfolio
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.search import portfolio
 from vivace.tuning.search.space import Space
 from vivace.tuning.search.timetable import FINAL_ROUNDS
+from vivace.tuning.settings import ImageRequest
 
 SIZES = (13, 26, 39, 78)
 PLAN = ImagePlan((WorkloadRequest(),) * 4, SIZES, (13, 26, 39, 39))
@@ -73,12 +73,6 @@ def test_a_look_has_to_be_surer_than_the_only_one() -> None:
     assert verdicts == [Gate.UNCLEAR, Gate.PASSED]
 
 
-def test_what_is_broken_fails_at_every_look() -> None:
-    broken = Judgement(Gate.FAILED, "2 of 13 images are broken (black)", "broken")
-    (row,) = PLAN.with_verdicts([row_with(Interval(1.0, 0.996, 1.004), broken)])
-    assert row.judgement == broken
-
-
 def test_a_portfolio_holds_what_passes_almost_surely() -> None:
     """Three bold recipes of one kind pass together in six worlds of ten, and a slow one always."""
     rng = np.random.default_rng(0)
@@ -91,11 +85,6 @@ def test_a_portfolio_holds_what_passes_almost_surely() -> None:
     )
     assert portfolio(worlds[:, :4], 0.0, [0]) == [0], "others of the kind do not make it surer"
     assert portfolio(worlds, 0.0, [4]) == [4]
-
-
-def test_of_one_path_two_recipes_are_in_a_final() -> None:
-    gains = np.array([[1.8, 1.7, 1.9, 0.3, 0.2]])
-    assert best_of_each(gains, ["a", "a", "a", None, None]) == [2, 0, 3, 4]
 
 
 def test_the_luck_of_images_to_come_counts_however_often_a_path_was_judged() -> None:
@@ -163,10 +152,3 @@ def test_a_search_that_may_draw_no_more_images_proves_something_safe(tiny_sd: Gr
     for seed in range(3):
         search, _ = timed_replay(tiny_sd, 4.0, seed, looks=1)
         assert search.pick() is not None, seed
-
-
-def test_where_nothing_can_be_screened_in_time_a_final_is_held_all_the_same(tiny_sd: Grid) -> None:
-    """On a machine six times as slow, the time that a final needs is all that there is."""
-    search, machine = timed_replay(tiny_sd, 4.0, 1, slow=6.0)
-    assert machine.finals_s
-    assert all(result.rung is not Rung.SCREENED for result in search.history if not result.recipe.is_baseline)

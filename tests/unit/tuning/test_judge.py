@@ -13,8 +13,8 @@ from vivace.foundation.stats import Gate
 from vivace.models.find import LocatedModel, find_model
 from vivace.recipes.resolve import resolve
 from vivace.tuning.final.judge import judge_of
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.settings import ImageRequest
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-import vivace
 from tests.typed import run_vivace
-from vivace.errors import Unsupported, UsageError
+from vivace.errors import Unsupported
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.readiness import check_ready, check_runs_here
+from vivace.tuning.settings import ImageRequest
 
 LAPTOP = Surroundings(
     gpu=None,
@@ -70,8 +69,6 @@ def test_every_command_that_loads_says_at_once_that_it_cannot() -> None:
     "command",
     [
         "generate x --model flux-dev",
-        "warm flux-dev",
-        "bench --model flux-dev --recipe bf16",
         "save flux-dev DIR --recipe bf16",
         "serve flux-dev",
     ],
@@ -90,20 +87,13 @@ def test_commands_ask_before_the_network(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "command", ["generate x", "serve tiny-sd", "warm", "doctor", "tune", "prove tiny-sd tiny-sd"]
-)
+@pytest.mark.parametrize("command", ["generate x", "serve tiny-sd", "tune", "prove tiny-sd tiny-sd"])
 def test_a_device_that_is_not_here_is_refused_before_anything_starts(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vivace.tuning.readiness.surroundings", lambda: LAPTOP)
     done = run_vivace(tmp_path, *command.split(), "--device", "cuda", code=3)
     assert "no GPU was found" in done.stderr
-
-
-def test_python_refuses_unknown_devices_too() -> None:
-    with pytest.raises(UsageError, match="'gpu' is none of auto, cpu, cuda"):
-        vivace.load("tiny-sd", device="gpu")
 
 
 def test_a_gpu_may_be_too_small_for_the_baseline() -> None:

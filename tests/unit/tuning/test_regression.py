@@ -40,25 +40,6 @@ def test_a_pair_is_learnt_only_from_recipes_that_have_it() -> None:
     assert mean[2] == pytest.approx(0.6, abs=0.05)  # the pair's loss is expected of larger recipes
 
 
-def test_another_value_of_a_knob_is_expected_to_be_alike() -> None:
-    belief = Regression()
-    belief.learn([Datum(resolve("deepcache(3)"), 0.6, 0.01)])
-    mean, sd = belief.estimate(recipes("deepcache(5)", "channels_last"))
-    assert 0.1 < mean[0] < 0.6
-    assert sd[0] < sd[1]
-
-
-def test_draws_have_the_mean_and_the_spread_of_the_estimate() -> None:
-    belief = Regression(usual=Prior(0.1, 0.2))
-    belief.learn([Datum(resolve("tiny_vae"), 0.4, 0.1)])
-    drawn_recipes = recipes("tiny_vae", "tiny_vae+steps(8)")
-    rng = np.random.default_rng(0)
-    drawn = np.array([belief.draw(drawn_recipes, rng) for _ in range(3000)])
-    mean, sd = belief.estimate(drawn_recipes)
-    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
-    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.06)
-
-
 def test_recipes_of_one_kind_differ_from_the_sum_together() -> None:
     kind = {resolve(text): ("a",) for text in ("tiny_vae", "tiny_vae+channels_last")}
     small = Prior(0.0, 0.01)
@@ -130,10 +111,8 @@ def test_records_of_the_same_model_and_family_count_most() -> None:
     ("gpu", "least"),
     [
         ("NVIDIA H800", 0.05),
-        ("NVIDIA A800-SXM4-80GB", 0.05),
         ("NVIDIA A10G", 0.05),
         ("NVIDIA RTX 6000 Ada Generation", 0.15),
-        ("NVIDIA L20", 0.15),
         ("NVIDIA B300", 0.15),
         ("Tesla T4", 0.2),
         ("AMD Instinct MI300X", 0.4),

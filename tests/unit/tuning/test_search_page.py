@@ -20,10 +20,10 @@ from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.explanation import ExpectedGain, Explanation
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
-from vivace.tuning.search_settings import SearchSettings
+from vivace.tuning.search.search import ExpectedGain, Explanation
+from vivace.tuning.settings import SearchSettings
 from vivace.tuning.tune_answer import answer_of
 from vivace.tuning.tuner import drop_unproven_interval
 

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.recorded_grids import FixedSpace
 from vivace.benchmark.rounds.support import Support, pipeline_without_weights, support_of, why_refused
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
@@ -23,7 +22,7 @@ from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import setup
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.space import Space, fit_targets, is_usual, options
+from vivace.tuning.search.space import Space, fit_targets, options
 
 
 class Halving(Technique):
@@ -62,12 +61,6 @@ def test_options_are_the_declared_values() -> None:
         "first_block_cache(0.3)",
         "first_block_cache(hits=0.5)",
     }
-
-
-def test_a_technique_comes_in_with_a_usual_option() -> None:
-    usual = {option.text for option in options(TECHNIQUES["compile"]) if is_usual(option)}
-    assert "compile" in usual
-    assert not any("@" in text for text in usual)
 
 
 def test_a_new_technique_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,29 +116,6 @@ def test_keep_and_without_contradict() -> None:
         Objective(keep=("tiny_vea",))
     with pytest.raises(RecipeError, match="keep one"):
         Objective(keep=("bf16", "fp16"))
-
-
-def test_a_fixed_space_holds_its_recipes_only() -> None:
-    space = FixedSpace([resolve("tiny_vae"), resolve("tiny_vae+steps(8)")])
-    assert [r.text for r in space.pool(lambda recipes: [0.0] * len(recipes), [])] == [
-        "tiny_vae",
-        "tiny_vae+steps(8)",
-    ]
-    assert not space.holds(resolve("steps(8)"))
-
-
-@pytest.mark.parametrize(
-    ("text", "num_bytes"), [("12GB", 12e9), ("8", 8e9), ("1.5 GiB", 1.5 * 2**30), ("900mb", 9e8)]
-)
-def test_amounts_of_memory(text: str, num_bytes: float) -> None:
-    assert parse_bytes(text) == num_bytes
-
-
-def test_amounts_that_are_none() -> None:
-    assert parse_seconds("2min") == 120
-    for text in ("", "12 apples", "-3GB", "0", "1e9"):
-        with pytest.raises(UsageError, match="is not"):
-            parse_bytes(text)
 
 
 @pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
@@ -297,3 +267,12 @@ def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPa
     space.leave_out(resolve(GRAPHS).techniques[0], "it failed alone")
     assert space.holds(resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"))
     assert GRAPHS not in texts(setup.space_of(objective, bench_on("cuda"), None))
+
+
+def test_amounts_have_units() -> None:
+    amounts = {"12GB": 12e9, "8": 8e9, "1.5 GiB": 1.5 * 2**30, "900mb": 9e8}
+    assert {text: parse_bytes(text) for text in amounts} == amounts
+    assert parse_seconds("2min") == 120
+    for text in ("", "12 apples", "-3GB", "0", "1e9"):
+        with pytest.raises(UsageError, match="is not"):
+            parse_bytes(text)

@@ -1,4 +1,4 @@
-"""What a search tries when time is short and the best recipe takes minutes to compile."""
+"""What a search tries when time is short; estimates of time, and what is expected of more images."""
 
 import dataclasses
 import math
@@ -11,18 +11,19 @@ import pytest
 from benchmarks.recorded_grids import FixedSpace
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
+from vivace.foundation.stats import Interval
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.peaks import Peaks, recorded
 from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.model.regression import Datum
-from vivace.tuning.search.budget import Minutes
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
-from vivace.tuning.search.results import Result, Rung
+from vivace.tuning.search.results import Result, Rung, expected_low
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.timetable import Timetable
+from vivace.tuning.search.timetable import Budget, Timetable
 
 COMPILING_S, STARTING_S, LOADING_S, BASE_S = 160.0, 60.0, 5.0, 5.0
 GAINS = {
@@ -97,7 +98,7 @@ def searched(minutes: float) -> tuple[Search, Host]:
     host, objective = Host(), Objective(same_picture_only=True)
     recipes = [resolve(text) for text in GAINS if text != "baseline"]
     data = [Datum(resolve(text), math.log(gain), 0.05) for text, gain in GAINS.items() if gain > 1]
-    budget = Minutes(minutes, host, 0.0, clock=lambda: host.now)
+    budget = Budget(minutes=minutes, timetable=host, started=0.0, clock=lambda: host.now)
     space = FixedSpace(recipes, objective)
     sampler = ModelSampler(
         space,
@@ -132,13 +133,6 @@ def test_it_is_not_tried_where_they_are_not() -> None:
     assert host.now < 5 * 60
 
 
-@pytest.mark.parametrize(("left", "most"), [(400.0, 0.75 * 300), (110.0, 10.0), (200.0, 96.0)])
-def test_a_trial_may_take_most_of_what_is_left_before_the_final(left: float, most: float) -> None:
-    host = Host(now=480 - left)
-    budget = Minutes(8, host, 0.0, clock=lambda: host.now, final_s=100.0)
-    assert budget.most_s == pytest.approx(most)
-
-
 def test_records_say_how_long_a_model_compiles() -> None:
     known_s = typical_compile_s("sdxl")
     assert 60 < known_s < 300
@@ -161,3 +155,60 @@ def test_a_recipe_that_hangs_is_stopped(total_s: float, recipe: str, timeout_s: 
     plan = ImagePlan((WorkloadRequest(),), (13,), (13,))
     table = Timetable(Pace(on_gpu=True, base_s=BASE_S), plan, judges=False, ends_at=1.0, total_s=total_s)
     assert table.timeout_s([resolve(recipe)], 600.0) == pytest.approx(timeout_s)
+
+
+def screened(text: str, seconds: float, first_call_s: float) -> Result:
+    return Result(
+        resolve(text), Outcome.MEASURED, Rung.SCREENED, 0.1, seconds=seconds, first_call_s=first_call_s
+    )
+
+
+def test_compiling_is_expected_to_take_long_until_it_was_measured() -> None:
+    pace = Pace(on_gpu=True, base_s=1.0)
+    whole, blocks = resolve("compile"), resolve("compile(blocks=repeated)")
+    assert pace.of_trial(whole) > 3 * pace.of_trial(blocks) > 3 * pace.of_trial(resolve("channels_last"))
+    assert pace.of_compiling(resolve("compile(max-autotune)")) > 200
+    pace.learn([screened("compile", 1.0, 13.0)])
+    assert pace.of_compiling(whole) == 12.0
+    assert pace.of_compiling(resolve("tiny_vae+compile")) == pytest.approx(
+        20.0
+    )  # other code, if the cache has none
+
+
+def test_a_final_counts_first_calls_images_and_what_comparisons_took_before() -> None:
+    pace = Pace(on_gpu=True, base_s=5.0)
+    assert pace.repeats == 3
+    plain = pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 0)
+    assert pace.of_final([screened("compile", 2.0, 22.0)], 2, 0) == pytest.approx(plain + 10)
+    assert pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 39) > plain + 30 * 7
+    for _ in range(3):
+        pace.note(calls_s=10.0, rounds=1, seconds=30.0)
+    assert pace.of_final([screened("tiny_vae", 2.0, 2.0)], 2, 0) > plain + 60
+
+
+def test_more_images_raise_the_bound_and_leave_it_uncertain() -> None:
+    few = Interval(0.994, 0.979, 1.009)
+    low, error, luck = expected_low(few, 6, 6, 22.5)
+    assert 0.979 < low < 0.994
+    assert error > luck > 0.002, "of six images more is unknown than what 22 others will add"
+    assert expected_low(few, 6, 6, 0.0)[0] == pytest.approx(0.979)
+    assert expected_low(Interval(0.9, None, None), 2, 2, 13.0)[0] == 0.9
+
+
+def test_what_has_no_prediction_takes_no_less_than_without_it() -> None:
+    graph, both = resolve("cuda_graph"), resolve("tiny_vae+cuda_graph")
+    predictions = {resolve("baseline"): 12e9, resolve("tiny_vae"): 7e9, graph: None, both: None}
+    peaks = Peaks(lambda recipes: [predictions[recipe] for recipe in recipes])
+    assert peaks.least([graph, both, resolve("tiny_vae")]) == [12e9, 7e9, 7e9]
+    assert peaks.of(graph) is None
+
+
+def test_records_have_peaks_where_nothing_is_predicted() -> None:
+    graph, eager = resolve("fused(fp8)+cuda_graph"), resolve("baseline")
+    peaks = Peaks(lambda recipes: [12e9 if recipe == eager else None for recipe in recipes])
+    peaks.ask([eager, graph])
+    mine = recorded("sdxl", 1024, 1024)
+    peaks.add(mine)
+    assert peaks.of(graph) == mine[graph] == pytest.approx(10.5e9, rel=0.02)
+    assert peaks.of(eager) == 12e9, "a prediction is of this machine"
+    assert recorded("sdxl", 64, 64) == {}

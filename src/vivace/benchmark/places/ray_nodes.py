@@ -26,7 +26,7 @@ from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place
 from vivace.foundation.spec.record import Round
 
-_INSTALL = "pip install 'ray[serve]'"
+_INSTALL = "pip install ray"
 _ANSWER_S = 5.0
 _POLL_S = 1.0
 """Seconds of each wait in Ray, so that Ctrl-C is noticed."""

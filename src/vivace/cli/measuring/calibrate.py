@@ -31,6 +31,7 @@ from vivace.foundation.spec.study import WorkloadRequest
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
     from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.schedule_search import Progress
 
 
 @click.group()
@@ -166,6 +167,90 @@ def _prepare(settings: CalibrationSettings) -> tuple[CheckedRequest, dict[str, A
         "num_images": settings.num_images,
         "call": workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"}),
     }
+
+
+class ScheduleCommand(CalibrationSettings):
+    budget: Annotated[str, Option("Computed steps of all, such as 12/28.", metavar="N/STEPS")]
+    num_images: Annotated[
+        int,
+        Field(ge=1, le=1000),
+        Option("Images that each schedule is judged by; image k has seed k.", "--images --pictures"),
+    ] = 20
+    step_cache: Annotated[
+        str, Option("The step cache that takes the schedule.", "--cache", metavar="RECIPE")
+    ] = "taylorseer(order=0)"
+    batch: Annotated[int, Field(ge=1, le=256), Option("Images drawn in one call.")] = 1
+    tries: Annotated[int, Field(ge=1, le=100_000), Option("Schedules to try at most.")] = 200
+    output: Annotated[
+        Path | None, Option("File of the search; default: schedule-MODEL-NofSTEPS.json.", metavar="FILE")
+    ] = None
+
+
+@calibrate.add_command
+@command(ScheduleCommand)
+def schedule(settings: ScheduleCommand) -> int:
+    """Search which steps a step cache computes, of a number that is given.
+
+    Each schedule is judged by the final latents of a few images, beside those with every step computed. All that were
+    tried are kept in one file: the same command continues where it stopped, and a recipe takes the file as its mask.
+
+    \b
+        vivace calibrate schedule --model tiny-flux --budget 12/28
+        vivace generate "a red circle" --model tiny-flux --recipe
+        "taylorseer(order=0,mask=schedule-tiny-flux-12of28.json)"
+    """
+    from vivace.answers.formatting import clock
+    from vivace.errors import UsageError
+    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
+
+    budget, _, steps = settings.budget.partition("/")
+    if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):
+        raise UsageError(f"--budget {settings.budget}: give computed steps of all steps, such as 12/28")
+    settings = settings.model_copy(update={"num_inference_steps": int(steps)})
+    prepared, arguments = _prepare(settings)
+    name = prepared.located.model.name.replace("/", "-")
+    path = settings.output or Path(f"schedule-{name}-{budget}of{steps}.json")
+
+    from vivace.cli.watched.guarded import guarded
+
+    def search_it(is_read: Callable[[], None]) -> int:
+        begun = False
+
+        def say(progress: Progress) -> None:
+            nonlocal begun
+            left = f"at most about {clock(progress.seconds_left)} left"
+            if not begun:
+                begun = True
+                is_read()
+                images = f"{settings.num_images} images of {budget} computed steps each"
+                click.echo(f"at most {progress.most} schedules, {images}; {left}", err=True)
+            elif progress.num_tried % 10 == 0:
+                click.echo(f"[{progress.num_tried}/{progress.most}] {left}", err=True)
+
+        found = calibrate_schedule(
+            prepared.located,
+            cache=settings.step_cache,
+            budget=int(budget),
+            num_steps=int(steps),
+            path=path,
+            batch=settings.batch,
+            most=settings.tries,
+            on_progress=say,
+            **arguments,
+        )
+        if settings.as_json:
+            click.echo(json.dumps(asdict(found) | {"file": str(path)}, indent=2))
+            return 0
+        even = found.distances[evenly_spread(int(budget), int(steps))]
+        click.echo(f"mask           {found.mask}")
+        click.echo(
+            f"distance       {found.distances[found.mask]:.4g} (of the final latents; evenly spaced: {even:.4g})"
+        )
+        click.echo(f"tried          {len(found.distances)} schedules, {settings.num_images} images each")
+        click.echo(f"saved to       {path}")
+        return 0
+
+    return guarded(prepared.located, search_it)
 
 
 class CacheCommand(Settings):

@@ -27,7 +27,7 @@ from vivace.foundation.spec.settings import (
 from vivace.foundation.spec.study import PromptSet, WorkloadRequest
 
 if TYPE_CHECKING:
-    from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
+    from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
     from vivace.measure.calibrating.scores import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.judges import LocatedJudge

@@ -11,6 +11,7 @@ import click
 from pydantic import Field
 
 from vivace.cli.command import command, command_line, interrupted
+from vivace.cli.display.ci_files import CiFiles
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
     Batch,
@@ -52,7 +53,7 @@ def parse_percentage(value: str) -> float:
     return number / 100
 
 
-class CompareCommand(SourceSettings, CallSettings):
+class CompareCommand(CiFiles, SourceSettings, CallSettings):
     recipe_a: Annotated[str, Positional()]
     recipe_b: Annotated[str, Positional()]
     model: ModelName = "tiny-sd"
@@ -106,6 +107,7 @@ def compare(settings: CompareCommand) -> int:
     """
     from vivace.benchmark.pairs import compare as run_compare
 
+    settings.check_ci_files()
     try:
         paired = run_compare(
             settings.model,
@@ -129,6 +131,7 @@ def compare(settings: CompareCommand) -> int:
 
     answer = answer_of(paired)
     show(answer, settings.format_)
+    settings.write_ci_files(answer)
     return int(answer.data["exit_code"])
 
 

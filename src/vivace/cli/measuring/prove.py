@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
 from vivace.cli.command import command, command_line, interrupted
+from vivace.cli.display.ci_files import CiFiles
 from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import FILE, Option, Positional
@@ -17,15 +18,13 @@ from vivace.foundation.untrusted.destinations import check_writable, is_standard
 from vivace.proofs.prover import ProveSettings
 
 if TYPE_CHECKING:
-    from vivace.models.find import LocatedModel
-    from vivace.proofs.sides.plan import ProofPlan
-    from vivace.proofs.sides.proof_store import Letter, ProofStore
-    from vivace.proofs.verdicts.scoring import Judges
+    from vivace.proofs.prover import Prover
+    from vivace.proofs.sides.proof_store import Letter
 
 _SAY_EVERY_S = 5.0
 
 
-class ProveCommand(ProveSettings):
+class ProveCommand(CiFiles, ProveSettings):
     a: Annotated[str, Positional()]
     b: Annotated[str, Positional()]
     output: Annotated[
@@ -56,71 +55,53 @@ def prove(settings: ProveCommand) -> int:
         vivace prove old new --prompts prompts.txt --seeds 1
     """
     from vivace.answers.formatting import date
-    from vivace.proofs.checks.side_loads import check_loads, measure_loads
-    from vivace.proofs.prover import FOLDER, find_judges, passes
-    from vivace.proofs.sides.plan import prepare
-    from vivace.proofs.sides.proof_store import ProofStore
-    from vivace.proofs.verdicts.conclude import Options
+    from vivace.proofs.prover import Prover
 
+    settings.check_ci_files()
     if settings.output is not None:
         check_writable(settings.output)
         if is_standard_output(settings.output):
             raise UsageError("-o - would mix the page with the result; give the name of a file")
-    plan = prepare(settings.a, settings.b, settings)
-    judges = find_judges(plan, settings.claims, settings.scorer, settings.witness)
-    check_loads(plan, settings)
-    kept = ProofStore(settings.store / FOLDER, plan.identity, settings.reuse)
-    if kept.num_resumed:
-        click.echo(f"going on with {kept.num_resumed} images, drawn since {date(kept.since)}", err=True)
+    prover = Prover.of(settings.a, settings.b, settings)
+    if prover.store.num_resumed:
+        since = date(prover.store.since)
+        click.echo(f"going on with {prover.store.num_resumed} images, drawn since {since}", err=True)
     try:
-        for letter, again in passes(settings.claims):
-            status = _draw(plan, letter, kept, again=again)
+        for letter, again in prover.passes:
+            status = _draw(prover, letter, again=again)
             if status == INTERRUPTED:  # in another process
                 raise KeyboardInterrupt
             if status != 0:
                 return status
-        loads = measure_loads(plan, kept, settings, lambda text: click.echo(text, err=True))
-        judging = Options(tuple(settings.claims), settings.fail_under, tuple(loads))
-        return _conclude(plan, kept, judges, judging, settings.output, settings.format_)
+        prover.measure_loads(lambda text: click.echo(text, err=True))
+        return _conclude(prover, settings)
     except KeyboardInterrupt:
         return interrupted("the images are kept")
 
 
-def _draw(plan: ProofPlan, letter: Letter, kept: ProofStore, *, again: bool) -> int:
-    """Draw a side; return the exit code. A foreign model is read in a watched process."""
-    from vivace.proofs.prover import draw_side
-
-    side = plan.side(letter)
-
-    def draw(is_read: Callable[[], None]) -> int:
-        draw_side(
-            plan,
-            letter,
-            kept,
-            ProofProgress(side.text),
-            is_read,
-            lambda note: click.echo(f"note: {letter.upper()}: {note}", err=True),
-            again=again,
-        )
-        return 0
-
-    status = _guarded(plan, side.located, draw)
-    kept.reload()
-    return status
-
-
-def _guarded(plan: ProofPlan, located: LocatedModel | None, draw: Callable[[Callable[[], None]], int]) -> int:
-    """Run the drawing of a side in a watched process, if one of both models is foreign.
+def _draw(prover: Prover, letter: Letter, *, again: bool) -> int:
+    """Draw a side; return the exit code. If one of both models is foreign, a side is drawn in a watched process.
 
     A model of vivace's own is then drawn in another process too: after CUDA is used here, no process can be forked.
     """
     from vivace.cli.watched.guarded import guarded, guarded_reading
     from vivace.models.reading_limits import ReadingLimits, is_trusted
 
-    models = [side.located for side in (plan.a, plan.b) if side.located is not None]
-    if located is None or all(is_trusted(model) for model in models):
-        return guarded(None, draw)
-    return guarded_reading(located.model.name, ReadingLimits.of(located), draw)
+    side = prover.plan.side(letter)
+
+    def draw(is_read: Callable[[], None]) -> int:
+        progress = ProofProgress(side.text)
+        say = f"note: {letter.upper()}: "
+        prover.draw(letter, progress, is_read, lambda note: click.echo(say + note, err=True), again=again)
+        return 0
+
+    models = [each.located for each in (prover.plan.a, prover.plan.b) if each.located is not None]
+    if side.located is None or all(is_trusted(model) for model in models):
+        status = guarded(None, draw)
+    else:
+        status = guarded_reading(side.located.model.name, ReadingLimits.of(side.located), draw)
+    prover.store.reload()
+    return status
 
 
 class ProofProgress:
@@ -137,18 +118,16 @@ class ProofProgress:
             click.echo(f"{f'{letter.upper()} {self._name}'.rstrip()}: {done} of {total} images", err=True)
 
 
-def _conclude(
-    plan: ProofPlan, kept: ProofStore, judges: Judges, judging: Any, output: Path | None, format_: str
-) -> int:
+def _conclude(prover: Prover, settings: ProveCommand) -> int:
     from vivace.cli.display.terminal import show
     from vivace.cli.watched.guarded import guarded_scorers
-    from vivace.proofs.verdicts.conclude import conclude
-    from vivace.proofs.verdicts.proof_answer import answer_of
+    from vivace.proofs.verdicts.proof import answer_of
 
     def judge(is_read: Callable[[], None]) -> int:
-        proof = conclude(plan, kept, judges, judging, is_read)
-        show(answer_of(proof, command_line()), format_, output)
-        kept.end()
+        proof = prover.conclude(is_read)
+        answer = answer_of(proof, command_line())
+        show(answer, settings.format_, settings.output)
+        settings.write_ci_files(answer)
         return proof.exit_code
 
-    return guarded_scorers(judges.all, judge)
+    return guarded_scorers(prover.judges.all, judge)

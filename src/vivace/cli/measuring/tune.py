@@ -14,7 +14,7 @@ import click
 from vivace.cli.command import command, command_line, interrupted
 from vivace.foundation.spec.settings import FILE, Option, Positional
 from vivace.foundation.untrusted.destinations import check_writable
-from vivace.tuning.search_settings import SearchSettings
+from vivace.tuning.settings import SearchSettings
 
 if TYPE_CHECKING:
     from vivace.recipes.recipe import Recipe
@@ -88,13 +88,13 @@ class SearchDisplay:
             click.echo(line, err=True)
 
     def measured(self, result: Result, history: Sequence[Result]) -> None:
-        from vivace.tuning.model.utility import best_of
+        from vivace.tuning.search.results import best_of
 
         # Not those that were refused without being measured.
         self._shown.add(result.recipe)
         tried = {result.recipe for result in history if result.is_measured} | self._shown
         number = len([recipe for recipe in tried if not recipe.is_baseline])
-        text = result.outcome.value.replace("_", " ")
+        text = result.outcome_in_words
         if result.gain is not None:
             text = f"{math.exp(result.gain):.2f}x"
             text += "" if result.gate is None else f", quality {result.verdict}"

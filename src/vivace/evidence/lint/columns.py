@@ -55,6 +55,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "cuda_avg": ("cuda time avg",),
     "calls": ("# of calls", "num calls", "calls"),
     "clip": ("clip score", "clip"),
+    "reward": ("imagereward", "image reward"),
     "share": ("gpu utilization", "gpu utilisation"),
 }  # fmt: skip
 """Headings by their meaning, lower case, without units in brackets, `_s`, `_bytes`, underscores and names of GPUs."""
@@ -65,22 +66,8 @@ PROFILE = frozenset({"self_cpu", "cpu", "cpu_avg", "self_cuda", "cuda", "cuda_av
 COUNTS = frozenset({"n", "steps", "workload_steps", "batch", "calls", "height", "width"})
 TEXTS = frozenset({"label", "model", "gpu", "precision", "size"})
 _BY_NAME = {name: role for role, names in SYNONYMS.items() for name in names}
-_SUFFIXES = (
-    "s",
-    "ms",
-    "us",
-    "bytes",
-    "gb",
-    "mb",
-    "gib",
-    "mib",
-    "sec",
-    "secs",
-    "seconds",
-    "milliseconds",
-    "%",
-    "x",
-)
+_SUFFIXES = frozenset({"s", "ms", "us", "bytes", "gb", "mb", "gib", "mib", "sec", "secs", "seconds", "milliseconds",
+                       "%", "x"})  # fmt: skip
 _STATISTICS = {
     "mean": "mean", "avg": "mean", "average": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p95": "p95",
     "p99": "p99", "min": "min", "minimum": "min", "fastest": "min", "best": "min", "max": "max", "maximum": "max",
@@ -112,12 +99,14 @@ class Column:
         role: a key of SYNONYMS.
         of: the GPU that the heading names, as in "A100 (s)"; empty if none.
         kind, factor: of the unit in the heading: ("time", 0.001) for "(ms)"; (None, 1) without one.
+        path: the keys above a time in JSON: times below different keys measure different things.
     """
 
     role: str
     of: str
     kind: str | None
     factor: float
+    path: str = ""
 
 
 def column_of(heading: str) -> Column | None:

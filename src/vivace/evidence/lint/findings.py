@@ -19,7 +19,7 @@ class Finding:
     Attributes:
         severity: "impossible": the figures contradict each other or the hardware; "doubtful": they can be true, but do
             not show what they seem to.
-        row: the number of the line, or of the row in JSON; None if the whole table is meant.
+        row: the number of the line, or of the row in JSON.
         numbers: the figures, as written.
         why: why it cannot be, or shows little.
         check: what to look at.
@@ -41,11 +41,25 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A rule's objection to a row, or to the whole table if `reading` is None."""
+
+    reading: Reading | None
+    numbers: str
+    why: str
+    check: str
+    severity: Severity = "impossible"
+
+
+Rule = Callable[[Sequence["Reading"]], Iterator[Fault]]
+"""Takes the rows of a table, and yields their faults."""
+
+
+@dataclass(frozen=True)
 class Reading:
     """The figures of one row, of one GPU if the headings name several.
 
     Attributes:
-        line: the number of the row in its file.
         of: the GPU of the headings; empty if they name none.
         numbers: by role (see `columns.SYNONYMS`).
         texts: label, model, gpu and precision.
@@ -66,31 +80,39 @@ class Reading:
         names = [self.section, self.texts.get("model", ""), self.texts.get("label", ""), self.of]
         return ", ".join(dict.fromkeys(name for name in names if name))
 
+    @property
+    def all_text(self) -> str:
+        """All words of the row and those above it."""
+        return f"{' '.join(self.texts.values())} {self.of} {self.section} {self.context}"
+
+    @property
+    def model(self) -> str:
+        return self.texts.get("model") or self.section or self.texts.get("label", "")
+
+    @property
+    def centre(self) -> str:
+        """The role of its time: the median if it has one; "" without any."""
+        return self.first("p50", "mean", "time")
+
+    def first(self, *roles: str) -> str:
+        """Return the first of some roles that the row has; "" for none."""
+        return next((role for role in roles if role in self.numbers), "")
+
     def has(self, *roles: str) -> bool:
         return all(role in self.numbers for role in roles)
 
     def __getitem__(self, role: str) -> Number:
         return self.numbers[role]
 
+    def written(self, *roles: str) -> str:
+        """Return figures as in "mean 2.05, min 2.09"."""
+        return ", ".join(f"{role.replace('_', ' ')} {self[role].text}" for role in roles if self.has(role))
 
-@dataclass(frozen=True)
-class Fault:
-    """A rule's objection to a row, or to the whole table if `reading` is None."""
-
-    reading: Reading | None
-    numbers: str
-    why: str
-    check: str
-    severity: Severity = "impossible"
-
-
-Rule = Callable[[Sequence[Reading]], Iterator[Fault]]
-"""Takes the rows of a table, and yields their faults."""
-
-
-def written(reading: Reading, *roles: str) -> str:
-    """Return figures as in "mean 2.05, min 2.09"."""
-    return ", ".join(f"{role.replace('_', ' ')} {reading[role].text}" for role in roles if reading.has(role))
+    def fault(
+        self, roles: Sequence[str], why: str, check: str, more: str = "", *, sure: bool = True
+    ) -> Fault:
+        """Object to some of its figures, beside `more`; if that is not sure they are doubtful."""
+        return Fault(self, self.written(*roles) + more, why, check, "impossible" if sure else "doubtful")
 
 
 def is_above(number: Number, other: Number) -> bool:

@@ -7,13 +7,13 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -80,62 +80,60 @@ class ForeignTable:
             return
         self.rows.append(TableLine(number, (*cells, *[""] * (len(self.headings) - len(cells)))))
 
+    def filled(self, rows: Iterable[tuple[int, Sequence[str]]]) -> Self:
+        """Return the table itself with more rows."""
+        for number, cells in rows:
+            self.add(number, cells)
+        return self
+
 
 class _Tables(HTMLParser):
-    """Collects the cells of all tables; one inside another's cell is text of that cell."""
+    """Collects the rows of all tables, with the heading or caption above each."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.tables: list[tuple[str, list[tuple[int, list[str]]]]] = []
-        self._depth = 0
-        self._rows: list[tuple[int, list[str]]] = []
-        self._cell: list[str] | None = None
+        self._rows: list[tuple[int, list[str]]] | None = None
+        self._text: list[str] | None = None
         self._span = 1
         self._title = ""
-        self._heading: list[str] | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self._depth += 1
-            if self._depth == 1:
-                self._rows = []
-        elif self._depth == 1 and tag == "tr":
-            self._end_cell()
-            self._rows.append((self.getpos()[0], []))
-        elif self._depth == 1 and tag in ("td", "th"):
-            self._end_cell()
-            if not self._rows:
-                self._rows.append((self.getpos()[0], []))
-            self._cell = []
-            span = dict(attrs).get("colspan") or "1"
-            self._span = min(int(span), 1000) if span.isdecimal() else 1
-        elif re.fullmatch("h[1-6]|caption", tag):
-            self._heading = []
-        elif tag == "br":
+        if tag == "br":
             self.handle_data(" ")
+        elif tag == "table":
+            self._rows = []
+        elif re.fullmatch("h[1-6]|caption", tag):
+            self._text = []
+        elif self._rows is not None and tag in ("tr", "td", "th"):
+            self._end_cell()
+            if tag == "tr" or not self._rows:
+                self._rows.append((self.getpos()[0], []))
+            if tag != "tr":
+                self._text = []
+                span = dict(attrs).get("colspan") or "1"
+                self._span = min(int(span), 1000) if span.isdecimal() else 1
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == "table" and self._depth:
-            self._depth -= 1
-            if self._depth == 0:
-                self._end_cell()
-                self.tables.append((self._title, [row for row in self._rows if any(row[1])]))
-        elif self._depth == 1 and tag in ("td", "th", "tr"):
+        if re.fullmatch("h[1-6]|caption", tag):
+            self._title, self._text = self._words(), None
+        elif self._rows is not None and tag in ("table", "td", "th", "tr"):
             self._end_cell()
-        elif re.fullmatch("h[1-6]|caption", tag) and self._heading is not None:
-            self._title = " ".join("".join(self._heading).split())
-            self._heading = None
+            if tag == "table":
+                self.tables.append((self._title, [row for row in self._rows if row[1]]))
+                self._rows = None
 
     def handle_data(self, data: str) -> None:
-        if self._cell is not None:
-            self._cell.append(data)
-        elif self._heading is not None:
-            self._heading.append(data)
+        if self._text is not None:
+            self._text.append(data)
+
+    def _words(self) -> str:
+        return " ".join("".join(self._text or ()).split())
 
     def _end_cell(self) -> None:
-        if self._cell is not None:
-            self._rows[-1][1].extend([" ".join("".join(self._cell).split()), *[""] * (self._span - 1)])
-            self._cell = None
+        if self._text is not None and self._rows:
+            self._rows[-1][1].extend([self._words(), *[""] * (self._span - 1)])
+        self._text = None
 
 
 def read_tables(file: Path) -> list[ForeignTable]:
@@ -151,11 +149,11 @@ def read_tables(file: Path) -> list[ForeignTable]:
         text = read_text(file, _MAX_BYTES)
         match suffix:
             case ".md" | ".txt":
-                tables = [*markdown_tables(file, text), *html_tables(file, text)]
+                tables = [*_markdown(file, text), *_html(file, text)]
             case ".html":
-                tables = list(html_tables(file, text))
+                tables = list(_html(file, text))
             case ".json" | ".jsonl":
-                tables = json_tables(file, text, is_lines=suffix == ".jsonl")
+                tables = _json(file, text, is_lines=suffix == ".jsonl")
             case _:
                 tables = _csv(file, text, suffix)
     if sum(len(table.rows) for table in tables) > _MAX_ROWS:
@@ -165,27 +163,25 @@ def read_tables(file: Path) -> list[ForeignTable]:
 
 def _csv(file: Path, text: str, suffix: str) -> list[ForeignTable]:
     """Return the table of a file whose cells a comma, a semicolon, a tab or a bar separates."""
-    by_delimiter = {delimiter: _csv_rows(text, delimiter) for delimiter in _DELIMITERS}
-    if text[:6].lower().startswith("sep="):  # a spreadsheet's own first line
+    if text[:4].lower() == "sep=" and len(text) > 4:  # a spreadsheet's own first line
         delimiter = text[4]
         rows = [row for row in _csv_rows(text, delimiter) if row[0] > 1]
     else:
         preferred = "\t" if suffix == ".tsv" else ","
+        by_delimiter = {delimiter: _csv_rows(text, delimiter) for delimiter in _DELIMITERS}
         delimiter = max(_DELIMITERS, key=lambda each: (*_fit(by_delimiter[each]), each == preferred))
         rows = by_delimiter[delimiter]
     if not rows:
         return []
     width = _usual_width(rows)
     first = next(index for index, (_, cells) in enumerate(rows) if len(cells) == width)
-    above = [" ".join(cells) for _, cells in rows[:first]]
-    table = ForeignTable(file, tuple(rows[first][1]), context="\n".join(above), delimiter=delimiter)
+    above, (_, headings), below = rows[:first], rows[first], rows[first + 1 :]
+    context = "\n".join(" ".join(cells) for _, cells in above)
+    table = ForeignTable(file, tuple(headings), context=context, delimiter=delimiter)
     table.unread += [
-        f"line {number}: it is above the headings, and not a row of {width} cells"
-        for number, _ in rows[:first]
+        f"line {number}: it is above the headings, and not a row of {width} cells" for number, _ in above
     ]
-    for number, cells in rows[first + 1 :]:
-        table.add(number, cells)
-    return [table]
+    return [table.filled(below)]
 
 
 def _csv_rows(text: str, delimiter: str) -> list[tuple[int, list[str]]]:
@@ -202,15 +198,14 @@ def _usual_width(rows: Sequence[tuple[int, Sequence[str]]]) -> int:
 
 
 def _fit(rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[bool, float, int]:
-    """Return how well a delimiter divides a file: whether at all, the number of equal rows, and their cells."""
+    """Return how well a delimiter divides a file: whether at all, the share of equal rows, and their cells."""
     if not rows:
         return False, 0.0, 0
-    width = _usual_width(rows)
-    head = rows[:200]
+    width, head = _usual_width(rows), rows[:200]
     return width > 1, sum(len(cells) == width for _, cells in head) / len(head), width
 
 
-def json_tables(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
+def _json(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
     """Return the tables of a JSON text, or of one with a value in each line.
 
     Raises:
@@ -220,116 +215,85 @@ def json_tables(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
     lines = [line for line in text.split("\n") if line.strip()]
     content: Any = [parse_json(line) for line in lines] if is_lines else parse_json(text)
     if isinstance(content, dict) and KEY in content:
-        return contribution_tables(file, content)
-    tables: list[ForeignTable] = []
-    _collect(file, "", content, tables)
-    return tables
+        return _contribution_tables(file, content)
+    tables = [
+        ForeignTable(file, tuple(headings), context=name, unit="row").filled(rows)
+        for name, headings, rows in _tables_in(content, "")
+    ]
+    return [table for table in tables if table.headings]
 
 
-def _collect(file: Path, name: str, content: Any, tables: list[ForeignTable]) -> None:
-    """Add the table that a list or an object is, then those inside it."""
+JsonTable = tuple[str, Sequence[str], list[tuple[int, list[str]]]]
+"""The path of its key, its headings, and its numbered rows."""
+
+
+def _tables_in(content: Any, name: str) -> Iterator[JsonTable]:
+    """Yield the table that a value is, then those inside it."""
     if isinstance(content, list):
-        if rows := [
-            (number, _flat(value)) for number, value in enumerate(content, 1) if isinstance(value, dict)
-        ]:
-            _add(file, name, rows, tables)
-        elif content and all(isinstance(value, list) for value in content):
-            _add_lists(file, name, content, None, tables)
+        if content and all(isinstance(value, list) for value in content):
+            if len(content) > 1 and _are_texts(content[0]):
+                yield _of_lists(name, content[0], content[1:], 2)
             return
+        yield _of_objects(name, [(n, value) for n, value in enumerate(content, 1) if isinstance(value, dict)])
         for value in content:
-            _collect_inside(file, name, value, tables)
+            yield from _tables_inside(value, name)
     elif isinstance(content, dict):
-        if _is_table_of_columns(content):
-            lists = [list(row) for row in zip(*content.values(), strict=True)]
-            _add_lists(file, name, lists, [str(key) for key in content], tables)
-            return
-        if rows := _rows_by_key(content):
-            _add(file, name, rows, tables)
-            for value in content.values():
-                _collect_inside(file, name, value, tables)
-            return
-        if name == "":
-            _add(file, name, [(1, _flat({k: v for k, v in content.items() if k not in _HEADINGS}))], tables)
-        _collect_inside(file, name, content, tables)
+        values = list(content.values())
+        shared = set.intersection(*map(set, values)) if _are(dict, values) else set()
+        if len(values) > 1 and _are(list, values) and _are_columns(values):
+            yield _of_lists(name, list(content), list(zip(*values, strict=True)), 1)
+        elif len(values) > 1 and shared:
+            yield _of_objects(name, list(enumerate(({_LABEL: key} | content[key] for key in content), 1)))
+            for value in values:
+                yield from _tables_inside(value, name)
+        else:
+            if not name:
+                yield _of_objects("", [(1, {k: v for k, v in content.items() if k not in _HEADINGS})])
+            yield from _tables_inside(content, name)
 
 
-def _collect_inside(file: Path, name: str, content: Any, tables: list[ForeignTable]) -> None:
+def _tables_inside(content: Any, name: str) -> Iterator[JsonTable]:
     if isinstance(content, list):
-        _collect(file, name, content, tables)
+        yield from _tables_in(content, name)
     if not isinstance(content, dict):
         return
     headings = next((content[key] for key in _HEADINGS if _are_texts(content.get(key))), None)
     for key, value in content.items():
         below = f"{name}.{key}".lstrip(".")
-        if headings is not None and _are_lists(value, len(headings)):
-            _add_lists(file, below, value, headings, tables)
+        if (
+            headings
+            and isinstance(value, list)
+            and _are(list, value)
+            and {*map(len, value)} == {len(headings)}
+        ):
+            yield _of_lists(below, headings, value, 1)
         elif isinstance(value, list | dict) and value is not headings:
-            _collect(file, below, value, tables)
+            yield from _tables_in(value, below)
 
 
-def _add(
-    file: Path, name: str, rows: Sequence[tuple[int, dict[str, str]]], tables: list[ForeignTable]
-) -> None:
-    headings = tuple(dict.fromkeys(key for _, row in rows for key in row))
-    if not headings:
-        return
-    table = ForeignTable(file, headings, context=name, unit="row")
-    for number, row in rows:
-        table.add(number, [row.get(key, "") for key in headings])
-    tables.append(table)
+def _of_objects(name: str, rows: Sequence[tuple[int, dict[str, Any]]]) -> JsonTable:
+    flat = [(number, _flat(row)) for number, row in rows]
+    headings = list(dict.fromkeys(key for _, row in flat for key in row))
+    return name, headings, [(number, [row.get(key, "") for key in headings]) for number, row in flat]
 
 
-def _add_lists(
-    file: Path,
-    name: str,
-    rows: Sequence[Sequence[Any]],
-    headings: Sequence[str] | None,
-    tables: list[ForeignTable],
-) -> None:
-    """Add a table of lists, whose first is the headings if none are given and it has only texts."""
-    first = 1
-    if headings is None:
-        if not _are_texts(rows[0]) or len(rows) < 2:
-            return
-        headings, rows, first = [str(value) for value in rows[0]], rows[1:], 2
-    table = ForeignTable(file, tuple(headings), context=name, unit="row")
-    for number, row in enumerate(rows, first):
-        table.add(number, [_text(value) or "" for value in row])
-    tables.append(table)
+def _of_lists(name: str, headings: Sequence[Any], rows: Sequence[Sequence[Any]], first: int) -> JsonTable:
+    cells = ([_text(value) or "" for value in row] for row in rows)
+    return name, [str(heading) for heading in headings], list(enumerate(cells, first))
 
 
-def _is_table_of_columns(content: dict[str, Any]) -> bool:
-    """Whether an object has a list for each of several columns, all of one length."""
-    lists = list(content.values())
-    return (
-        len(lists) > 1
-        and all(
-            isinstance(value, list) and value and not isinstance(value[0], list | dict) for value in lists
-        )
-        and len({len(value) for value in lists}) == 1
-    )
-
-
-def _rows_by_key(content: dict[str, Any]) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows of an object whose values are objects with the same keys, each with its own key as its name."""
-    if len(content) < 2 or not all(isinstance(value, dict) for value in content.values()):
-        return []
-    shared = set.intersection(*(set(value) for value in content.values()))
-    flat = [(key, _flat(value)) for key, value in content.items()]
-    if not shared or not all(row for _, row in flat):
-        return []
-    return [(number, {_LABEL: key} | row) for number, (key, row) in enumerate(flat, 1)]
+def _are(kind: type, values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, kind) for value in values)
 
 
 def _are_texts(content: Any) -> bool:
-    return isinstance(content, list) and bool(content) and all(isinstance(value, str) for value in content)
+    return isinstance(content, list) and _are(str, content)
 
 
-def _are_lists(content: Any, width: int) -> bool:
-    return (
-        isinstance(content, list)
-        and bool(content)
-        and all(isinstance(value, list) and len(value) == width for value in content)
+def _are_columns(values: Sequence[list[Any]]) -> bool:
+    """Whether lists of plain values are all of one length."""
+    return len({len(value) for value in values}) == 1 and all(
+        value and not isinstance(value[0], list | dict) for value in values
     )
 
 
@@ -353,27 +317,25 @@ def _text(value: Any) -> str | None:
     return json.dumps(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def markdown_tables(file: Path, text: str) -> Iterator[ForeignTable]:
+def _markdown(file: Path, text: str) -> Iterator[ForeignTable]:
     """Yield the tables of a Markdown text, with the headings or the line above each as its context."""
     lines = [_QUOTED.sub("", line) for line in lines_of(text)]
     context: list[str] = []
     table: ForeignTable | None = None
-    for index, line in enumerate(lines):
+    for number, (before, line) in enumerate(zip(["", *lines], [*lines, ""], strict=True), 1):
         if table is not None and "|" in line:
-            table.add(index + 1, _cells(line))
+            table.add(number, _cells(line))
             continue
         if table is not None:
             yield table
             table = None
-        if "|" in line and _RULE.match(line) and index and "|" in lines[index - 1]:
-            headings = tuple(_cells(lines[index - 1]))
+        if "|" in line and _RULE.match(line) and "|" in before:
+            headings = tuple(_cells(before))
             table = ForeignTable(file, headings, context="\n".join(context[-3:]), delimiter="|")
         elif line.startswith("#"):
             context = [*[heading for heading in context if _depth(heading) < _depth(line)], line]
         elif line.strip() and "|" not in line:
             context = [*[heading for heading in context if heading.startswith("#")], line]
-    if table is not None:
-        yield table
 
 
 def _depth(line: str) -> int:
@@ -381,28 +343,18 @@ def _depth(line: str) -> int:
 
 
 def _cells(line: str) -> list[str]:
-    cells = [cell.strip() for cell in _SEPARATOR.split(line.strip())]
-    if cells and cells[0] == "":
-        cells = cells[1:]
-    if cells and cells[-1] == "":
-        cells = cells[:-1]
-    return cells
+    cells = [cell.strip() for cell in _SEPARATOR.split(line.strip().removeprefix("|"))]
+    return cells if cells[-1] else cells[:-1]
 
 
-def html_tables(file: Path, text: str) -> Iterator[ForeignTable]:
+def _html(file: Path, text: str) -> Iterator[ForeignTable]:
     """Yield the tables of an HTML page, or of HTML inside Markdown; cells that span several count as the first."""
-    if "<table" not in text.lower():
-        return
     reader = _Tables()
     reader.feed(text)
     reader.close()
     for title, rows in reader.tables:
-        if not rows:
-            continue
-        table = ForeignTable(file, tuple(rows[0][1]), context=title)
-        for number, cells in rows[1:]:
-            table.add(number, cells)
-        yield table
+        if rows:
+            yield ForeignTable(file, tuple(rows[0][1]), context=title).filled(rows[1:])
 
 
 def read_contribution(content: dict[str, Any]) -> Contribution:
@@ -423,19 +375,14 @@ def read_contribution(content: dict[str, Any]) -> Contribution:
         raise ValueError(f"the key {key[:120]!r}: {expectation_of(error)}") from None
 
 
-def contribution_tables(file: Path, content: dict[str, Any]) -> list[ForeignTable]:
-    """Return a table for each comparison, with seconds per image.
-
-    Raises:
-        ValueError: it is not what `vivace contribute` writes.
-    """
-    tables = []
-    for number, contributed in enumerate(read_contribution(content).comparisons, 1):
-        table = ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row")
-        for position, row in enumerate(contributed.rows, 1):
-            table.add(position, _contributed_cells(row))
-        tables.append(table)
-    return tables
+def _contribution_tables(file: Path, content: dict[str, Any]) -> list[ForeignTable]:
+    """Return a table for each comparison, with seconds per image."""
+    return [
+        ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row").filled(
+            enumerate(map(_contributed_cells, contributed.rows), 1)
+        )
+        for number, contributed in enumerate(read_contribution(content).comparisons, 1)
+    ]
 
 
 def _contributed_cells(row: ContributedRow) -> list[str]:

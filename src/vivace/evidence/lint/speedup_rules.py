@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from vivace.evidence.lint.findings import Fault, Reading, written
+from vivace.evidence.lint.findings import Fault, Reading
 from vivace.evidence.lint.values import Number
 
-_CENTRES = ("p50", "mean", "time")
-_COMPARED = (*_CENTRES, "min", "step")
+_COMPARED = ("p50", "mean", "time", "min", "step")
 _TOLERANCE = 0.02
 _SLOWER = re.compile(r"slow|longer", re.IGNORECASE)
 _SIGNED = re.compile(r"^\W*[-+−–]|faster|quicker|less|lower|reduc|improve|slow|longer", re.IGNORECASE)
@@ -35,13 +35,11 @@ def speedup_fits_times(rows: Sequence[Reading]) -> Iterator[Fault]:
         batch = row["batch"].text if row.has("batch") else ""
         texts = row.texts.get("model", ""), row.texts.get("gpu", "")
         groups.setdefault((row.section, *texts, row.of, batch), []).append(row)
-    for group in groups.values():
-        for role in ("speedup", "relative"):
-            yield from _of_group(group, role)
+    for group, role in itertools.product(groups.values(), ("speedup", "relative")):
+        yield from _of_group([row for row in group if row.centre and row[row.centre].least > 0], role)
 
 
-def _of_group(group: Sequence[Reading], role: str) -> Iterator[Fault]:
-    timed = [row for row in group if any(row.has(centre) and row[centre].least > 0 for centre in _CENTRES)]
+def _of_group(timed: Sequence[Reading], role: str) -> Iterator[Fault]:
     stated = [row for row in timed if row.has(role)]
     # Where a column has a zero, or a negative number, it is in percent even if it does not say so.
     is_percent = any(row[role].value <= 0 and row[role].kind is None for row in stated)
@@ -49,49 +47,34 @@ def _of_group(group: Sequence[Reading], role: str) -> Iterator[Fault]:
     bases = bases or [row for row in timed if not row.has(role)]
     if not stated or not bases or not bases[0].label:  # without names nothing says that these are recipes
         return
-    wrong = [
-        row
-        for row in stated
-        if row not in bases and not any(_fits(row, base, role, is_percent) for base in bases)
-    ]
+    base = bases[0]
     others = [row for row in stated if row not in bases]
-    if (
-        len(wrong) == len(others)
-        and role == "speedup"
-        and all(_fits_upside_down(row, bases) for row in wrong)
-    ):
+    wrong = [row for row in others if not any(_fits(row, each, role, is_percent) for each in bases)]
+    is_upside_down = len(wrong) == len(others) and role == "speedup"
+    if is_upside_down and all(_fits_upside_down(row, bases) for row in wrong):
+        why = "all figures of this column are the row's time over the baseline's: a relative time, not a speed-up"
         for row in wrong[:1]:
-            yield Fault(
-                row, f"{written(row, role, *_first(row))}; {bases[0].label}: {_text(bases[0], row)}",
-                "all figures of this column are the row's time over the baseline's: a relative time, not a speed-up",
-                "the heading",
-                "doubtful",
-            )  # fmt: skip
+            yield row.fault((role, row.centre), why, "the heading", _beside(base, row), sure=False)
         return
     for row in wrong:
-        base = bases[0]
-        (centre,) = _first(row)
         is_paired = row[role].interval is not None or row.has("speedup_low", "speedup_high")
         other = next((each for each in timed if each is not row and _fits(row, each, role, is_percent)), None)
-        ratio = base[centre].value / row[centre].value if base.has(centre) else float("nan")
+        ratio = base[row.centre].value / row[row.centre].value if base.has(row.centre) else float("nan")
         why = f"these times give {ratio:.3g}x"
         why += "" if other is None else f"; it fits {other.label} as its baseline"
         # One that has its own interval was measured in pairs, perhaps with another run of the baseline.
-        yield Fault(
-            row, f"{written(row, role, centre)}; {base.label or 'the first row'}: {_text(base, row)}", why,
+        yield row.fault(
+            (role, row.centre),
+            why,
             "which run of which baseline the speed-up refers to",
-            "doubtful" if is_paired or other is not None else "impossible",
-        )  # fmt: skip
+            _beside(base, row),
+            sure=not is_paired and other is None,
+        )
 
 
-def _first(row: Reading) -> tuple[str]:
-    """Return the time that a message shows."""
-    return (next(centre for centre in _CENTRES if row.has(centre)),)
-
-
-def _text(base: Reading, row: Reading) -> str:
-    (centre,) = _first(row)
-    return base[centre].text if base.has(centre) else "no such time"
+def _beside(base: Reading, row: Reading) -> str:
+    text = base[row.centre].text if base.has(row.centre) else "no such time"
+    return f"; {base.label or 'the first row'}: {text}"
 
 
 def _is_baseline(number: Number, is_percent: bool) -> bool:
@@ -144,15 +127,13 @@ def _ratios(number: Number, role: str, is_percent: bool) -> Iterator[Ends]:
 
 def _measured(row: Reading, base: Reading) -> Iterator[Ends]:
     """Yield how many times as fast a row is as another one, by each figure that both have."""
-    for role in _COMPARED:
+    for role in (*_COMPARED, "throughput"):
         if row.has(role) and base.has(role):
             (base_least, base_most), (row_least, row_most) = _ends(base[role]), _ends(row[role])
-            if row_most > 0:
+            if role == "throughput" and base_most > 0:
+                yield row_least / base_most, row_most / max(base_least, 1e-12)
+            elif role != "throughput" and row_most > 0:
                 yield base_least / row_most, base_most / max(row_least, 1e-12)
-    if row.has("throughput") and base.has("throughput"):
-        (base_least, base_most), (row_least, row_most) = _ends(base["throughput"]), _ends(row["throughput"])
-        if base_most > 0:
-            yield row_least / base_most, row_most / max(base_least, 1e-12)
 
 
 def _ends(number: Number) -> Ends:

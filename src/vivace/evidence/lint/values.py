@@ -27,20 +27,8 @@ _SHARES = {
     "ratio": ("x", "×", "x faster", "× faster", "x slower", "× slower", "times", "times faster", "times slower",
               "x speedup", "x speed-up", "-fold", "fold"),
 }  # fmt: skip
-IMAGES = (
-    "img",
-    "imgs",
-    "image",
-    "images",
-    "pic",
-    "pics",
-    "picture",
-    "pictures",
-    "sample",
-    "samples",
-    "frame",
-    "frames",
-)
+IMAGES = frozenset({"img", "imgs", "image", "images", "pic", "pics", "picture", "pictures", "sample", "samples",
+                    "frame", "frames"})  # fmt: skip
 STEPS = ("it", "its", "iter", "iters", "iteration", "iterations", "step", "steps")
 CALLS = ("call", "calls", "run", "prompt", "request", "generation", "batch")
 
@@ -71,7 +59,7 @@ def unit_of(text: str) -> tuple[str, float] | None:
     above, slash, below = name.partition("/")
     if not slash:
         return None
-    if below in SECONDS and above in (*IMAGES, *STEPS):
+    if below in SECONDS and (above in IMAGES or above in STEPS):
         kind = "images a second" if above in IMAGES else "steps a second"
         return kind, 1 / SECONDS[below]
     if above in SECONDS:
@@ -99,29 +87,8 @@ _PARTS = re.compile(
     re.IGNORECASE,
 )
 _CLOCK = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d{2}(?:[.,]\d+)?)$")
-_MISSING = frozenset(
-    {
-        "",
-        "-",
-        "–",
-        "—",
-        "−",
-        "n/a",
-        "na",
-        "nan",
-        "null",
-        "none",
-        "?",
-        "...",
-        "…",
-        "/",
-        "tbd",
-        "n.a.",
-        "x",
-        "✗",
-        "❌",
-    }
-)
+_MISSING = frozenset({"", "-", "–", "—", "−", "n/a", "na", "nan", "null", "none", "?", "...", "…", "/", "tbd", "n.a.",
+                      "x", "✗", "❌"})  # fmt: skip
 _MARKS = re.compile(r"[*†‡§¹²³⁴⁵↑↓▲▼✓✔✅⚡🔥⭐🚀⚠\ufe0f]+")
 _POINT = re.compile(r"(?:\d+|\d{1,3}(?:,\d{3})+)?(?:\.\d+)?")
 _COMMA = re.compile(r"(?:\d+|\d{1,3}(?:\.\d{3})+)?(?:,\d+)?")
@@ -156,11 +123,13 @@ class Number:
     def most(self) -> float:
         return self.value + self.half_ulp
 
+    @property
+    def is_precise(self) -> bool:
+        return self.value > 0 and self.half_ulp / self.value < 0.005
+
     def scaled(self, factor: float, kind: str | None) -> Number:
         """Return the number in the unit of its column; one that has its own unit stays."""
-        if self.kind is not None or kind is None:
-            return self
-        return self._times(factor, kind)
+        return self if self.kind is not None or kind is None else self._times(factor, kind)
 
     def inverse(self, kind: str) -> Number:
         """Return one over the number, as the time of a rate. A number that is not above zero keeps its value."""

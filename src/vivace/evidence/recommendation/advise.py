@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,40 @@ from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
 from vivace.evidence.parsed import resolve
-from vivace.evidence.recommendation.criteria import Criteria, Goal
+from vivace.evidence.recommendation.answer import assess, next_commands, quality_of, why_lost
 from vivace.evidence.recommendation.kin import Kin, kin_of
-from vivace.evidence.recommendation.others import (
-    basis_of,
-    fewer_steps,
-    figures_of,
-    limit_of,
-    missing_evidence,
-    other_sources,
-    safe_choice,
+from vivace.evidence.recommendation.predicted import (
+    Card,
+    ChipLimit,
+    chip_limit,
+    fits_published,
+    predicted_table,
+    projected,
+    typical_gpu,
 )
-from vivace.evidence.recommendation.predicted_tables import Card, fits_published, predicted_table, typical_gpu
-from vivace.evidence.recommendation.ranking import Ranked, pooled
-from vivace.evidence.recommendation.recommendation import LeftOut, Reason, RecipeFigures, Recommendation
+from vivace.evidence.recommendation.recommendation import (
+    Basis,
+    Criteria,
+    Elsewhere,
+    Goal,
+    LeftOut,
+    OtherModel,
+    Reason,
+    RecipeFigures,
+    Recommendation,
+)
 from vivace.evidence.recommendation.row_filter import RowFilter
-from vivace.evidence.recommendation.sentences import assessed, next_commands, quality_of, why_lost
-from vivace.evidence.recommendation.speed_limit import chip_limit
-from vivace.evidence.recommendation.weighing import RankedTable, followed, over_published, weigh
+from vivace.evidence.recommendation.weighing import (
+    NOISE,
+    TIMED,
+    Ranked,
+    RankedTable,
+    followed,
+    gain_of,
+    over_published,
+    pooled,
+    weigh,
+)
 from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, counted, known_gpu, named_gpu, near, present_gpu, this_gpu
@@ -40,7 +56,7 @@ from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.workload import Task
-from vivace.foundation.stats import Interval
+from vivace.foundation.stats import Gate, Interval
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe
@@ -51,9 +67,10 @@ from vivace.runtime.memory.remembered import predicted
 from vivace.runtime.memory.weightless import Weightless, find_weightless
 from vivace.techniques.steps import Steps
 
-_POOLED = ("throughput", "cost")
 _MOST_PREDICTED = 2
 """Most recipes whose memory is predicted, which takes seconds; after that only recipes that fit for sure count."""
+_MOST_ELSEWHERE = 3
+_MOST_NEARER = 2
 _ROUNDING = 0.999
 
 
@@ -113,6 +130,27 @@ def recommend(
     return recommend_from(criteria, [*own, *committed_tables(), *community_tables(), *published_tables()])
 
 
+def recommend_for(name: str, published: Prediction, card: Card) -> Recommendation:
+    """Return the recommendation for a model whose needs were predicted, by the records that ship with vivace.
+
+    Of models at another size than their own, only records of that size count, and of several images at once none.
+    """
+    criteria = Criteria(
+        model=name,
+        gpu=card.gpu.name,
+        max_bytes=card.num_bytes - RESERVE_BYTES if card.is_typical else None,
+        task=published.task,
+    )
+    own, sides = kin_of(name).published, (published.height, published.width)
+    is_own_size = own is not None and sides == (own.height, own.width)
+    tables = [
+        table
+        for table in (*committed_tables(), *community_tables(), *published_tables())
+        if published.batch == 1 and (is_own_size or (table.height, table.width) in ((None, None), sides))
+    ]
+    return recommend_from(criteria, tables, card, published)
+
+
 def checked_gpu(name: str, recorded: Iterable[str], max_bytes: float | None = None) -> str:
     """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu".
 
@@ -163,97 +201,74 @@ def recommend_from(
     # Image-to-image runs a share of the steps, and encodes an image: its times say nothing about text-to-image.
     candidates = [table for table in candidates if table.task == criteria.task]
     gpu = criteria.gpu if criteria.gpu is not None else this_gpu()
-    candidates = (
-        pooled(candidates)
-        if criteria.goal in _POOLED
-        else [table for table in candidates if table.batch == 1]
-    )
+    if criteria.goal in ("throughput", "cost"):
+        candidates = pooled(candidates)
+    else:
+        candidates = [table for table in candidates if table.batch == 1]
     card = card or _card(criteria)
     published = published or kin.published
     published = published if published is not None and published.task == criteria.task else None
-    is_small = (
-        card is not None
-        and published is not None
-        and not fits_published(published, _least(card.num_bytes, criteria.max_bytes))
-    )
-    is_predicted = with_predictions and criteria.goal in ("latency", "memory")
-    if is_predicted and card is not None and published is not None:
-        candidates.append(predicted_table(kin, card, candidates, published))
-    judge = RowFilter(
-        criteria,
-        kin,
-        gpu,
-        None if card is None or card.is_typical else card,
-        is_small,
-        published,
-        with_predictions,
-    )
+    is_small = False
+    if card is not None and published is not None:
+        most = min(card.num_bytes, (criteria.max_bytes or card.num_bytes) + RESERVE_BYTES)
+        is_small = not fits_published(published, most)
+        if with_predictions and criteria.goal in ("latency", "memory"):
+            candidates.append(predicted_table(kin, card, candidates, published))
+    limited = None if card is None or card.is_typical else card
+    judge = RowFilter(criteria, kin, gpu, limited, is_small, published, with_predictions)
     answer = _answer(judge, candidates)
-    while (problem := objection(answer, judge)) is not None:
+    while (problem := _objection(answer, judge)) is not None:
         refused = {**judge.refused, problem.recipe: problem}
         judge = replace(judge, refused=refused, is_strict=len(refused) >= _MOST_PREDICTED)
         answer = _answer(judge, candidates)
     return answer
 
 
+def _card(criteria: Criteria) -> Card | None:
+    """Return the GPU to fit: the requested one, or this machine's, or a usual one with the requested memory."""
+    present = None if criteria.gpu is not None else present_gpu()
+    name = criteria.gpu if present is None else present.name
+    if name is not None:
+        gpu = known_gpu(name)
+        return (
+            None if gpu is None else Card(gpu, gpu.memory_bytes if present is None else present.memory_bytes)
+        )
+    if criteria.max_bytes is None:
+        return None
+    return Card(typical_gpu(criteria.max_bytes), criteria.max_bytes + RESERVE_BYTES, is_typical=True)
+
+
 def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommendation:
-    """Return the best allowed recipe of the tables."""
+    """Return the best allowed recipe of the tables, with the notes of others."""
     criteria, kin, gpu = judge.criteria, judge.kin, judge.gpu
     weighed = [source for table in candidates if (source := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda source: source.order)
     best = followed(weighed)
-    limit = None if best is None else limit_of(best, judge)
+    limit = None if best is None else _limit_of(best, judge)
     answer = Recommendation(
         criteria=criteria,
         model=kin.name,
+        alike=kin.alike,
         gpu=gpu,
         limit=limit or chip_limit(kin.architecture, gpu, kin.steps),
         card_bytes=None if judge.card is None else round(judge.card.num_bytes),
+        published_bytes=None if judge.published is None else judge.published.needed_bytes,
+        missing=_missing_evidence(weighed, judge, best),
     )
-    if best is None:
+    if best is None or best.choice is None:
         left_out = [out for source in weighed if not source.is_transferred for out in source.left_out]
-        missing = missing_evidence(weighed, kin, criteria, gpu, None)
-        answer = answer.model_copy(update={"left_out": _each_once(left_out), "missing": missing})
+        answer = answer.model_copy(update={"left_out": _each_once(left_out)})
         return answer.model_copy(update={"next": next_commands(answer)})
-    return _answered(answer, best, weighed, kin, judge)
-
-
-def _card(criteria: Criteria) -> Card | None:
-    """Return the GPU to fit: the requested one, or this machine's, or a usual one with the requested memory."""
-    if criteria.gpu is not None:
-        gpu = known_gpu(criteria.gpu)
-        return None if gpu is None else Card(gpu, gpu.memory_bytes)
-    present = present_gpu()
-    if present is not None:
-        gpu = known_gpu(present.name)
-        return None if gpu is None else Card(gpu, present.memory_bytes)
-    if criteria.max_bytes is None:
-        return None
-    num_bytes = criteria.max_bytes + RESERVE_BYTES
-    return Card(typical_gpu(criteria.max_bytes), num_bytes, is_typical=True)
-
-
-def _least(card_bytes: float, max_bytes: float | None) -> float:
-    """Return the memory limit of a recipe, with the reserve."""
-    return card_bytes if max_bytes is None else min(card_bytes, max_bytes + RESERVE_BYTES)
-
-
-def _answered(
-    answer: Recommendation, best: RankedTable, weighed: Sequence[RankedTable], kin: Kin, judge: RowFilter
-) -> Recommendation:
-    """Return the answer of a table, with the notes of others."""
     choice = best.choice
-    assert choice is not None
 
     def figures(ranked: Ranked) -> RecipeFigures:
-        return figures_of(ranked, best, judge)
+        return _figures_of(ranked, best, judge)
 
     ranking = {(f.recipe, f.batch, f.label): f for f in map(figures, choice.ranking)}
-    is_timed = answer.criteria.goal in ("latency", "throughput", "cost")
     answer = answer.model_copy(
         update={
             "recipe": choice.chosen.row.recipe,
-            "basis": basis_of(best, judge.gpu),
+            "basis": _basis_of(best, gpu),
             "chosen": figures(choice.chosen),
             "baseline": figures(Ranked(best.table.rows[0], Interval(1.0, None, None))),
             "over_published": over_published(best, weighed),
@@ -261,28 +276,234 @@ def _answered(
             "is_tie": any(choice.runner_up is ranked for ranked in choice.tied),
             "ties": tuple(figures(ranked).title for ranked in choice.tied),
             "ranking": tuple(ranking.values()),
-            "safe": safe_choice(best, weighed, judge),
+            "safe": _safe_choice(best, weighed, judge),
             "left_out": _each_once(best.left_out),
-            "elsewhere": tuple(other_sources(best, weighed, judge)),
-            "other_model": fewer_steps(best, weighed) if is_timed else None,
-            "missing": missing_evidence(weighed, kin, judge.criteria, judge.gpu, best),
+            "elsewhere": tuple(_other_sources(best, weighed, judge)),
+            "other_model": _fewer_steps(best, weighed) if criteria.goal in TIMED else None,
         }
     )
-    answer = answer.model_copy(update={"quality": quality_of(answer), "why": why_lost(answer)})
-    sure, doubts = assessed(answer)
-    answer = answer.model_copy(update={"sure": sure, "doubts": doubts})
+    sure, doubts = assess(answer)
+    answer = answer.model_copy(
+        update={"quality": quality_of(answer), "why": why_lost(answer), "sure": sure, "doubts": doubts}
+    )
     mine = [
-        source
+        row
         for source in weighed
         if source.table.kind == "own" and source.near is Near.SAME and not source.is_transferred
+        for row in source.table.rows
     ]
-    tried = frozenset(row.recipe for source in mine for row in source.table.rows)
-    is_disturbed = any(row.reason == DISTURBED for source in mine for row in source.table.rows)
+    tried, is_disturbed = frozenset(row.recipe for row in mine), any(row.reason == DISTURBED for row in mine)
     return answer.model_copy(update={"next": next_commands(answer, tried, is_disturbed=is_disturbed)})
 
 
 def _each_once(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
     return tuple({(candidate.recipe, candidate.kind): candidate for candidate in left_out}.values())
+
+
+def _safe_choice(best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter) -> Elsewhere | None:
+    """Return the best recipe that keeps the image, if the chosen one changes it without proof of its quality."""
+    assert best.choice is not None
+    chosen = _figures_of(best.choice.chosen, best, judge)
+    if chosen.same_picture or (chosen.judged is not None and chosen.judged.gate is Gate.PASSED):
+        return None
+    safe = [
+        (ranked.score.point, source, ranked)
+        for source in weighed
+        if source.order == best.order and source.choice is not None and source.is_comparison
+        for ranked in source.choice.ranking
+        if judge.keeps(ranked.row, source.table)
+    ]
+    if not safe:
+        return None
+    _, source, ranked = max(safe, key=lambda each: each[0])
+    return Elsewhere(basis=_basis_of(source, judge.gpu), best=_figures_of(ranked, source, judge))
+
+
+def _other_sources(
+    best: RankedTable, weighed: Sequence[RankedTable], judge: RowFilter
+) -> Iterator[Elsewhere]:
+    """Yield the advice of other tables, the best evidence first, once per source, model and GPU.
+
+    The recipe with the largest recorded gain on a GPU of the same generation is among them if it gains more than the
+    chosen one.
+    """
+
+    def key_of(source: RankedTable) -> tuple[str, str, str]:
+        return source.table.place, source.table.model, source.table.gpu
+
+    best_by_place: dict[tuple[str, str, str], RankedTable] = {}
+    for source in weighed:
+        key = key_of(source)
+        if key == key_of(best) or source.table.kind == "predicted" or not source.is_comparison:
+            continue
+        assert source.choice is not None
+        chosen = source.choice.chosen.row
+        gains = source.score > 1 or source.is_small or source.goal == "stability"
+        if chosen is source.table.rows[0] or chosen.num_techniques == 0 or not gains:
+            continue
+        if key not in best_by_place or source.score > best_by_place[key].score:
+            best_by_place[key] = source
+    direct = [source for source in best_by_place.values() if not source.is_transferred]
+    transferred = [source for source in best_by_place.values() if source.is_transferred]
+    listed = direct[:_MOST_ELSEWHERE]
+    faster = [
+        source
+        for source in direct
+        if source.near is Near.GENERATION
+        and source.table.kind != "published"
+        and source.gain_over(best) > 1 + NOISE
+    ]
+    most = max(faster, key=lambda source: source.gain_over(best), default=None)
+    if most is not None and most not in listed:
+        listed = [*listed[:-1], most]
+    for source in [*listed, *transferred[: max(1, _MOST_ELSEWHERE - len(direct))]]:
+        assert source.choice is not None
+        figures = _figures_of(source.choice.chosen, source, judge)
+        if source.table.gpu != best.table.gpu:
+            figures = figures.model_copy(update={"cost_per_1000": None})  # the price is of one GPU
+        yield Elsewhere(basis=_basis_of(source, judge.gpu), best=figures, gains_more=source is most)
+
+
+def _fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherModel | None:
+    """Return the fastest model of the family with at most half the steps, of the same source and on the same GPU."""
+    times: dict[tuple[str, str], tuple[RankedTable, EvidenceRow, Interval]] = {}
+    for source in weighed:
+        if source.choice is None or source.table.kind == "predicted" or source.table.gpu != best.table.gpu:
+            continue
+        row = source.choice.chosen.row
+        if row.latency is not None:
+            times[source.table.place, source.table.model] = source, row, row.latency
+    models = []
+    for (place, model), (source, row, latency) in times.items():
+        beside = times.get((place, best.table.model))
+        mine, theirs = best.kin.steps, kin_of(model, frozenset((model,))).steps
+        if beside is None or mine is None or theirs is None or 2 * theirs > mine:
+            continue
+        instead_of = beside[2]
+        if latency.point * (1 + NOISE) < instead_of.point:
+            other = OtherModel(
+                model=model,
+                recipe=row.recipe,
+                latency_s=latency.point,
+                instead_of_s=instead_of.point,
+                ratio=instead_of.point / latency.point,
+                steps=source.table.steps or theirs,
+                place=place,
+                gpu=source.table.gpu,
+            )
+            models.append(other)
+    return max(models, key=lambda other: other.ratio, default=None)
+
+
+def _missing_evidence(
+    weighed: Sequence[RankedTable], judge: RowFilter, best: RankedTable | None
+) -> tuple[str, ...]:
+    """Describe the missing evidence, from the model's own on this GPU downwards."""
+    kin, gpu, task, num_gpus = judge.kin, judge.gpu, judge.criteria.task, judge.criteria.num_gpus
+    weighed = [source for source in weighed if source.table.kind != "predicted"]
+    own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
+    sentences = []
+    if not own:
+        family = dict.fromkeys(source.table.model for source in weighed if source.is_transferred)
+        of_family = (
+            f"; of its family: {', '.join(family)}" if family else ", nor on another model of its family"
+        )
+        what = kin.name if task == "text" else f"the task '{task}' of {kin.name}"
+        sentences.append(f"no record compares recipes on {what}{of_family}")
+    if gpu is None:
+        sentences.append(
+            "no GPU was named, and this machine has none: the answer is for the GPU of its records"
+        )
+    elif own and not any(source.near is Near.SAME for source in own):
+        names = dict.fromkeys(source.table.gpu for source in own if source.near is Near.GENERATION)
+        of_generation = f"; of its generation: {', '.join(names)}" if names else ", nor on its generation"
+        sentences.append(f"no record of {kin.name} on {gpu}{of_generation}")
+    if num_gpus > 1:
+        sentences.append(
+            f"{num_gpus} GPUs were named, and this is for one: `parallel` spreads an image over several, and a process "
+            "on each draws more an hour (docs/several-gpus.md)"
+        )
+    if not any(source.table.kind == "own" and not source.is_transferred for source in weighed):
+        sentences.append("you have no records of it")
+    nearer = [
+        source
+        for source in weighed
+        if best is not None and source.order < best.order and not source.is_comparison
+    ]
+    for source in nearer[:_MOST_NEARER]:
+        why = f" ({source.left_out[0].title}: {source.left_out[0].why})" if source.left_out else ""
+        sentences.append(f"{source.table.place} is nearer, but compares nothing that is allowed{why}")
+    return tuple(sentences)
+
+
+def _figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigures:
+    """Return a row's figures, with its time on the requested GPU."""
+    row, table, price = ranked.row, of.table, judge.criteria.price_per_hour
+    latency = _time_here(row, of, judge)
+    # Seconds of another model, with steps and a size of its own, are none of this one's.
+    is_elsewhere = of.near is not Near.SAME and not of.is_transferred
+    measured = row.latency if is_elsewhere and row.predicted_from is None else None
+    cost = None
+    if price is not None and latency is not None and of.near is Near.SAME:
+        cost = price / 3600 * latency.point * 1000
+    same = (
+        "recipe", "label", "batch", "num_techniques", "peak_bytes", "first_call_s", "spread", "num_rounds",
+        "is_counted", "timed_steps", "note",
+    )  # fmt: skip
+    return RecipeFigures(
+        **{name: getattr(row, name) for name in same},
+        same_picture=judge.keeps(row, table),
+        score=ranked.score,
+        gain=gain_of(row, table),
+        latency=latency,
+        predicted_from=row.predicted_from if measured is None else table.gpu,
+        measured_s=row.measured_s if measured is None else measured.point,
+        cost_per_1000=cost,
+        judged=judge.judgement_of(row, table),
+    )
+
+
+def _time_here(row: EvidenceRow, of: RankedTable, judge: RowFilter) -> Interval | None:
+    """Return the seconds of a row on the requested GPU, at the answer's number of steps.
+
+    None where no such time is known: another model's, another number of steps, a GPU without data sheet, or a time that
+    the chip cannot reach, which must be of something else.
+    """
+    table = of.table
+    latency = row.latency
+    if latency is None or of.is_transferred:
+        return None
+    if table.kind == "published" and table.steps is not None and table.steps != (of.kin.steps or table.steps):
+        return None
+    is_elsewhere = of.near is not Near.SAME and judge.gpu is not None and table.device != "cpu"
+    if is_elsewhere and judge.gpu is not None:
+        latency = projected(row, table.gpu, of.kin, judge.gpu)
+    limit = _limit_of(of, judge)
+    if latency is None or limit is None or row.batch > 1:
+        return latency
+    least = limit.least_s(row.recipe)
+    if latency.point >= least:
+        return latency
+    if not is_elsewhere and row.predicted_from is None:
+        return None
+    return Interval(least, least, max(least, latency.high or least))
+
+
+def _limit_of(of: RankedTable, judge: RowFilter) -> ChipLimit | None:
+    """Return the limit of the requested GPU, or of the table's, for a table's number of steps."""
+    table, published = of.table, judge.published
+    steps = of.kin.steps if table.kind != "own" else table.steps
+    limit = chip_limit(of.kin.architecture, judge.gpu or table.gpu, steps)
+    sizes = (table.height, table.width)
+    is_own_size = published is not None and sizes in ((None, None), (published.height, published.width))
+    return limit if is_own_size and table.task == (published.task if published else "text") else None
+
+
+def _basis_of(source: RankedTable, gpu: str | None) -> Basis:
+    names = {Near.SAME: "same", Near.GENERATION: "generation", Near.OTHER: "other"}
+    near = "any" if gpu is None else names[source.near]
+    own = {name: getattr(source.table, name) for name in Basis.model_fields if name != "near"}
+    return Basis(**own, near=near)
 
 
 def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
@@ -295,12 +516,16 @@ def at_own_steps(table: EvidenceTable, kin: Kin) -> EvidenceTable:
     if table.kind != "committed" or table.model != kin.name or own is None or table.steps in (None, own):
         return table
     assert table.steps is not None
-    rows = [_scaled(row, own, table.steps) for row in table.rows]
-    base = rows[0].latency
-    if base is None:
-        return table.model_copy(update={"steps": own, "rows": tuple(rows)})
-    with_gains = [rows[0], *(_compared(row, base) for row in rows[1:])]
-    return table.model_copy(update={"steps": own, "rows": tuple(with_gains)})
+    first, *others = [_scaled(row, own, table.steps) for row in table.rows]
+    base = first.latency
+    if base is not None:
+        others = [
+            row
+            if row.latency is None or row.gain is None
+            else row.model_copy(update={"gain": _stretched(row.gain, base.point / row.latency.point)})
+            for row in others
+        ]
+    return table.model_copy(update={"steps": own, "rows": (first, *others)})
 
 
 def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
@@ -314,15 +539,8 @@ def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
             update={"outcome": "not comparable", "reason": why, "latency": None, "gain": None}
         )
     factor, timed_steps = own_steps / steps, row.timed_steps or steps
-    more = row.steps_s * (factor - 1)
-    point = row.latency.point + more
-    stretch = point / row.latency.point
-    low, high = row.latency.low, row.latency.high
-    latency = Interval(
-        point, None if low is None else low * stretch, None if high is None else high * stretch
-    )
     update = {
-        "latency": latency,
+        "latency": _stretched(row.latency, row.latency.point + row.steps_s * (factor - 1)),
         "steps_s": row.steps_s * factor,
         "timed_steps": None if timed_steps == own_steps else timed_steps,
         "spread": None,
@@ -330,15 +548,11 @@ def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
     return row.model_copy(update=update)
 
 
-def _compared(row: EvidenceRow, base: Interval) -> EvidenceRow:
-    """Return a row with its gain over the baseline, from the scaled times; with an interval of the same width."""
-    if row.latency is None or row.gain is None:
-        return row
-    point = base.point / row.latency.point
-    stretch = point / row.gain.point
-    low, high = row.gain.low, row.gain.high
-    gain = Interval(point, None if low is None else low * stretch, None if high is None else high * stretch)
-    return row.model_copy(update={"gain": gain})
+def _stretched(figure: Interval, point: float) -> Interval:
+    """Return an interval of the same relative width around another point."""
+    stretch = point / figure.point
+    low, high = figure.low, figure.high
+    return Interval(point, None if low is None else low * stretch, None if high is None else high * stretch)
 
 
 def _sets_steps(recipe: str) -> bool:
@@ -350,9 +564,9 @@ def _sets_steps(recipe: str) -> bool:
         return False
 
 
-def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
+def _objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
     """Return the chosen recipe with what is wrong with the answer; None if nothing is."""
-    chosen, basis = answer.chosen, answer.basis
+    chosen, basis, limit = answer.chosen, answer.basis, answer.limit
     if chosen is None or basis is None:
         return None
 
@@ -363,27 +577,18 @@ def objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
         recipe = resolve(chosen.recipe)
     except RecipeError as error:
         return out("hardware", f"this version of vivace cannot read it: {error.problem}")
-    limit = answer.limit
     if limit is not None and chosen.latency is not None and chosen.batch == 1:
-        least = limit.least_s(chosen.recipe)
-        if chosen.latency.point < _ROUNDING * least:
-            return out(
-                "no figure", f"{seconds(chosen.latency.point)} is below the {seconds(least)} of {limit.gpu}"
-            )
+        took, least = chosen.latency.point, limit.least_s(chosen.recipe)
+        if took < _ROUNDING * least:
+            return out("no figure", f"{seconds(took)} is below the {seconds(least)} of {limit.gpu}")
     if basis.kind != "own" and any(technique.facts.num_gpus > 1 for technique in recipe):
         return out("hardware", "it needs several GPUs")
     allowed = judge.most_bytes
-    if (
-        allowed is None
-        or basis.kind == "own"
-        or basis.device != "cuda"
-        or judge.most_needed(chosen) <= allowed
-    ):
+    if allowed is None or basis.kind == "own" or basis.device != "cuda":
         return None
-    need = _predicted_bytes(chosen, judge)
-    if need > allowed:
-        return out("memory", f"`vivace plan` counts {size(need)} for it, and {size(allowed)} are there")
-    return None
+    if judge.most_needed(chosen) <= allowed or (need := _predicted_bytes(chosen, judge)) <= allowed:
+        return None
+    return out("memory", f"`vivace plan` counts {size(need)} for it, and {size(allowed)} are there")
 
 
 def _predicted_bytes(chosen: RecipeFigures, judge: RowFilter) -> float:

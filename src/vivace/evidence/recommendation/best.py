@@ -8,17 +8,19 @@ best+lora(a.safetensors)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from vivace.benchmark.rounds.support import support_of
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.evidence.recommendation.advise import recommend
+from vivace.evidence.recommendation.answer import how_known
 from vivace.evidence.recommendation.recommendation import Recommendation
 from vivace.foundation.hardware import present_gpu
 from vivace.foundation.spec.arguments import parse_bytes
-from vivace.foundation.spec.recipe_syntax import BASELINE, BEST, ParsedTechnique, parse_recipe
+from vivace.foundation.spec.recipe_syntax import BASELINE, BEST, parse_recipe
 from vivace.foundation.spec.workload import Task
 from vivace.models.quiet import quiet
 from vivace.recipes.resolve import resolve
@@ -43,14 +45,6 @@ class BestRecipe:
 
     def __str__(self) -> str:
         return f"{BEST} is {self.recipe}: {self.why}"
-
-
-@dataclass(frozen=True)
-class _Wish:
-    max_bytes: float | None
-    changes: bool
-    others: str
-    """What else the recipe asks for, as written; "" for nothing."""
 
 
 def is_best(recipe: str) -> bool:
@@ -79,43 +73,44 @@ def best_recipe(
     """
     from vivace.measure.machine import choose_device
 
-    wish = _wish(recipe)
+    max_bytes, changes, others = _read(recipe)
     place = "cuda" if gpu is not None else choose_device(device)
     card = present_gpu() if place == "cuda" and gpu is None else None
     free = None if card is None else card.free_bytes - RESERVE_BYTES
-    limit = min((most for most in (wish.max_bytes, free) if most is not None), default=None)
+    limit = min((most for most in (max_bytes, free) if most is not None), default=None)
     answer = recommend(
         model,
         gpu="cpu" if place == "cpu" else gpu,
         max_memory=None if limit is None else limit / 1e9,
-        same_picture=not wish.changes,
+        same_picture=not changes,
         task=task,
     )
     passed_over: list[str] = []
     for candidate, basis in _candidates(answer, place):
-        text = _joined(candidate, wish.others)
-        why = f"it excludes {wish.others}" if text is None else None
-        if text is not None and gpu is None:
+        text, why = candidate, None
+        try:
+            text = resolve(f"{candidate}+{others}").text if others else candidate
+        except RecipeError:
+            why = f"it excludes {others}"
+        if why is None and gpu is None:
             why = _refusal(model, text, device, task)
-        if text is None or why is not None:
-            passed_over.append(f"not {candidate}: {why}")
-            continue
-        return BestRecipe(resolve(text).text, "; ".join((basis, *passed_over)))
-    text = resolve(wish.others or BASELINE).text
+        if why is None:
+            return BestRecipe(resolve(text).text, "; ".join((basis, *passed_over)))
+        passed_over.append(f"not {candidate}: {why}")
+    text = resolve(others or BASELINE).text
     return BestRecipe(text, "; ".join(("nothing faster is known to keep the image here", *passed_over)))
 
 
-def _wish(recipe: str) -> _Wish:
-    """Return the arguments of `best`, and what stands beside it.
+def _read(recipe: str) -> tuple[float | None, bool, str]:
+    """Return the arguments of `best`: the most bytes, and whether the image may change; and what stands beside it.
 
     Raises:
         RecipeError: they are wrong, or `best` stands there twice.
     """
     parts = parse_recipe(recipe)
-    bests = [part for part in parts if part.name == BEST]
-    if len(bests) > 1:
-        raise RecipeError(f"'{BEST}' is given twice", recipe, bests[1].start, len(BEST))
-    (best,) = bests
+    best, *again = [part for part in parts if part.name == BEST]
+    if again:
+        raise RecipeError(f"'{BEST}' is given twice", recipe, again[0].start, len(BEST))
     if best.targets:
         name, place = best.targets[0]
         raise RecipeError(
@@ -125,59 +120,45 @@ def _wish(recipe: str) -> _Wish:
     for argument in best.arguments:
         name = argument.name or ("changes" if isinstance(argument.value, bool) else "memory")
         expected = {"memory": (str, int, float), "changes": (bool,)}.get(name)
-        if expected is None or name in given or not isinstance(argument.value, expected):
-            raise RecipeError(
-                f"'{BEST}' takes a memory limit (8GB) and changes=True, each once",
-                recipe,
-                argument.start,
-                argument.length,
-            )
-        given[name] = argument.value
-    try:
-        max_bytes = parse_bytes(given["memory"]) if "memory" in given else None
-    except UsageError as error:
-        argument = best.arguments[0]
-        raise RecipeError(str(error), recipe, argument.start, argument.length) from None
-    others = "+".join(_written(recipe, parts, part) for part in parts if part is not best)
+        problem = f"'{BEST}' takes a memory limit (8GB) and changes=True, each once"
+        if expected is not None and name not in given and isinstance(argument.value, expected):
+            try:
+                given[name] = parse_bytes(argument.value) if name == "memory" else argument.value
+                continue
+            except UsageError as error:
+                problem = str(error)
+        raise RecipeError(problem, recipe, argument.start, argument.length)
+    starts = [*(part.start for part in parts), len(recipe) + 1]
+    written = [recipe[start:end].strip().removesuffix("+").strip() for start, end in pairwise(starts)]
+    others = "+".join(text for text, part in zip(written, parts, strict=True) if part is not best)
     if others:
         resolve(others)  # mistakes in them are told before anything is searched
-    return _Wish(max_bytes, given.get("changes", False), others)
-
-
-def _written(recipe: str, parts: Iterable[ParsedTechnique], part: ParsedTechnique) -> str:
-    end = min((other.start for other in parts if other.start > part.start), default=len(recipe) + 1)
-    return recipe[part.start : end].strip().removesuffix("+").strip()
+    return given.get("memory"), given.get("changes", False), others
 
 
 def _candidates(answer: Recommendation, place: str) -> Iterator[tuple[str, str]]:
-    """Yield recipes with what they rest on, the best first."""
-    ranked = [figures for figures in answer.ranking if figures.recipe != answer.recipe]
-    first = [] if answer.chosen is None else [answer.chosen]
+    """Yield recipes with what they rest on, the best first.
+
+    Where the model as published does not fit, what does is better, however slow.
+    """
     basis = answer.basis
-    for figures in [*first, *ranked][:_MOST_TRIED]:
-        if basis is None or figures.recipe == BASELINE or figures.score.point <= 1:
-            continue
-        gain = "" if figures.gain is None else f"{figures.gain.point:.2f}x {basis.baseline}, "
-        how = "by its operations, counted" if figures.is_counted else f"measured on {basis.gpu}"
-        how = "predicted" if figures.is_estimated else how
-        kept = "keeps the image" if figures.same_picture else "changes the image, and passed the quality gate"
-        yield figures.recipe, f"{gain}{how} ({basis.place}), {kept}"
-    if basis is None and place == "cuda":
-        for text in _SAFE:
+    if basis is None:
+        for text in _SAFE if place == "cuda" else ():
             yield (
                 text,
                 "no record or prediction of this model on this card; techniques that are safe on any model",
             )
-
-
-def _joined(recipe: str, others: str) -> str | None:
-    """Return a recipe with further techniques; None if they conflict."""
-    if not others:
-        return recipe
-    try:
-        return resolve(f"{recipe}+{others}").text
-    except RecipeError:
-        return None
+        return
+    most, published = answer.most_bytes, answer.published_bytes
+    is_small = most is not None and published is not None and published > most
+    ranked = [figures for figures in answer.ranking if figures.recipe != answer.recipe]
+    for figures in [*([] if answer.chosen is None else [answer.chosen]), *ranked][:_MOST_TRIED]:
+        if figures.recipe == BASELINE or (figures.score.point <= 1 and not is_small):
+            continue
+        known, origin = how_known(figures, basis)
+        gain = "" if figures.gain is None else f"{figures.gain.point:.2f}x {basis.baseline}, "
+        kept = "keeps the image" if figures.same_picture else "changes the image, and passed the quality gate"
+        yield figures.recipe, f"{gain}{' '.join(filter(None, (known, origin)))} ({basis.place}), {kept}"
 
 
 def _refusal(model: str, recipe: str, device: str, task: Task | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Similar models: of the same architecture, or of the kind of an embedded model, whose images are judged."""
+"""What is known of a model without loading it: its architecture, the models whose records apply to it, its download."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vivace.architectures import ARCHITECTURES, CATALOGUE, family_of_pipeline
-from vivace.architectures.entry import Embedded
-from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
+from vivace.architectures.entry import Embedded, Entry, Hub
+from vivace.errors import UnknownModel, Unsupported, UnusableModel, VivaceError, nearest
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object, reading
+from vivace.machinery.technique import DENOISERS
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX
+from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
+from vivace.models.headers import read_header
 from vivace.models.repository import INDEX
-from vivace.models.single_file import contents_of
+from vivace.models.single_file import Contents, contents_of
 from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.predict import Prediction, with_gguf
 
 FEW = 8
 """Most steps of a distilled model: skipping steps helps it as little as another model of few steps."""
@@ -33,7 +35,8 @@ class Kin:
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
             nothing about it.
         alike: the catalogue's model whose architecture a file or a folder has; "" for models of the catalogue.
-        is_gguf: its denoiser's layers are dequantised in each call, which records of plain weights say nothing about.
+        gguf_bytes: of a GGUF file, whose layers are dequantised in each call: records of plain weights do not apply.
+        is_fp8: whether its file has the denoiser in fp8.
     """
 
     name: str
@@ -41,7 +44,12 @@ class Kin:
     steps: int | None = None
     is_embedded: bool = False
     alike: str = ""
-    is_gguf: bool = False
+    gguf_bytes: int | None = None
+    is_fp8: bool = False
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.gguf_bytes is not None
 
     @property
     def architecture(self) -> str:
@@ -51,10 +59,11 @@ class Kin:
     @property
     def published(self) -> Prediction | None:
         """The memory and operations of the model without a recipe; None if unknown."""
-        if self.is_embedded or self.is_gguf:
-            return None
-        known = footprints().get(self.architecture)
-        return known if known is None or not self.alike else known.model_copy(update={"model": self.name})
+        known = None if self.is_embedded else footprints().get(self.architecture)
+        if known is None or not self.alike:
+            return known
+        own = known.model_copy(update={"model": self.name})
+        return own if self.gguf_bytes is None else with_gguf(own, self.gguf_bytes)
 
     def adopt(self, table: EvidenceTable) -> EvidenceTable:
         """Return a table of the catalogue's model with this architecture as one of this model; others as they are."""
@@ -76,11 +85,9 @@ class Kin:
         """Whether an embedded model is of this model's kind: a UNet or a transformer, of many steps or few."""
         if not small.is_embedded or self.is_embedded or self.steps is None or small.steps is None:
             return False
-        few = (self.steps < FEW) == (small.steps < FEW)
         own, of_small = family_of_pipeline(self.pipeline), family_of_pipeline(small.pipeline)
-        return (
-            few and own is not None and of_small is not None and own.is_transformer == of_small.is_transformer
-        )
+        is_alike = own is not None and of_small is not None and own.is_transformer == of_small.is_transformer
+        return is_alike and (self.steps < FEW) == (small.steps < FEW)
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
@@ -98,24 +105,15 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
     if entry is not None:
         is_embedded = isinstance(entry.origin, Embedded)
         return Kin(entry.name, entry.pipeline, entry.num_inference_steps, is_embedded)
-    path = Path(model.strip())
-    if path.suffix in (".safetensors", SUFFIX) and os.path.isfile(path):
-        # Not located: its configuration may lie on the hub, and is that of the catalogue's model.
-        contents = contents_of(path, is_configured=(path.parent / INDEX).is_file(), is_loaded=False)
-        of = CATALOGUE.get(contents.entry)
-        if of is not None:
-            is_gguf = path.suffix == SUFFIX
-            return Kin(
-                str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name, is_gguf=is_gguf
-            )
+    if (contents := _contents(model)) is not None and (of := CATALOGUE.get(contents.entry)) is not None:
+        return _of_file(Path(model.strip()), contents, of)
     try:
         located = find_model(model, download=False)
     except (UnknownModel, Unsupported, UnusableModel):
-        if name in recorded:
-            return Kin(name)
-        if "/" in name and not name.startswith((".", "/", "~")):
-            return Kin(name)  # on the hub, and not downloaded: its architecture is unknown
-        if _is_path(name):
+        is_path = name.startswith((".", "/", "~")) or name.endswith((".safetensors", SUFFIX))
+        if name in recorded or ("/" in name and not name.startswith((".", "/", "~"))):
+            return Kin(name)  # of a repository that was not downloaded the architecture is unknown
+        if is_path:
             raise
         raise UnknownModel(
             f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
@@ -126,6 +124,27 @@ def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
     steps = located.defaults.get("num_inference_steps")
     alike = "" if located.is_small else _architecture_of(located)
     return Kin(located.model.name, located.pipeline, steps, located.is_small, alike)
+
+
+def _contents(model: str) -> Contents | None:
+    """Return what a single file has, by its header; None if it is no such file.
+
+    It is not located: its configuration may lie on the hub, and is that of the catalogue's model.
+    """
+    path = Path(model.strip())
+    if path.suffix not in (".safetensors", SUFFIX) or not os.path.isfile(path):
+        return None
+    return contents_of(path, is_configured=(path.parent / INDEX).is_file(), is_loaded=False)
+
+
+def _of_file(path: Path, contents: Contents, of: Entry) -> Kin:
+    own = Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name)
+    if path.suffix == SUFFIX:
+        ends = [about["data_offsets"] for about in read_gguf_sizes(path).values()]
+        return Kin(**(vars(own) | {"gguf_bytes": sum(end - start for start, end in ends)}))
+    header = read_header(path)
+    is_fp8 = any(header[name]["dtype"].startswith("F8") for name in contents.denoiser)
+    return Kin(**(vars(own) | {"is_fp8": is_fp8}))
 
 
 def _architecture_of(located: LocatedModel) -> str:
@@ -141,5 +160,43 @@ def _architecture_of(located: LocatedModel) -> str:
     return ""
 
 
-def _is_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith((".safetensors", ".gguf"))
+@dataclass(frozen=True)
+class Download:
+    """What is fetched before a model's first image.
+
+    Attributes:
+        num_bytes: 0 if all is here; None if unknown.
+        repo: on the hub; "" if nothing is fetched.
+        is_gated: whether access must be asked for there.
+        part: what of the model it is; "" for all.
+    """
+
+    num_bytes: int | None = 0
+    repo: str = ""
+    is_gated: bool = False
+    part: str = ""
+
+
+def download_of(model: str) -> Download:
+    """Return what must be downloaded for a model that `kin_of` knows; the hub is not asked."""
+    name = model.strip()
+    contents = _contents(name)
+    entry = CATALOGUE.get(name.lower() if contents is None else contents.entry)
+    origin = None if entry is None else entry.origin
+    if name.lower().startswith(SYNTHETIC) or os.path.isdir(name) or isinstance(origin, Embedded):
+        return Download()
+    try:
+        if not find_model(name, download=False).downloads:
+            return Download()
+    except VivaceError:
+        pass  # not even its configuration is here
+    if entry is None or not isinstance(origin, Hub):
+        return Download(None, name)
+    num_bytes, part = origin.download_bytes, ""
+    if contents is not None and contents.component is None:
+        num_bytes, part = None, "its configuration, a few MB"
+    elif contents is not None and num_bytes is not None:
+        own = footprints().get(entry.name)
+        num_bytes -= 0 if own is None else sum(c.num_bytes for c in own.components if c.name in DENOISERS)
+        part = f"all but its {contents.component}"
+    return Download(num_bytes, origin.repo, entry.gated, part)

@@ -1,17 +1,49 @@
-"""The answer: a recipe with its evidence, its costs, the runner-up, and how sure it is."""
+"""What a recommendation is asked for, and the answer: a recipe with its evidence, the runner-up, and how sure it is."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from vivace.evidence.recommendation.criteria import Criteria
-from vivace.evidence.recommendation.speed_limit import ChipLimit
+from pydantic import Field
+
+from vivace.evidence.recommendation.predicted import ChipLimit
 from vivace.evidence.tables import CallSpread, JudgedQuality, Kind
 from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.limits import Limits
+from vivace.foundation.spec.workload import Task
 from vivace.foundation.stats import Interval
+from vivace.runtime.memory.fit import RESERVE_BYTES
 
+Goal = Literal["latency", "memory", "throughput", "cost", "stability"]
+"""Memory is the peak; throughput and cost are over all batch sizes; stability is how little single calls differ."""
 Sure = Literal["high", "medium", "low", "none"]
 Reason = Literal["memory", "memory unknown", "quality", "unproven", "hardware", "not measured", "no figure"]
+
+
+class Criteria(Spec):
+    """The requirements that a recommended recipe must meet, and the goal.
+
+    Attributes:
+        model: a name of the catalogue, `synthetic:NAME`, or whatever the records call it.
+        gpu: None for this machine's GPU, or any if it has none.
+        num_gpus: how many of them were named.
+        max_bytes: a hard limit on peak memory.
+        limits: quality that a recipe's images must be proven to keep; None: they must not have failed the gate's usual
+            limits.
+        price_per_hour: of the GPU, in any currency.
+        same_picture: only recipes that keep the image.
+        task: what the images start from.
+    """
+
+    model: str = Field(min_length=1)
+    gpu: str | None = None
+    num_gpus: int = Field(default=1, ge=1)
+    max_bytes: float | None = Field(default=None, gt=0)
+    limits: Limits | None = None
+    goal: Goal = "latency"
+    price_per_hour: float | None = Field(default=None, gt=0)
+    same_picture: bool = False
+    task: Task = "text"
 
 
 def _titled(text: str, label: str) -> str:
@@ -149,10 +181,11 @@ class OtherModel(Spec):
 
 
 class Recommendation(Spec):
-    """The best recipe by the existing records. `print` it for the text; `to_json` returns plain data.
+    """The best recipe by the existing records. `print` it for eight lines.
 
     Attributes:
         model: as it was found, without "synthetic:".
+        alike: the catalogue's model whose architecture a file or a folder has; "" for models of the catalogue.
         gpu: the requested one, or this machine's; None without one.
         recipe: None if no record supports any.
         chosen: its figures.
@@ -170,6 +203,7 @@ class Recommendation(Spec):
         other_model: of the family, with fewer steps.
         limit: the shortest time of the model's steps on the GPU; None if unknown.
         card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if unknown.
+        published_bytes: what the model as published needs; None if unknown.
         missing: the missing evidence.
         sure: the confidence in this answer; `doubts` explain why it is not higher.
         next: command lines to run next.
@@ -177,6 +211,7 @@ class Recommendation(Spec):
 
     criteria: Criteria
     model: str
+    alike: str = ""
     gpu: str | None
     recipe: str | None = None
     basis: Basis | None = None
@@ -195,10 +230,17 @@ class Recommendation(Spec):
     other_model: OtherModel | None = None
     limit: ChipLimit | None = None
     card_bytes: int | None = None
+    published_bytes: int | None = None
     missing: tuple[str, ...] = ()
     sure: Sure = "none"
     doubts: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+
+    @property
+    def most_bytes(self) -> float | None:
+        """The most bytes that a recipe may take; None if unknown."""
+        card = None if self.card_bytes is None else self.card_bytes - RESERVE_BYTES
+        return min((most for most in (self.criteria.max_bytes, card) if most is not None), default=None)
 
     def figures(self, recipe: str) -> RecipeFigures | None:
         """Return the figures of a recipe in canonical form in the answer's source; None if it was not ranked."""
@@ -212,10 +254,17 @@ class Recommendation(Spec):
         """Return the answer for notebooks."""
         from vivace.answers.page import in_notebook
 
-        return in_notebook(str(self))
+        return in_notebook(self.explain())
+
+    def explain(self) -> str:
+        """Return the whole answer as text: what it rests on, the alternatives, what is missing, what to measure."""
+        return self._text(details=True)
 
     def __str__(self) -> str:
-        from vivace.answers.terminal import text_of
-        from vivace.evidence.recommendation.recommend_answer import answer_of
+        return self._text(details=False)
 
-        return text_of(answer_of(self)).rstrip()
+    def _text(self, *, details: bool) -> str:
+        from vivace.answers.terminal import text_of
+        from vivace.evidence.recommendation.answer import answer_of
+
+        return text_of(answer_of(self), details=details).rstrip()

@@ -11,10 +11,9 @@ from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import decides_on_values
 from vivace.evidence.parsed import resolve
-from vivace.evidence.recommendation.criteria import Criteria
 from vivace.evidence.recommendation.kin import Kin, kin_of
-from vivace.evidence.recommendation.predicted_tables import Card, is_bf16
-from vivace.evidence.recommendation.recommendation import LeftOut, Reason, RecipeFigures
+from vivace.evidence.recommendation.predicted import Card, is_bf16
+from vivace.evidence.recommendation.recommendation import Criteria, LeftOut, Reason, RecipeFigures
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.foundation.hardware import Near, capability_of
 from vivace.foundation.spec.limits import ONE_VIEW, Limits
@@ -23,12 +22,9 @@ from vivace.machinery.technique import Machine, Target
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.predict import Prediction
+from vivace.techniques.quantize import Quantize
 
-_NO_IMAGES = "random weights, so its images were not judged"
-
-
-def _out(row: EvidenceRow, kind: Reason, why: str) -> LeftOut:
-    return LeftOut(recipe=row.recipe, label=row.label, kind=kind, why=why)
+Refusal = tuple[Reason, str]
 
 
 @dataclass(frozen=True)
@@ -64,49 +60,46 @@ class RowFilter:
 
     def left_out(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> LeftOut | None:
         """Return the reason why a row is not ranked; None if it is."""
+        refusal: Refusal | None = None
         if not row.is_known:
-            why = row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else "")
-            return _out(row, "not measured", why)
-        if why := self._hardware(row, table, near):
-            return _out(row, "hardware", why)
-        if row.recipe in self.refused:
+            refusal = (
+                "not measured",
+                row.outcome.replace("_", " ") + (f": {row.reason}" if row.reason else ""),
+            )
+        elif why := self._hardware(row, table, near):
+            refusal = "hardware", why
+        elif row.recipe in self.refused:
             return self.refused[row.recipe]
-        return self._memory(row, table) or self._quality(row, table)
-
-    def _memory(self, row: EvidenceRow, table: EvidenceTable) -> LeftOut | None:
-        """Return the reason why a row does not fit, or may not; None if it fits."""
-        limit = self.criteria.max_bytes
-        most = self.most_bytes
-        if most is not None and table.kind != "own" and row.peak_bytes is not None:
-            if (loading := self._loading_bytes(row)) > most:
-                return _out(
-                    row, "memory", f"takes {size(loading)} while it is loaded, more than {size(most)}"
-                )
-            if self.is_strict and self.most_needed(row) > most:
-                return _out(row, "memory unknown", "its memory was not predicted")
-        if row.peak_bytes is None:
-            if limit is not None or self.is_small:
-                return _out(row, "memory unknown", "its peak memory is not known")
+        refusal = refusal or self._memory(row, table) or self._quality(row, table)
+        if refusal is None:
             return None
-        if limit is not None and row.peak_bytes > limit:
-            return _out(row, "memory", f"needs {size(row.peak_bytes)}, more than {size(limit)}")
-        if self.card is not None and row.peak_bytes + RESERVE_BYTES > self.card.num_bytes:
+        return LeftOut(recipe=row.recipe, label=row.label, kind=refusal[0], why=refusal[1])
+
+    def _memory(self, row: EvidenceRow, table: EvidenceTable) -> Refusal | None:
+        """Return the reason why a row does not fit, or may not; None if it fits."""
+        limit, most, peak = self.criteria.max_bytes, self.most_bytes, row.peak_bytes
+        if most is not None and table.kind != "own" and peak is not None:
+            if (loading := self._loading_bytes(row)) > most:
+                return "memory", f"takes {size(loading)} while it is loaded, more than {size(most)}"
+            if self.is_strict and self.most_needed(row) > most:
+                return "memory unknown", "its memory was not predicted"
+        if peak is None:
+            is_open = limit is not None or self.is_small
+            return ("memory unknown", "its peak memory is not known") if is_open else None
+        if limit is not None and peak > limit:
+            return "memory", f"needs {size(peak)}, more than {size(limit)}"
+        if self.card is not None and peak + RESERVE_BYTES > self.card.num_bytes:
             name = f"{self.card.gpu.chip.name} of {size(self.card.num_bytes)}"
-            why = f"needs {size(row.peak_bytes)}, and {size(RESERVE_BYTES)} stay free of the {name}"
-            return _out(row, "memory", why)
+            return "memory", f"needs {size(peak)}, and {size(RESERVE_BYTES)} stay free of the {name}"
         return None
 
     def _loading_bytes(self, row: EvidenceRow) -> int:
         """Return what loading a recipe with a record takes at least; 0 where the host loads it, or if unknown."""
-        if (
-            self.published is None
-            or not self.is_planned
-            or row.is_estimated
-            or resolve(row.recipe).loads_from_host
-        ):
+        published = self.published
+        if published is None or not self.is_planned or row.is_estimated:
             return 0
-        is_halved = any(part.dtype.startswith("fp32") for part in self.published.components)
-        return 0 if is_halved else self.published.model_bytes
+        is_halved = any(part.dtype.startswith("fp32") for part in published.components)
+        return 0 if is_halved or resolve(row.recipe).loads_from_host else published.model_bytes
 
     def most_needed(self, row: EvidenceRow | RecipeFigures) -> float:
         """Return the most bytes that `vivace plan` may count for a recipe.
@@ -127,9 +120,9 @@ class RowFilter:
 
         Two recipes count as equal if the techniques that change the image are the same.
         """
-        keeps = self.keeps(row, table)
-        judged = row.judged
-        if not keeps and (table.random_weights or (table.kind == "published" and not _has_failed(judged))):
+        keeps, judged = self.keeps(row, table), row.judged
+        has_failed = judged is not None and judged.gate is Gate.FAILED
+        if not keeps and (table.random_weights or (table.kind == "published" and not has_failed)):
             # A published score has no interval, and a threshold skips other steps with other weights.
             judged = self._of_kind(row, table) or judged
         if judged is None or self.criteria.limits is None or table.kind == "own":
@@ -141,17 +134,12 @@ class RowFilter:
         changing = changing_part(row.recipe)
         if table.kind == "published" and (changing is None or compares_values(changing)):
             return None  # with other weights the same threshold skips other steps
-        return next(
-            (
-                judged
-                for small, steps, text, judged in _of_embedded()
-                if text == changing
-                and self.kin.is_kind_of(small)
-                # Fewer steps are another share of another number.
-                and ("steps" not in text or steps == table.steps)
-            ),
-            None,
-        )
+        for small, steps, text, judged in _of_embedded():
+            # Fewer steps are another share of another number.
+            is_same = text == changing and ("steps" not in text or steps == table.steps)
+            if is_same and self.kin.is_kind_of(small):
+                return judged
+        return None
 
     def keeps(self, row: EvidenceRow, table: EvidenceTable) -> bool:
         """Whether a recipe keeps the image of the table's baseline: it adds nothing that changes it."""
@@ -160,25 +148,28 @@ class RowFilter:
         mine = changing_part(row.recipe)
         return mine is not None and mine == changing_part(table.baseline)
 
-    def _quality(self, row: EvidenceRow, table: EvidenceTable) -> LeftOut | None:
+    def _quality(self, row: EvidenceRow, table: EvidenceTable) -> Refusal | None:
         """Return the reason why a row's images rule it out; None if they do not."""
         if row.recipe == table.baseline:
             return None
         judged, keeps = self.judgement_of(row, table), self.keeps(row, table)
         if judged is not None and judged.gate is Gate.FAILED:
-            return _out(row, "quality", f"its images fail: {judged.reason}")
+            return "quality", f"its images fail: {judged.reason}"
         if self.criteria.same_picture and not keeps:
-            return _out(row, "quality", "it changes the image")
+            return "quality", "it changes the image"
+        if self.kin.is_fp8 and table.kind != "own" and (other := _other_scheme(row.recipe)):
+            return "quality", f"the file is in fp8, and {other} would round its weights once more"
         is_proven = judged is not None and judged.gate is Gate.PASSED
-        needs_no_proof = self.criteria.limits is None and keeps
-        if is_proven or needs_no_proof:
+        if is_proven or (self.criteria.limits is None and keeps):
             return None
         if judged is not None:
-            return _out(row, "unproven", f"its quality is not proven: {judged.reason}")
-        changes = "" if keeps else "it changes the image; "
-        return _out(
-            row, "unproven", changes + (_NO_IMAGES if table.random_weights else "its images were not judged")
+            return "unproven", f"its quality is not proven: {judged.reason}"
+        why = (
+            "random weights, so its images were not judged"
+            if table.random_weights
+            else "its images were not judged"
         )
+        return "unproven", why if keeps else f"it changes the image; {why}"
 
     def _hardware(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> str:
         """Return why a recipe measured elsewhere cannot run on the requested GPU; "" if it can, or is unknown."""
@@ -192,9 +183,13 @@ class RowFilter:
         is_measured_here = near is Near.SAME and table.kind != "predicted"
         if gpu is None or is_measured_here or (capability := capability_of(gpu)) is None:
             return ""
-        return refused(recipe, gpu, capability, is_bf16(self.published)) or unknown_speed(
-            recipe, gpu, capability
+        if why := refused(recipe, gpu, capability, is_bf16(self.published)):
+            return why
+        names = [t.text for t in recipe if t.facts.made_for not in (None, capability)]
+        never = (
+            f"kernels of {', '.join(names)} are made for another generation, and were never measured on {gpu}"
         )
+        return never if names else ""
 
 
 @lru_cache(maxsize=4096)
@@ -204,28 +199,26 @@ def refused(recipe: Recipe, gpu: str, capability: tuple[int, int], is_bf16: bool
     Args:
         is_bf16: whether the model as published computes in bf16.
     """
-    if (
-        is_bf16
-        and capability < (8, 0)
-        and any(t.name == "compile" for t in recipe)
-        and "fp16" not in recipe.text
-    ):
+    compiles = any(t.name == "compile" for t in recipe)
+    if is_bf16 and capability < (8, 0) and compiles and "fp16" not in recipe.text:
         return f"PyTorch does not compile bf16 for {gpu}, which computes it in fp32"
     machine = Machine("cuda", f"the {gpu}", capability, "c++", has_all_packages=True)
     target = Target.of_machine(machine)
     return next((why for technique in recipe if (why := technique.unsupported(target))), "")
 
 
-def unknown_speed(recipe: Recipe, gpu: str, capability: tuple[int, int]) -> str:
-    """Return why a time of another GPU does not apply to a recipe on this one; "" if it does."""
-    names = [t.text for t in recipe if t.facts.made_for not in (None, capability)]
-    if not names:
-        return ""
-    return f"kernels of {', '.join(names)} are made for another generation, and were never measured on {gpu}"
-
-
-def _has_failed(judged: JudgedQuality | None) -> bool:
-    return judged is not None and judged.gate is Gate.FAILED
+def _other_scheme(recipe: str) -> str:
+    """Return the technique of a recipe that stores a denoiser's weights in another format than fp8; "" if none does."""
+    return next(
+        (
+            technique.text
+            for technique in resolve(recipe)
+            if isinstance(technique, Quantize)
+            and "denoiser" in technique.targets
+            and not technique.scheme.startswith("fp8")
+        ),
+        "",
+    )
 
 
 def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> JudgedQuality:

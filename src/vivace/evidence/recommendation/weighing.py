@@ -1,4 +1,4 @@
-"""Weigh tables: their nearness to the question, their advice, and the one to follow."""
+"""Rank the rows of tables by a goal, weigh the tables by their nearness to the question, and follow one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,163 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from vivace.evidence.recommendation.criteria import Goal
+from vivace.evidence.choice import simplest_of_best
 from vivace.evidence.recommendation.kin import Kin, kin_of
-from vivace.evidence.recommendation.predicted_tables import is_bf16
-from vivace.evidence.recommendation.ranking import NOISE, Selection, choose, rank
-from vivace.evidence.recommendation.recommendation import LeftOut
+from vivace.evidence.recommendation.predicted import projected
+from vivace.evidence.recommendation.recommendation import Goal, LeftOut
 from vivace.evidence.recommendation.row_filter import RowFilter
-from vivace.evidence.recommendation.speed_limit import flop_of_call, on_chip
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
-from vivace.foundation.hardware import Near, capability_of, known_gpu, near
-from vivace.foundation.stats import Interval
+from vivace.foundation.hardware import Near, capability_of, near
+from vivace.foundation.stats import ONE_ROUND_MARGIN, Interval
+
+NOISE = 0.03
+"""Relative difference below which figures without an interval count as equal."""
+MEMORY_NOISE = 0.01
+"""Relative difference below which peaks of an allocator count as equal."""
+MIN_CALLS = 6
+"""Smallest number of timed calls from which their spread is known."""
+TIMED: tuple[Goal, ...] = ("latency", "throughput", "cost")
+_KINDS = {"own": 0, "committed": 1, "community": 2, "published": 3, "predicted": 4}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A row with its score by the goal, relative to the table's baseline; more is better.
+
+    Attributes:
+        noise: relative difference below which scores without an interval count as equal.
+    """
+
+    row: EvidenceRow
+    score: Interval
+    noise: float = NOISE
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The best row, and the rows that lost against it.
+
+    Attributes:
+        chosen: the simplest of those that are tied with the best.
+        tied: the others that are tied with the best.
+        ranking: all, the highest score first.
+    """
+
+    chosen: Ranked
+    tied: tuple[Ranked, ...]
+    ranking: tuple[Ranked, ...]
+
+    @property
+    def runner_up(self) -> Ranked | None:
+        """The best of the others."""
+        return next((ranked for ranked in self.ranking if ranked is not self.chosen), None)
+
+
+def choose(ranked: Sequence[Ranked], goal: Goal) -> Selection | None:
+    """Return the choice among rows; None if there are none."""
+    ordered = sorted(ranked, key=lambda ranked: -ranked.score.point)
+    if not ordered:
+        return None
+
+    def simplicity(ranked: Ranked) -> tuple[float, ...]:
+        row = ranked.row
+        seconds = math.inf if row.latency is None else row.latency.point
+        return row.num_techniques, not row.same_picture, -ranked.score.point if goal in TIMED else seconds
+
+    chosen, equals = simplest_of_best(ordered[0], ordered, is_tie, simplicity)
+    return Selection(chosen, tuple(source for source in equals if source is not chosen), tuple(ordered))
+
+
+def is_tie(ranked: Ranked, other: Ranked) -> bool:
+    """Whether two scores cannot be told apart.
+
+    Their intervals overlap; without an interval they differ by no more than the noise, and after a single process by no
+    more than drift can explain.
+    """
+    a, b = ranked.score, other.score
+    apart = abs(math.log(a.point / b.point))
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return apart <= math.log1p(max(ranked.noise, other.noise))
+    rounds = [ranked.row.num_rounds for ranked in (ranked, other)]
+    if any(number is not None and number < 2 for number in rounds) and apart < math.log1p(ONE_ROUND_MARGIN):
+        return True
+    return a.low <= b.high and b.low <= a.high
+
+
+def rank(table: EvidenceTable, goal: Goal) -> tuple[list[Ranked], list[tuple[EvidenceRow, str]]]:
+    """Return the rows with scores, and those without a figure for the goal, with the reason."""
+    ranked, without = [], []
+    spreads = [row.spread for row in table.rows if row.spread is not None]
+    by_p99 = bool(spreads) and all(spread.p99_s is not None for spread in spreads)
+    is_exact = goal == "memory" and table.kind != "published" and table.device != "cpu"
+    for row in table.rows:
+        score: Interval | None
+        if goal == "memory":
+            base = table.rows[0].peak_bytes or max((r.peak_bytes or 0 for r in table.rows), default=0)
+            score = None if row.peak_bytes is None else Interval(base / row.peak_bytes, None, None)
+            why = "its peak memory is not known"
+        elif goal == "stability":
+            spread = None if row.reason else _spread_ratio(row, by_p99)
+            score = None if spread is None else Interval(1 / spread, None, None)
+            why = row.reason or f"fewer than {MIN_CALLS} timed calls say nothing about their spread"
+        else:
+            score, why = gain_of(row, table), row.reason or "it was not timed beside the baseline"
+        if score is None:
+            without.append((row, why))
+        else:
+            ranked.append(Ranked(row, score, MEMORY_NOISE if is_exact else NOISE))
+    return ranked, without
+
+
+def gain_of(row: EvidenceRow, table: EvidenceTable) -> Interval | None:
+    """Return a row's speed-up over the table's baseline, which is 1 for the baseline itself."""
+    if row is table.rows[0]:
+        has_intervals = any(r.gain is not None and r.gain.low is not None for r in table.rows)
+        return Interval(1.0, 1.0, 1.0) if has_intervals else Interval(1.0, None, None)
+    return row.gain
+
+
+def _spread_ratio(row: EvidenceRow, by_p99: bool) -> float | None:
+    """Return p99 over the median of a row's calls, or the longest over the shortest; None for too few calls."""
+    spread = row.spread
+    if spread is None:
+        return None
+    if by_p99:
+        return None if spread.p99_s is None else spread.p99_s / spread.p50_s
+    if spread.max_s is None or (spread.num_calls or 0) < MIN_CALLS:
+        return None
+    return spread.max_s / spread.min_s
+
+
+def pooled(tables: Sequence[EvidenceTable]) -> list[EvidenceTable]:
+    """Return tables of the same model, device and size as one, whatever their batch size.
+
+    Speed-ups are those over the baseline at the smallest batch, from the times an image: on one machine these can be
+    compared, if not as precisely as within a comparison.
+    """
+
+    def but_batch(table: EvidenceTable) -> tuple[str, ...]:
+        names = ("kind", "place", "model", "random_weights", "gpu", "height", "width", "steps", "baseline")
+        return tuple(str(getattr(table, name)) for name in names)
+
+    tables_left = []
+    for _, group in groupby(sorted(tables, key=but_batch), key=but_batch):
+        by_batch = sorted(group, key=lambda table: table.batch)
+        first = by_batch[0]
+        if len({table.batch for table in by_batch}) == 1 or first.rows[0].latency is None:
+            tables_left += by_batch
+            continue
+        base = first.rows[0].latency.point
+        rows = [first.rows[0]]
+        for row in (row for table in by_batch for row in table.rows if row is not first.rows[0]):
+            latency, gain = row.latency, None
+            if latency is not None and (row.gain is not None or row.recipe == first.baseline):
+                has_ends = latency.low is not None and latency.high is not None
+                low, high = (base / (latency.high or 1), base / (latency.low or 1))
+                gain = Interval(base / latency.point, *((low, high) if has_ends else (None, None)))
+            rows.append(row.model_copy(update={"gain": gain}))
+        tables_left.append(first.model_copy(update={"rows": tuple(rows)}))
+    return tables_left
 
 
 @dataclass(frozen=True)
@@ -46,11 +193,6 @@ class RankedTable:
         return self.choice is not None and self.num_ranked > 1
 
     @property
-    def has_rivals(self) -> bool:
-        """Whether more than the baseline is allowed."""
-        return self.choice is not None and len(self.choice.ranking) > 1
-
-    @property
     def is_transferred(self) -> bool:
         return self.table.model != self.kin.name
 
@@ -59,10 +201,8 @@ class RankedTable:
         """The chosen row's score over the model as published, where the table has that."""
         if self.choice is None:
             return 0.0
-        published = next(
-            (ranked.score.point for ranked in self.choice.ranking if ranked.row.num_techniques == 0), 1.0
-        )
-        return self.choice.chosen.score.point / published
+        of_published = [each.score.point for each in self.choice.ranking if each.row.num_techniques == 0]
+        return self.choice.chosen.score.point / (of_published[0] if of_published else 1.0)
 
     def gain_over(self, other: RankedTable) -> float:
         """Return the ratio of the chosen row's score to that of another table's.
@@ -79,22 +219,27 @@ class RankedTable:
 def weigh(table: EvidenceTable, kin: Kin, gpu: str | None, judge: RowFilter) -> RankedTable | None:
     """Return a table with its advice; None if it is about a model of another kind, or nothing was timed."""
     is_own_model = table.model == kin.name
-    if kin.is_gguf and table.kind != "own":
+    if kin.is_gguf and table.kind not in ("own", "predicted"):
         return None
     if not is_own_model and not kin.is_family(kin_of(table.model, frozenset((table.model,)))):
         return None
     is_cpu = gpu is not None and gpu.lower() == "cpu"
     if not table.compared or (is_cpu and table.device != "cpu"):
         return None  # what a GPU gains says nothing about a CPU
-    nearness = _near(table, gpu)
+    nearness = Near.SAME
+    if gpu is not None and (is_cpu or table.device == "cpu"):
+        nearness = Near.SAME if gpu.lower() == table.device else Near.OTHER
+    elif gpu is not None:
+        nearness = near(gpu, table.gpu)
     if table.device == "cpu" and gpu is not None and not is_cpu:
         # A process's resident set says nothing about a GPU's memory.
         rows = tuple(row.model_copy(update={"peak_bytes": None}) for row in table.rows)
         table = table.model_copy(update={"rows": rows})
-    scored, without = rank(table, table.rows, judge.criteria.goal)
+    goal = judge.criteria.goal
+    scored, without = rank(table, goal)
     scores = {id(ranked.row): ranked.score.point for ranked in scored}
     reasons = {id(row): why for row, why in without}
-    allowed, out = [], []
+    allowed, out = set(), []
     keys = set()
     for row in table.rows:
         if (row.recipe, row.batch, row.label.partition(" #")[0]) in keys:
@@ -104,32 +249,15 @@ def weigh(table: EvidenceTable, kin: Kin, gpu: str | None, judge: RowFilter) -> 
         if left_out is None and id(row) in reasons:
             left_out = LeftOut(recipe=row.recipe, label=row.label, kind="no figure", why=reasons[id(row)])
         if left_out is None:
-            allowed.append(row)
+            allowed.add(id(row))
         else:
             out.append(left_out.model_copy(update={"score": scores.get(id(row))}))
     out.sort(key=lambda candidate: -(candidate.score or 0))
-    choice = choose(
-        [ranked for ranked in scored if any(ranked.row is row for row in allowed)], judge.criteria.goal
-    )
+    choice = choose([ranked for ranked in scored if id(ranked.row) in allowed], goal)
+    order = _order(table, nearness, is_own_model, judge)
     return RankedTable(
-        table,
-        kin,
-        _order(table, nearness, is_own_model, judge),
-        nearness,
-        choice,
-        len(scored),
-        tuple(out),
-        judge.criteria.goal,
-        judge.is_small,
+        table, kin, order, nearness, choice, len(scored), tuple(out), goal, is_small=judge.is_small
     )
-
-
-def _near(table: EvidenceTable, gpu: str | None) -> Near:
-    if gpu is None:
-        return Near.SAME
-    if gpu.lower() == "cpu" or table.device == "cpu":
-        return Near.SAME if gpu.lower() == table.device else Near.OTHER
-    return near(gpu, table.gpu)
 
 
 def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowFilter) -> tuple[int, ...]:
@@ -142,7 +270,7 @@ def _order(table: EvidenceTable, nearness: Near, is_own_model: bool, judge: RowF
     If the published model does not fit the GPU, predictions for it come after measurements on it, since other GPUs'
     gains are over a model that cannot run there. If it fits, predictions are only for models without a record.
     """
-    kind = {"own": 0, "committed": 1, "community": 2, "published": 3, "predicted": 4}[table.kind]
+    kind = _KINDS[table.kind]
     if table.kind == "predicted":
         if not judge.is_small:
             return (3, nearness, kind)
@@ -171,11 +299,8 @@ def followed(weighed: Sequence[RankedTable]) -> RankedTable | None:
     this one: two GPUs of one compute capability run the same programs.
     """
     first = _first(weighed)
-    if (
-        first is None
-        or first.table.kind not in ("committed", "community", "published")
-        or first.near is not Near.SAME
-    ):
+    is_of_others = first is not None and first.table.kind in ("committed", "community", "published")
+    if first is None or not is_of_others or first.near is not Near.SAME:
         return first
     nearer = [source for source in weighed if _is_faster_sister(source, first)]
     return max(nearer, key=lambda source: source.gain_over(first), default=first)
@@ -187,27 +312,12 @@ def _is_faster_sister(source: RankedTable, first: RankedTable) -> bool:
         return False
     if first.goal != "latency" or not source.is_comparison or source.choice is None or first.choice is None:
         return False
-    if (
-        capability_of(source.table.gpu) != capability_of(first.table.gpu)
-        or source.gain_over(first) <= 1 + NOISE
-    ):
+    is_sister = capability_of(source.table.gpu) == capability_of(first.table.gpu)
+    if not is_sister or source.gain_over(first) <= 1 + NOISE:
         return False
-    mine, theirs = (
-        first.choice.chosen.row.latency,
-        projected(source.choice.chosen.row, source, first.table.gpu),
-    )
+    mine = first.choice.chosen.row.latency
+    theirs = projected(source.choice.chosen.row, source.table.gpu, source.kin, first.table.gpu)
     return mine is not None and theirs is not None and theirs.point * (1 + NOISE) < mine.point
-
-
-def projected(row: EvidenceRow, of: RankedTable, gpu: str) -> Interval | None:
-    """Return the projected seconds of another GPU's row on a GPU; None if they cannot be projected."""
-    here, there = known_gpu(gpu), known_gpu(of.table.gpu)
-    if row.latency is None or here is None or there is None:
-        return None
-    published = of.kin.published
-    flop = math.inf if published is None else flop_of_call(published)
-    chip = here.chip.as_of_bf16 if is_bf16(published) and "fp16" not in row.recipe else here.chip
-    return on_chip(row.latency.point, flop, there.chip, chip, row.recipe)
 
 
 def _first(weighed: Sequence[RankedTable]) -> RankedTable | None:
@@ -223,19 +333,14 @@ def _first(weighed: Sequence[RankedTable]) -> RankedTable | None:
                 return best
             if best.table.kind == "published" and best.near is Near.SAME:
                 return best
-        elif _improves(best) and best.table.kind != "predicted" and _speaks_beside(best, first):
+            continue
+        # Of the same GPU, also if it is about another model of the family; of another GPU, if the first one is as well.
+        speaks = best.near == first.near or (first.near is not Near.SAME and not best.is_transferred)
+        if _improves(best) and best.table.kind != "predicted" and speaks:
             assert best.choice is not None
             if best.choice.chosen.row.recipe not in {row.recipe for row in first.table.compared}:
                 return best
     return first
-
-
-def _speaks_beside(source: RankedTable, first: RankedTable) -> bool:
-    """Whether evidence may be followed in place of a table without a recipe better than the published model.
-
-    Of the same GPU, also if it is about another model of the family; of another GPU, if the first one is as well.
-    """
-    return source.near == first.near or (first.near is not Near.SAME and not source.is_transferred)
 
 
 def _improves(source: RankedTable) -> bool:
@@ -249,13 +354,18 @@ def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:
     """Return the table with the largest gain on the nearest GPU, among equally good evidence; None if there is none."""
     if not usable:
         return None
-    gains = {id(source): (source.has_rivals, *_gain(source, usable)) for source in usable}
+
+    def has_rivals(source: RankedTable) -> bool:
+        """Whether more than the baseline is allowed."""
+        return source.choice is not None and len(source.choice.ranking) > 1
+
+    gains = {id(source): (has_rivals(source), *_gain(source, usable)) for source in usable}
     best = max(usable, key=lambda source: (*gains[id(source)], source.table.at))
-    has_rivals, is_known, gain = gains[id(best)]
+    *kind, gain = gains[id(best)]
     equals = [
         source
         for source in usable
-        if gains[id(source)][:2] == (has_rivals, is_known) and gains[id(source)][2] * (1 + NOISE) >= gain
+        if [*gains[id(source)][:2]] == kind and gains[id(source)][2] * (1 + NOISE) >= gain
     ]
     nearest = min(source.near for source in equals)  # they differ only where GPUs are looked at together
     return best if best.near == nearest else next(source for source in equals if source.near == nearest)
@@ -316,12 +426,5 @@ def _with_steps(table: EvidenceTable, steps: int | None) -> float | None:
 
 def _workload(table: EvidenceTable) -> tuple[object, ...]:
     """Return the conditions that two tables with comparable times share, except the number of steps."""
-    return (
-        table.kind,
-        table.model,
-        table.device,
-        table.gpu,
-        table.height,
-        table.width,
-        table.batch,
-    )
+    names = ("kind", "model", "device", "gpu", "height", "width", "batch")
+    return tuple(getattr(table, name) for name in names)

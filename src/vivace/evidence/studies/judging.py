@@ -331,7 +331,7 @@ def _decides_on_values(row: Row) -> bool:
     if not row.record.trial.model.is_synthetic:
         return False
     caches = [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)]
-    return any(cache.hits is None and cache.compared for cache in caches)
+    return any(not cache.is_fixed and cache.compared for cache in caches)
 
 
 def _key(part: ModelPart) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import BaseModel, Field
 
@@ -24,11 +24,8 @@ from vivace.foundation.spec.settings import (
     one_of_many,
     read_by,
 )
-from vivace.foundation.spec.task_names import TextMode
+from vivace.foundation.spec.task_names import Task, TextMode
 from vivace.foundation.spec.timing import Timing
-
-if TYPE_CHECKING:
-    from vivace.foundation.spec.keywords import StudyKeywords
 
 BatchSize = int | Literal["max"]
 PromptSet = Annotated[
@@ -118,6 +115,47 @@ class QualityRequest(Settings):
     witness: Witness = None
     lpips: Annotated[bool, Option("Also compute LPIPS; needs AlexNet's weights on this machine.")] = False
     noise_floor: bool = True
+
+
+class WorkloadKeywords(TypedDict, total=False):
+    """The keywords of the Python API, for type checkers: the fields of `WorkloadRequest`; `batch` is a single batch."""
+
+    prompts: Sequence[str] | str | None
+    prompt_set: str | None
+    seed: int
+    num_seeds: int | None
+    height: int | None
+    width: int | None
+    num_inference_steps: int | None
+    guidance_scale: float | None
+    batch: BatchSize
+    batches: Sequence[BatchSize]
+    text: TextMode
+    task: Task | None
+    images: Sequence[str] | str
+    masks: Sequence[str] | str
+    controls: Sequence[str] | str
+    strength: float | None
+    controlnet: str | None
+
+
+class CallKeywords(WorkloadKeywords, total=False):
+    """Those of `vivace.compare` and `vivace.profile`."""
+
+    workload: WorkloadRequest
+    timing: Timing
+    device: str
+
+
+class StudyKeywords(CallKeywords, total=False):
+    """Those of `vivace.bench` and `Study.of`: the fields of `Study`, `WorkloadRequest` and `QualityRequest`."""
+
+    quality: bool | QualityRequest
+    scorer: str | None
+    witness: str | None
+    lpips: bool
+    noise_floor: bool
+    rivals: bool
 
 
 class Study(Settings):

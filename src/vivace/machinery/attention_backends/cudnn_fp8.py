@@ -22,11 +22,8 @@ _PADDING_SINCE = 90700
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
-    """Return why a machine cannot compute attention in fp8, or None.
-
-    Args:
-        needs_package: whether the package must be installed here; it is not to predict another machine's memory.
-    """
+    """Return why a machine (or one without the package, to predict its memory) cannot compute attention in fp8, or
+    None."""
     if not machine.is_cuda:
         return "attention in fp8 is cuDNN's, which runs on GPUs; take attention=bf16"
     if machine.capability is not None and machine.capability != (9, 0):
@@ -79,12 +76,8 @@ def _plan(
     row_stride: int,
     device: int,
 ) -> Any:
-    """Return a function that executes cuDNN's plan for one shape of queries and keys.
-
-    Args:
-        keys: of keys and values their number, their heads, and from token to token how many elements.
-        row_stride: the same of the output.
-    """
+    """Return a function that executes cuDNN's plan for one shape of queries and keys (number, heads, elements from
+    token to token), which is told how many keys there are on the GPU."""
     import torch
 
     torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then

@@ -47,11 +47,7 @@ def flash3_fp8() -> Function:
 
 
 def flash3_function() -> Function:
-    """Return FlashAttention-3's function, from the wheel or from a local build.
-
-    Raises:
-        ImportError: neither is installed.
-    """
+    """Return FlashAttention-3's function, from the wheel or from a local build; else ImportError."""
     import importlib.util
 
     if importlib.util.find_spec("fa3_fwd_interface") is not None:
@@ -63,11 +59,8 @@ def flash3_function() -> Function:
 
 
 def _quantised(x: Any, over: tuple[int, ...]) -> tuple[Any, Any]:
-    """Quantise (batch, heads, tokens, channels), and return it as (batch, tokens, heads, channels), and the scales.
-
-    Args:
-        over: the dimensions, in the returned order, that share a scale.
-    """
+    """Quantise (batch, heads, tokens, channels); return it as (batch, tokens, heads, channels), and the scales, which
+    the dimensions `over` share."""
     import torch
 
     x = x.transpose(1, 2).contiguous()
@@ -96,11 +89,7 @@ def _flash3(
 
 
 def _operator(name: str, call: Function, shaped: Function) -> Any:
-    """Return a custom operator, which torch.compile does not look into.
-
-    Args:
-        shaped: returns an output of the right shape and dtype, from the query.
-    """
+    """Return a custom operator, which torch.compile does not look into; `shaped` makes an output of the query."""
     import torch
 
     if name not in _OPERATORS:

@@ -111,11 +111,7 @@ CACHE_TAG = "attention="
 
 
 def unsupported_on(backend: str, machine: Machine, needs_package: bool = True) -> str | None:
-    """Return why the machine or its packages do not support a kernel, or None.
-
-    Args:
-        needs_package: whether packages must be installed here; they need not be to predict another machine's memory.
-    """
+    """Return why the machine or its packages do not support a kernel, or None."""
     kernel = KERNELS[backend]
     if machine.is_gpu and not machine.is_cuda:
         if machine.backend in kernel.elsewhere:
@@ -239,7 +235,6 @@ def head_sizes(module: Any) -> set[int]:
 
 
 def attention_layers(module: Any) -> list[Any]:
-    """Return all diffusers attention layers in the module. Krea 2's call their heads `num_heads`."""
     return [
         part
         for part in module.modules()

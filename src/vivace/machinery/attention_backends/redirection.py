@@ -56,7 +56,6 @@ class RedirectedAttention:
             functional.scaled_dot_product_attention = before
 
     def _function(self, backend: str) -> Function:
-        """Return the replacement for scaled_dot_product_attention."""
         import torch
 
         plain = torch.nn.functional.scaled_dot_product_attention
@@ -111,7 +110,6 @@ class RedirectedAttention:
     def _left_to_pytorch(
         self, query: Any, key: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
     ) -> str | None:
-        """Return why a call is left to PyTorch, or None."""
         if self.is_left:
             return "in blocks that were to be left"
         if mask is not None:
@@ -249,5 +247,4 @@ def _opaque(name: str, call: Function) -> tuple[Function, Function]:
 
 
 def _first(result: Any) -> Any:
-    """Return only the output: some versions also return the log-sum-exp."""
     return result[0] if isinstance(result, tuple) else result

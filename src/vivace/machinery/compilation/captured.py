@@ -48,11 +48,7 @@ def captured_forward(module: Any) -> Captured | None:
 
 
 def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
-    """Replace a module's forward by the object that captures it.
-
-    Args:
-        call: what calls `captured`, with other arguments; None: it is called as it is.
-    """
+    """Replace a module's forward by the object that captures it; `call` calls `captured` with other arguments."""
     called = call or captured
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -110,13 +106,7 @@ class CapturedFunction:
     Args:
         function: its tensors may be arguments or anywhere in tuples, lists, dicts and outputs of diffusers.
         device: where the input buffers are; arguments on other devices are copied there.
-        capture: see `Capture`.
-        max_graphs: how many graphs are kept.
-
-    Attributes:
-        num_captured, num_replays: counts so far. The call that captures replays once as well.
-        max_graphs: as it was given.
-        graphs: the graphs that are kept, the most recently used last.
+        max_graphs: how many graphs are kept, the most recently used last.
 
     Raises:
         Unsupported: when called, if the work cannot be captured.
@@ -232,7 +222,6 @@ def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
 
 
 def _key(leaves: list[Any], structure: Any) -> Hashable:
-    """Return the key that must be equal for a graph to be replayed."""
     import torch
 
     # Buffers made in inference mode cannot be written outside of it.

@@ -25,10 +25,7 @@ TRITON_VARIABLE = "TRITON_CACHE_DIR"
 
 
 def code_folder() -> Path:
-    """Return the folder for compiled code: the environment variable's, or one in vivace's cache.
-
-    Its size is not limited; it may be deleted at any time.
-    """
+    """Return the folder for compiled code: the environment variable's, or one in vivace's cache. It may be deleted."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     folder = os.environ.get(VARIABLE)
@@ -52,10 +49,8 @@ def keep_compiled_code() -> None:
 
 
 def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
-    """Return a function that counts the process's graphs from now on, and how many came from inductor's cache.
-
-    A graph counts as cached if its whole compiled form was (aot_autograd's cache) or its code was (inductor's).
-    """
+    """Return a function that counts the process's graphs from now on, and how many came from a cache (aot_autograd's or
+    inductor's)."""
     start = _counts()
 
     def counted() -> dict[str, int | float | str]:
@@ -76,7 +71,6 @@ def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
 
 
 def _counts() -> Counter[str]:
-    """Return the counts since the start of the process."""
     from torch._dynamo.utils import counters
 
     whole, code = counters["aot_autograd"], counters["inductor"]
@@ -109,12 +103,9 @@ def num_kinds(blocks: Iterable[torch.nn.Module]) -> int:
 
 
 def limited(num_sizes: int, num_kinds: int = 1) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which functions are compiled up to `graph_limit`, and beyond it refused.
+    """Return a context in which functions are compiled up to `graph_limit`, and beyond it refused (Unsupported).
 
     By itself torch.compile logs a warning at its limit, and runs what is new uncompiled from then on.
-
-    Raises:
-        Unsupported: inside of the context, when the limit is reached.
     """
 
     @contextmanager

@@ -88,14 +88,11 @@ class PromptLengths:
     """Calls a language model's graphs, with prompts padded to their lengths.
 
     Args:
-        forward: the model's own.
-        device, capture: as of `CapturedFunction`.
-        max_graphs: how many graphs are kept for each of the first lengths.
+        device, capture: as of `CapturedFunction`; `max_graphs` are kept for each of the first lengths.
 
     Attributes:
-        graphs: the captured function.
-        num_padded: calls whose prompts were made longer.
-        num_beside: calls with images or earlier tokens, which are not captured.
+        num_padded, num_beside: calls whose prompts were made longer, and those with images or earlier tokens, which are
+            not captured.
     """
 
     def __init__(
@@ -149,18 +146,13 @@ def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
 
 
 def _longer(value: Any, num_more: int) -> Any:
-    """Return a tensor of tokens padded with zeros, which no mask counts; other values unchanged."""
     import torch
 
     return torch.nn.functional.pad(value, (0, num_more)) if isinstance(value, torch.Tensor) else value
 
 
 def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
-    """Return an output with as many tokens as the prompts have.
-
-    Args:
-        rows: of the tensors that are cut, prompts and tokens.
-    """
+    """Return an output with as many tokens as the prompts have; `rows` of its tensors are cut."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -186,16 +178,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class PaddedTexts:
-    """Calls the graphs of a transformer with texts of a few lengths.
-
-    Args:
-        forward: the transformer's, which has the methods `padded`, of a call's arguments, and `compute`.
-        device, capture: as of `CapturedFunction`.
-        max_graphs: how many graphs are kept for each of the first lengths.
-
-    Attributes:
-        graphs: the captured function.
-    """
+    """Calls the graphs of a transformer with texts of a few lengths: its forward has the methods `padded`, of a call's
+    arguments, and `compute`."""
 
     def __init__(self, forward: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
         self._forward = forward
@@ -287,7 +271,6 @@ def _are_captions(value: Any) -> bool:
 
 
 def _padded_to(length: int, caption: torch.Tensor) -> torch.Tensor:
-    """Return a caption (tokens, channels) with its last token repeated."""
     import torch
 
     more = length - len(caption)
@@ -295,7 +278,6 @@ def _padded_to(length: int, caption: torch.Tensor) -> torch.Tensor:
 
 
 def _mask(length: int, longer: int, device: torch.device) -> torch.Tensor:
-    """Return which tokens are padding, (longer,)."""
     import torch
 
     return torch.arange(longer, device=device) >= length

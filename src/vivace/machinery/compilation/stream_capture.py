@@ -27,13 +27,8 @@ Node = int
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture in progress.
-
-    Attributes:
-        id: no other capture of this process has it.
-        graph: address of the graph.
-        awaited: what the stream's next node will wait for.
-    """
+    """A capture in progress, by its process-wide id, the address of its graph, and what the stream's next node waits
+    for."""
 
     id: int
     graph: int
@@ -41,11 +36,7 @@ class Capture:
 
 
 def capture_of(stream: int) -> Capture | None:
-    """Return the capture in progress on a stream, or None.
-
-    Raises:
-        Unsupported: the driver does not tell.
-    """
+    """Return the capture in progress on a stream, or None; Unsupported where the driver does not tell."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     nodes, edges, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
     pointers = [ctypes.byref(each) for each in (status, number, graph, nodes, edges, count)]
@@ -124,7 +115,6 @@ def _is_memset(node: Node) -> bool:
 
 
 def _let_wait(graph: int, node: Node, others: Sequence[Node]) -> None:
-    """Add edges to a node, except those that exist."""
     new = [other for other in others if other not in awaited_by(node)]
     if new:
         _call(

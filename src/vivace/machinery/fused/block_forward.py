@@ -24,11 +24,8 @@ from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, 
 
 
 class Gathering(Protocol):
-    """Keys and values of one attention.
-
-    Attributes:
-        own: of own tokens, (batch, own tokens, 2, heads, channels), to be written.
-    """
+    """Keys and values of one attention; `own` are those of own tokens, (batch, own tokens, 2, heads, channels), to be
+    written."""
 
     own: torch.Tensor
 
@@ -71,13 +68,8 @@ class _Pending:
 
 @dataclass
 class _Step:
-    """State that all blocks of one forward share.
-
-    scales: None in bf16.
-    mask: of attention; None: all keys are there.
-    num_still: tokens of the image, its last, whose modulations are in another row.
-    num_keys: see `operations.attend`.
-    """
+    """State that all blocks of one forward share; no `scales` in bf16, no `mask` where all keys are there. The second
+    row of modulations is for the image's last `num_still` tokens."""
 
     x: torch.Tensor
     modulations: torch.Tensor
@@ -90,15 +82,7 @@ class _Step:
 
 
 class BlockForward:
-    """Computes all blocks.
-
-    Args:
-        blocks: their weights.
-        channels, num_heads: of the transformer.
-
-    Attributes:
-        exchange: where the tokens given are this process's part of them; None: they are all.
-    """
+    """Computes all blocks; where the tokens given are this process's part of them, it has an `exchange`."""
 
     def __init__(self, blocks: FusedBlocks, channels: int, num_heads: int) -> None:
         self.exchange: Exchange | None = None
@@ -208,10 +192,8 @@ class BlockForward:
         return _Pending(tokens, Branch(block.down(hidden, tokens), mlp_gate, block.down.left_bias))
 
     def _second_attention(self, index: int, step: _Step) -> Branch | None:
-        """Return what a block's second attention, over the image alone, adds to it; None: the block has none.
-
-        Its input is the stream as it is before the first attention is added.
-        """
+        """Return what a block's second attention, of the stream before the first is added, adds to the image; None
+        without one."""
         blocks, scales = self._blocks, step.scales
         if (place := blocks.second_at.get(index)) is None:
             return None
@@ -247,7 +229,6 @@ class BlockForward:
     def _single(
         self, block: BlockWeights, index: int, step: _Step, pending: _Pending, dropped: int
     ) -> _Pending:
-        """dropped: first rows whose output is not needed; they are attended to all the same."""
         scales, num_doubles = step.scales, len(self._blocks.doubles)
         shift, scale, gate = self._of_single(self._architecture.single_start(index, num_doubles))
         of_input = None if scales is None else scales.singles[index : index + 1]
@@ -299,7 +280,6 @@ class BlockForward:
         gate: Modulation,
         tokens: TokenLayout,
     ) -> Branch:
-        """Attention beside an MLP with SwiGLU. For the arguments see `_gelu_single`."""
         kept = slice(len(rows.values) - tokens.num_rows, None)
         inputs, projected = self._attention_inputs(rows, block, step, of_values)
         # Without a scale attention's output stays in bf16 here: it is rounded with the MLP's, by row.
@@ -313,7 +293,6 @@ class BlockForward:
         return self._row_scaled(block.out, active, tokens, gate)
 
     def _row_scaled(self, product: Product, rows: RowScaled, tokens: TokenLayout, gate: Modulation) -> Branch:
-        """Return a product of rows that are scaled when it is added."""
         unit = None if rows.scales is None else self._blocks.unit[:1]
         return Branch(product(Rows(rows.values, unit), tokens), gate, product.left_bias, rows.scales)
 
@@ -357,9 +336,8 @@ class BlockForward:
     ) -> tuple[_AttentionInputs, torch.Tensor]:
         """Return the inputs of a block's attention, of its own rows, and the whole output of its first product.
 
-        Args:
-            of_values: (2,), the scale of values and attention's output, and its inverse; None in bf16.
-            queries_last: compute them while keys and values are sent, where the caller has nothing else to do.
+        `of_values` is the scale of values and its inverse. With `queries_last` they are computed while keys and values
+        are sent.
         """
         qkv_product, norms = block.qkv, block.norms
         scales = norms.attention_scales(of_values, is_bf16=step.mask is not None)
@@ -406,7 +384,6 @@ class BlockForward:
         )
 
     def _of_double(self, vector: int) -> list[Modulation]:
-        """Return the offsets of a double block's modulations, of which this vector is the first."""
         half = OF_DOUBLE // 2
         image = [(vector + k) * self._channels for k in range(half)]
         return [Modulation(text=start + half * self._channels, image=start) for start in image]

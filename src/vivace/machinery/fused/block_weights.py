@@ -30,15 +30,8 @@ Layers = list[list[Any]]
 
 @dataclass(frozen=True)
 class BlockLayers:
-    """The layers of a block.
-
-    Attributes:
-        qkv: queries, keys and values; of a gated single block with the MLP's gates and hidden channels behind them.
-        out: of attention; in a single block of attention and the MLP side by side.
-        up: of the MLP; None where `qkv` has it.
-        down: of the MLP; None in single blocks.
-        norms: of queries and keys, for each stream.
-    """
+    """The layers of a block: of a gated single block `qkv` has the MLP's up behind it, `out` takes attention and MLP
+    side by side, and there is no `down`; `norms` of queries and keys, for each stream."""
 
     qkv: Layers
     out: Layers
@@ -101,10 +94,7 @@ class FusedArchitecture:
 
 
 class Norms(nn.Module):
-    """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,).
-
-    A normalised query of n channels has the norm sqrt(n), so no element exceeds sqrt(n) max|weight|.
-    """
+    """The weights of the norms of queries and keys (streams, 2, channels), and for fp8 their scales (2,)."""
 
     def __init__(self, norms: list[tuple[Any, Any]], bounded: bool) -> None:
         super().__init__()
@@ -115,12 +105,8 @@ class Norms(nn.Module):
         self.register_buffer("scales", scales)
 
     def attention_scales(self, of_values: torch.Tensor | None, is_bf16: bool) -> AttentionScales | None:
-        """Return what attention's inputs are rounded with; None where attention is computed in bf16.
-
-        Args:
-            of_values: (2,), the scale of values and its inverse; None in bf16.
-            is_bf16: this call's is, as cuDNN's in fp8 takes no mask.
-        """
+        """Return what attention's inputs are rounded with; None where attention is computed in bf16, as a call with a
+        mask is."""
         if self.scales is None or is_bf16:
             return None
         assert of_values is not None
@@ -145,11 +131,8 @@ class BlockWeights(nn.Module):
         return len(self.out.weight) < len(self.qkv.weight)
 
     def limits(self) -> torch.Tensor:
-        """Return the bounds of the values, and the MLP's hidden channels where they have a bound: see `Bounds`.
-
-        Returns:
-            Of a double block (1 or 2, 2, 2), for each product and stream; of others (2,), of all together.
-        """
+        """Return the bounds of values and hidden channels (see `Bounds`): of a double block (1 or 2, 2, 2), of others
+        (2,)."""
         channels = self.qkv.weight.shape[2]
         products = [_limits(self.qkv, slice(2 * channels, 3 * channels))]
         if self.activation == "gelu" and self.up is not None:
@@ -161,16 +144,12 @@ class FusedBlocks(nn.Module):
     """All blocks of a transformer, whose weights are taken over and removed from it.
 
     Args:
-        quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
-        places: each block is moved to where it computes, and its new weights to where they are kept.
         taking: is called with each block before its layers are taken.
 
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
-        doubles, singles: of each block, in order.
         seconds: second attentions, in order; second_at: which of them is a double block's.
-        bounds: for fp8, what activations cannot exceed.
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
         frequency, axis: of the rotary embedding; None: there is none.
     """
@@ -280,12 +259,8 @@ def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
 
 
 def paired(layer: Any, num_heads: int) -> Any:
-    """Return a layer of queries or keys, or their norm, whose rotary embedding turns the first half of a head's
-    channels with the second, with these pairs side by side: attention's products are the same.
-
-    Args:
-        num_heads: of the layer's outputs; 1 for a norm.
-    """
+    """Return a layer or norm whose rotary embedding turns a head's first half with its second, with these pairs side by
+    side: attention's products are the same."""
     count = len(layer.weight) // num_heads
     pairs = torch.arange(count, device=layer.weight.device).view(2, -1).t().flatten()
     order = (torch.arange(num_heads, device=pairs.device)[:, None] * count + pairs).flatten()

@@ -33,10 +33,7 @@ def cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Cast a transformer's output to the latents' dtype, in which its small layers or a step cache may not compute.
-
-    Latents are the first argument: a tensor, or a list of them for a batch, as is the output.
-    """
+    """Cast a transformer's output to the latents' dtype, in which its small layers or a step cache may not compute."""
     latents = args[0] if args else next(kwargs[name] for name in ("hidden_states", "x") if name in kwargs)
     dtype = (latents[0] if isinstance(latents, list) else latents).dtype
 
@@ -69,14 +66,7 @@ class SampleCasts:
 
 
 def refuse_controlnet(*samples: Any) -> None:
-    """Refuse what a ControlNet adds to blocks.
-
-    Args:
-        samples: the arguments of a forward that hold it; None where there is none.
-
-    Raises:
-        Unsupported: there is any.
-    """
+    """Raise Unsupported for what a ControlNet adds to blocks."""
     if any(each is not None for each in samples):
         raise Unsupported(
             "fused: the fused blocks take no ControlNet; leave fused out, or call without control images"
@@ -84,11 +74,7 @@ def refuse_controlnet(*samples: Any) -> None:
 
 
 def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
-    """Refuse what the fused blocks do not compute.
-
-    Raises:
-        Unsupported: there is any.
-    """
+    """Raise Unsupported for what the fused blocks do not compute."""
     extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
     if extras:
         raise Unsupported(

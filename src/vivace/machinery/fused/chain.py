@@ -55,16 +55,11 @@ class BlockChain(nn.Module):
     """Blocks that follow each other. Those of each model are a class of its own, whose forward calls `over_stream`.
 
     Args:
-        blocks: diffusers', which give up their layers, each in turn.
         num_heads: of queries, and of keys and values.
-        eps: of the blocks' norms, and of those of queries and keys.
-        quantize: store weights in e4m3, with one scale for each; else in bf16.
         bounded: for each block, whether attention's inputs are to be bounded, for fp8.
-        places: where the model computes, and where its weights are kept.
 
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
-        num_calls: of its forward.
         pads: whether texts may have padding behind all other tokens: attention is told how many tokens there are.
         largest: for fp8, of each block the largest norm of a row of the values' weight, (blocks,).
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
@@ -112,13 +107,8 @@ class BlockChain(nn.Module):
         mask: torch.Tensor | None,
         num_keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the tokens behind the last block, (batch, tokens, channels), of tokens that all attend to each other.
-
-        Args:
-            vectors: see `compute`.
-            mask: (batch, tokens), which of them are attended to; attention is in bf16 then. None: all.
-            num_keys: see `operations.attend`.
-        """
+        """Return the tokens behind the last block, (batch, tokens, channels); `mask` (batch, tokens) makes attention
+        bf16."""
         batch, length, _ = x.shape
         rows = x.to(torch.bfloat16, copy=True).flatten(0, 1).contiguous()
         tokens = TokenLayout(batch, 0, length)
@@ -158,12 +148,8 @@ class BlockChain(nn.Module):
     def preparation(
         self, block: BlockWeights, rope: Tables, tokens: TokenLayout, of_values: Any, is_bf16: bool
     ) -> AttentionPreparation:
-        """Return the steps from a block's projection to attention's inputs.
-
-        Args:
-            of_values: (2,), the scale of values and its inverse; None in bf16.
-            is_bf16: attention is computed in bf16 in any case.
-        """
+        """Return the steps from a block's projection to attention's inputs; `of_values` is their scale and its
+        inverse."""
         return AttentionPreparation(
             block.qkv.left_bias,
             block.norms.weight,
@@ -199,7 +185,6 @@ class BlockChain(nn.Module):
         return operations.sigmoid_gated(attended, gate, scale, block.out.room)
 
     def _values_of(self, block: BlockWeights) -> slice:
-        """Return which outputs of a block's first product are its values."""
         (num_heads, num_key_heads), channels = self._num_heads, block.norms.weight.shape[-1]
         start = (num_heads + num_key_heads) * channels
         return slice(start, start + num_key_heads * channels)
@@ -232,10 +217,7 @@ class BlockChain(nn.Module):
         )
 
     def _scales(self, vectors: torch.Tensor) -> tuple[Any, Any]:
-        """Return the scales of the products' inputs (blocks, 2, 1), and of values with their inverse (blocks, 2).
-
-        A normalised token of n channels has the norm sqrt(n): see `vivace.machinery.fused.scales`.
-        """
+        """Return the scales of the products' inputs (blocks, 2, 1), and of values with their inverse (blocks, 2)."""
         num_blocks = len(self.blocks)
         if self.largest is None:
             return [(None, None)] * num_blocks, [None] * num_blocks

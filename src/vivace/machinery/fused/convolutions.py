@@ -28,12 +28,8 @@ larger groups an element beyond it, which would be nearly all of the variance, s
 class TimeProjections(nn.Module):
     """The time embedding's projections for all residual blocks as one matmul.
 
-    Their biases include those of the convolutions whose outputs they are added to.
-    A step's blocks get the same tensor, so the first one computes what all of them add.
-
-    Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots.
-        loras: what is added to the layers' outputs.
+    Their biases include those of the convolutions whose outputs they are added to. A step's blocks get the same tensor,
+    so the first one computes what all of them add.
     """
 
     takes_layers = True
@@ -94,12 +90,7 @@ class NormedConvolution(nn.Module):
         added: torch.Tensor | None,
         onto: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Return conv(SiLU(norm(x + added))), without the bias.
-
-        Args:
-            added: (batch, channels), or None.
-            onto: a bias, (channels,), and a residual of the result's shape, which are added to it.
-        """
+        """Return conv(SiLU(norm(x + added))), without the bias; `onto` is a bias (channels,) and a residual to add."""
         normed = images.group_norm(x, self.norm, added, silu=True)
         made = self.lora.add(normed, _convolve(self.convolution, normed))
         if onto is None:
@@ -109,11 +100,7 @@ class NormedConvolution(nn.Module):
 
 
 class OwnConvolution(nn.Module):
-    """The same in e4m3 by `vivace.machinery.kernels.convolution`, for convolutions that `has_own_form` allows.
-
-    The input's scale is `scale_of_norm`'s, since SiLU enlarges nothing. Each output channel's weights have a scale of
-    their own.
-    """
+    """The same in e4m3 by `vivace.machinery.kernels.convolution`, for convolutions that `has_own_form` allows."""
 
     def __init__(self, norm: nn.GroupNorm, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -144,16 +131,10 @@ class OwnConvolution(nn.Module):
 
 
 class FusedResnet(nn.Module):
-    """Replaces diffusers' `ResnetBlock2D`.
-
-    The time embedding and the first convolution's bias are added by the second norm's kernel.
+    """Replaces diffusers' `ResnetBlock2D`; the second norm's kernel adds the time embedding and the first bias.
 
     Args:
-        projections: of the whole model, which this block's is added to.
         precision: of convolutions that `has_own_form` allows; others are in bf16.
-
-    Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots.
     """
 
     takes_layers = True
@@ -212,9 +193,6 @@ class FusedUpsample(nn.Module):
     """Replaces diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
 
     The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
-
-    Attributes:
-        takes_layers: diffusers' layer is not its own module, but a slot.
     """
 
     takes_layers = True
@@ -269,13 +247,8 @@ class FusedNorm(nn.Module):
 
 
 def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: Places) -> int:
-    """Replace a model's residual blocks, and the norm before its last convolution; return the number of the blocks.
-
-    Args:
-        precision: of residual blocks' convolutions.
-        enlarges: also replace what enlarges an image.
-        places: weights are rounded to e4m3 where the model computes, and then moved to where they are kept.
-    """
+    """Replace a model's residual blocks, what enlarges an image, and the norm before its last convolution; return how
+    many."""
     model.to(memory_format=torch.channels_last)
     number = 0
     projections = TimeProjections()
@@ -299,10 +272,8 @@ def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: 
 
 
 def scale_of_norm(norm: nn.GroupNorm) -> torch.Tensor:
-    """Return the scale of a norm's output in e4m3, (1,), fp32.
-
-    It comes from a bound, as in `vivace.machinery.fused.scales`: no element of a normalised group of n exceeds sqrt(n).
-    """
+    """Return the scale of a norm's output in e4m3, (1,), fp32: no element of a normalised group of n exceeds
+    sqrt(n)."""
     bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
     return reference.scale_of(bound.detach().reshape(1))
 
@@ -349,7 +320,6 @@ def unsuited_resnet(block: Any) -> str | None:
 
 
 def _convolve(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
-    """Convolve without the bias."""
     made = nn.functional.conv2d(
         x, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups
     )

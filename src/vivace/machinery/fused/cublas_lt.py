@@ -116,14 +116,7 @@ def _workspace(device: int, size: int) -> torch.Tensor:
 
 
 class Plan:
-    """What cuBLASLt needs to know of one kind of matmul.
-
-    Args:
-        kind: see `Kind`.
-        device: index of the GPU.
-
-    Attributes:
-        algorithms: those that cuBLASLt proposes, the most promising first.
+    """What cuBLASLt needs to know of one kind of matmul on a GPU, and its algorithms, the most promising first.
 
     Raises:
         Unsupported: cuBLASLt has no such matmul.
@@ -153,15 +146,7 @@ class Plan:
         out: torch.Tensor,
         algorithm: int = 0,
     ) -> None:
-        """Write the matmul of the plan's kind to `out`, on the current stream.
-
-        Args:
-            values: (rows, inputs); weight: (outputs, inputs), contiguous.
-            scales: fp32, of values and weight in e4m3, in bf16 none; and with an e4m3 `out` the inverse of its scale.
-            bias: (outputs,), bf16, for epilogues that add one.
-            onto: what a kind that adds adds.
-            out: (rows, outputs), e4m3 or bf16.
-        """
+        """Write the matmul of the plan's kind to `out`, on the current stream; for the arguments see `multiply`."""
         import torch
 
         for attribute, scale in zip(self._scaled, scales, strict=True):
@@ -355,7 +340,6 @@ _fastest_alike: dict[tuple[Kind, int], bytes] = {}
 
 @functools.cache
 def _plan(kind: Kind, device: int) -> Plan | None:
-    """Return how cuBLASLt multiplies, or None if it does not on this GPU."""
     _library()
     try:
         return Plan(kind, device, _NUM_ALGORITHMS)
@@ -401,14 +385,8 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
 def algorithms_like_the_first(
     plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any], indices: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the indices of a plan's algorithms that write the same bits as the first one.
-
-    An algorithm that splits the sums would round in another order.
-
-    Args:
-        operands: the arguments of a call, the output the last.
-        indices: of those that are tried; None: all.
-    """
+    """Return the indices of a plan's algorithms, or of some, that write the same bits as the first one: an algorithm
+    that splits the sums would round in another order."""
     import torch
 
     out = operands[-1]

@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedTransformer:
-    """A transformer whose blocks were replaced.
-
-    Attributes:
-        weights: what holds them; True where that is in the place of the blocks.
-        num_calls: returns how often the fused forward was called.
-        counts: further numbers of the run, for the record.
-    """
+    """A transformer whose blocks were replaced by `weights` (True: in the place of the blocks), and numbers of the
+    run."""
 
     weights: Any
     num_calls: Callable[[], int]
@@ -29,13 +24,9 @@ class FusedTransformer:
 
 
 class Fuse(Protocol):
-    """Takes the weights over from a transformer's blocks, which are removed from it.
+    """Takes the weights over from a transformer's blocks, which are removed from it, in e4m3 (`quantize`) or bf16.
 
-    Args:
-        pipe: the pipeline, whose timesteps are known before the first step.
-        quantize: store weights in e4m3, with one scale for each; else in bf16.
-        bounded: for each block of `FusedForm.chains`, whether attention's inputs are to be bounded, for fp8.
-        places: where the model computes, and where its weights are kept.
+    `bounded` tells for each block of `FusedForm.chains` whether attention's inputs are to be bounded, for fp8.
     """
 
     def __call__(
@@ -49,7 +40,6 @@ class FusedForm:
 
     Attributes:
         chains: its lists of blocks, in order.
-        fuse: replaces the blocks.
         unsuited: why a transformer of this class has no fused form after all, or None.
         always_masked: attention has a mask in each call, so that it is computed in bf16.
         exact: buffers that keep their dtype, while all else becomes bf16 but what diffusers keeps in fp32.
@@ -87,7 +77,7 @@ def form_of(denoiser: Any) -> FusedForm | None:
     family = family_of(denoiser)
     if family is None or not family.fused or not family.is_transformer:
         return None
-    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.{family.fused}").FORM
+    form: FusedForm = importlib.import_module(f"vivace.machinery.fused.models.{family.fused}").FORM
     return form
 
 

@@ -16,16 +16,7 @@ from vivace.machinery.fused.operations import Places
 
 
 class HoistedBlocks(nn.Module):
-    """All weights that are taken over: see `FusedBlocks`.
-
-    Args:
-        num_inputs, num_guided: of the modulations' table: see `Modulations`.
-
-    Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots of its products.
-        modulations: of double blocks, then of single ones or of second attentions.
-        blocks: all others.
-    """
+    """All weights that are taken over: see `FusedBlocks`, and `Modulations` for their table."""
 
     takes_layers = True
 
@@ -68,12 +59,8 @@ class HoistedBlocks(nn.Module):
     def _fill_in_order(
         self, layers: Sequence[Any], order: Sequence[int | None], starts: Sequence[int]
     ) -> None:
-        """Write a block's vectors to where they are in the table.
-
-        Args:
-            order: for each place, which of the layers' vectors it gets; None: zeros.
-            starts: which of the table's vectors the places are.
-        """
+        """Write a block's vectors to where they are in the table: `order` says which are at its `starts`, None:
+        zeros."""
         size = layers[0].in_features
         pieces: list[list[tuple[slice, int]]] = [[] for _ in layers]
         for vector, start in zip(order, starts, strict=True):
@@ -89,12 +76,8 @@ class HoistedBlocks(nn.Module):
             self.modulations.fill_apart(layer, own)
 
     def hoist(self, transformer: Any, pipe: Any, forward: Any, **how: Any) -> FusedTransformer:
-        """Replace a transformer's forward, and let a pipeline's call fill the table.
-
-        Args:
-            forward: has `inputs_of`, see `Hoisting`, and `num_calls`.
-            how: further arguments of `Hoisting`.
-        """
+        """Replace a transformer's forward, which has `inputs_of` and `num_calls`, and let a pipeline's call fill the
+        table."""
         transformer.forward = forward
         hoisting = Hoisting(pipe, self.modulations, forward.inputs_of, **how)
         transformer.register_forward_pre_hook(hoisting, with_kwargs=True)
@@ -106,12 +89,7 @@ class HoistedBlocks(nn.Module):
 
 
 class FirstModulation(nn.Module):
-    """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels).
-
-    Args:
-        modulations: stays registered with its owner only.
-        layer: which of the first double block's two layers they are of.
-    """
+    """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels)."""
 
     def __init__(self, modulations: Modulations, num_vectors: int, layer: int = 0) -> None:
         super().__init__()

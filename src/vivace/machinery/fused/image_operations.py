@@ -63,12 +63,10 @@ def quantized_rows(x: torch.Tensor, room: Room | None = None) -> RowScaled:
 def cross_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None, room: Room | None = None
 ) -> torch.Tensor:
-    """Return the attention of `q` to a text, rows of tokens (batch * tokens, heads * channels).
+    """Return the attention of `q` to a text, rows of tokens (batch * tokens, heads * channels), rounded to e4m3 with
+    `scale`.
 
-    Args:
-        q: (batch, tokens, heads, channels); k, v: (batch, words, heads, channels).
-        scale: (1,), fp32, of a result in e4m3.
-        room: makes the result's rows.
+    q is (batch, tokens, heads, channels), k and v are (batch, words, heads, channels).
     """
     batch, tokens, heads, channels = q.shape
     dtype = q.dtype if scale is None else torch.float8_e4m3fn
@@ -95,13 +93,10 @@ def group_norm(
     scale: torch.Tensor | None = None,
     room: Room | None = None,
 ) -> torch.Tensor:
-    """Return GroupNorm(x + added), or SiLU of it, in channels_last.
+    """Return GroupNorm(x + added), or SiLU of it, of (batch, channels, height, width) in channels_last; with `scale` in
+    e4m3.
 
-    Args:
-        x: (batch, channels, height, width), in channels_last.
-        added: (batch, channels), or None.
-        scale: (1,), fp32: round to e4m3 with it.
-        room: makes the result's pixels, (batch * height * width, channels).
+    `added` is (batch, channels); `room` makes the result's pixels, (batch * height * width, channels).
     """
     dtype = x.dtype if scale is None else torch.float8_e4m3fn
     if room is None:
@@ -124,13 +119,8 @@ def group_norm(
 def padded_norm(
     x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor | None
 ) -> PaddedImages:
-    """Return SiLU(GroupNorm(x + added)) in the layout that vivace's convolutions take, in bf16 or e4m3.
-
-    Args:
-        x: (batch, channels, height, width), in channels_last.
-        added: (batch, channels), or None.
-        scale: (1,), fp32, of a result in e4m3.
-    """
+    """Return SiLU(GroupNorm(x + added)) in the layout that vivace's convolutions take, in bf16 or e4m3: see
+    `group_norm`."""
     batch, channels, height, width = x.shape
     arguments = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, True)
     if not (takes_kernels(x) or x.is_meta):

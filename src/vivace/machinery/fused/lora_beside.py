@@ -18,12 +18,7 @@ from vivace.machinery.fused.lora_columns import LoraSlot
 
 @dataclass(frozen=True)
 class _Run:
-    """Layers of one size whose outputs follow each other, and that reserve the same rank.
-
-    Attributes:
-        slots: the first of them, and behind the last.
-        ranks: rows of A; outputs: of all these layers.
-    """
+    """Layers of one size whose outputs follow each other (`slots` from, to), and that reserve the same rank."""
 
     slots: slice
     ranks: slice
@@ -38,7 +33,6 @@ class LorasBeside(nn.Module):
     """LoRAs of layers that read the same rows and whose outputs lie side by side.
 
     Attributes:
-        slots: of the layers, in the order of their outputs.
         num_changes: how often what they add has changed: results of before are out of date.
         down: A of all layers with a rank, (ranks, inputs), in bf16.
         ups: of each run B, (layers, outputs of a layer, rank), with the LoRAs' factors.
@@ -61,12 +55,8 @@ class LorasBeside(nn.Module):
     def add_layer(
         self, layer: Any, in_features: int, outputs: slice, pieces: list[tuple[slice, int]] | None = None
     ) -> None:
-        """Add a slot for one of diffusers' layers.
-
-        Args:
-            outputs: where the layer's are among all.
-            pieces: of a layer whose outputs are not side by side: some of its own, and where they start among all.
-        """
+        """Add a slot for one of diffusers' layers, with its outputs among all; or `pieces` of them, and where each
+        starts."""
         if pieces is not None:
             self._pieces[len(self.slots)] = pieces
         self.slots.append(LoraSlot(getattr(layer, "vivace_name", ""), in_features, outputs))
@@ -134,7 +124,6 @@ class LorasBeside(nn.Module):
             self.ups.register_buffer(f"run_{number}", up, persistent=False)
 
     def _follows(self, run: _Run, index: int) -> bool:
-        """Whether a slot's layer belongs to the run before it."""
         last, slot = self.slots[run.slots.stop - 1], self.slots[index]
         return bool(
             run.slots.stop == index
@@ -153,8 +142,7 @@ class ConvolutionSlot(nn.Module):
 
     Attributes:
         down, up: (rank, inputs, height, width) and (outputs, rank), in bf16; None before any is reserved.
-        amount: (rank,), fp32, what each LoRA's part is multiplied by.
-        scaled: `up` times `amount`, (outputs, rank, 1, 1).
+        amount: (rank,), fp32, what each LoRA's part is multiplied by; scaled: `up` times it, (outputs, rank, 1, 1).
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:

@@ -31,12 +31,8 @@ _TYPICAL_OF_SCALED_ROWS = 1200.0
 
 
 class LoraSlot(nn.Module):
-    """One of diffusers' layers within a product, beside which there can be LoRAs.
-
-    Args:
-        name: of the layer in diffusers' model.
-        outputs: which of the product's outputs are the layer's.
-        order: which of the layer's outputs each of these is; None: they are in order.
+    """One of diffusers' layers within a product, whose `outputs` are its own, in another `order`, beside which can be
+    LoRAs.
 
     Attributes:
         down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
@@ -93,12 +89,8 @@ def name_layers(transformer: nn.Module) -> None:
 class LoraColumns(nn.Module):
     """What a product computes A x with.
 
-    Args:
-        streams: for each stream the slots of its layers.
-        rows_are_scaled: in e4m3 each row of the inputs has a scale of its own.
-
     Attributes:
-        slots: of all streams.
+        slots: of all streams; of rows that are scaled, in e4m3 each has a scale of its own.
         width: columns of A x, a multiple of 16; 0 before any is reserved.
         down: A, (streams, width, inputs), like the weight.
         unit: the weight's columns at a factor of 1, (streams, outputs, width), in bf16.
@@ -144,12 +136,7 @@ class LoraColumns(nn.Module):
         return widened
 
     def write(self, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
-        """Write what the slots hold to A and to the weight's columns, in place.
-
-        Args:
-            weight: as `widen` has returned it.
-            scale: of an e4m3 weight, for each stream.
-        """
+        """Write what the slots hold to A and to the columns of the weight that `widen` has returned, in place."""
         ranks = [slot.rank for slot in self.slots]
         if ranks != self._ranks:  # columns are other layers' now
             self._ranks, self._in_use = ranks, list(self._reserved())
@@ -191,7 +178,6 @@ class LoraColumns(nn.Module):
         return [self.columns(weight), self.down, *(() if self.sigma is None else (self.sigma,))]
 
     def _reserved(self) -> Iterator[tuple[int, list[Any]]]:
-        """Yield each stream that has slots with ranks, and these."""
         for stream, indices in enumerate(self.streams):
             slots = [self.slots[index] for index in indices if self.slots[index].rank]
             if slots:

@@ -36,14 +36,10 @@ class Modulations(nn.Module):
     """The Linear layers of all modulations as one, and the table.
 
     Args:
-        num_outputs, channels: of the layers together.
-        quantize: store the weight in e4m3, with a scale for each output.
         num_inputs: length of the table's keys: timestep, guidance and pooled text.
-        places: whether there is a table is decided by where the model computes, not by where its weights are now.
         num_guided: how many rows guidance makes of one image's, where it is a part of the batch.
 
     Attributes:
-        loras: what is added to the layers' outputs.
         num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
             over all calls, and what is written into buffers is lost when weights are offloaded.
     """
@@ -81,11 +77,7 @@ class Modulations(nn.Module):
         return end
 
     def fill_apart(self, layer: nn.Linear, pieces: list[tuple[slice, int]]) -> None:
-        """Take over a layer's weights, whose outputs are not side by side.
-
-        Args:
-            pieces: outputs of the layer, and where they start among all.
-        """
+        """Take over a layer's weights, whose outputs are not side by side: `pieces` of them, and where each starts."""
         for piece, start in pieces:
             self._write(start, layer.weight[piece], layer.bias[piece])
         self.loras.add_layer(layer, layer.in_features, slice(0, layer.out_features), pieces)
@@ -119,11 +111,8 @@ class Modulations(nn.Module):
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16.
-
-        Args:
-            skip: (1,), int32, on the device: if not 0, the result is left undefined.
-        """
+        """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16; undefined where `skip` (1,)
+        is set."""
         inputs = nn.functional.silu(embedding).bfloat16().contiguous()
         if out is None:
             out = self.bias.new_empty((len(inputs), len(self.bias)))
@@ -143,11 +132,8 @@ class Modulations(nn.Module):
         return out
 
     def forward(self, conditions: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-        """Return the modulations (batch, outputs) of embeddings (batch, channels), where possible from the table.
-
-        Args:
-            conditions: (batch, inputs), fp32: what the embeddings were made from.
-        """
+        """Return the modulations (batch, outputs) of embeddings (batch, channels), from the table where it has
+        `conditions`."""
         if not len(self.table):
             return self.compute(embedding)
         same = (conditions[:, None] == self.keys[None]).all(dim=-1)
@@ -168,10 +154,7 @@ class Modulations(nn.Module):
 
 
 def capacity_on(device: torch.device) -> int:
-    """Return the rows of the table where a model computes on this device.
-
-    None on a CPU: there it would take memory, and no time is won by reading a weight once.
-    """
+    """Return the rows of the table on this device: none on a CPU, where no time is won by reading a weight once."""
     return CAPACITY if device.type == "meta" or (device.type != "cpu" and has_triton()) else 0
 
 
@@ -184,15 +167,11 @@ class Hoisting:
     """Fills the table when a pipeline's call begins: a hook in front of the transformer's forward.
 
     A call's objects tell whether it begins: the pooled text, the guidance and the scheduler's timesteps. With true
-    guidance two pooled texts alternate, so the last few are remembered.
-
-    A hook of accelerate, which onloads the transformer, would run later, within the forward. So it is called here; the
-    second time it does nothing.
+    guidance two pooled texts alternate, so the last few are remembered. accelerate's hook, which onloads the
+    transformer, would run later, within the forward. So it is called here; the second time it does nothing.
 
     Args:
-        pipe: the pipeline, whose scheduler's timesteps are read.
-        inputs_of: returns what the table is searched for and the embeddings (see `Modulations.forward`) of a timestep,
-            guidance and pooled text.
+        inputs_of: returns what the table is searched for and the embeddings (see `Modulations.forward`).
         reads_text: whether a pooled text is among the inputs; else a row of the table does for a whole batch.
         with_zero: tokens that stay are modulated by a timestep of 0.
         whole: the timestep of pure noise, as the pipeline counts it for the scheduler, over that for its transformer.

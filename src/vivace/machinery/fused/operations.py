@@ -128,13 +128,8 @@ def add_and_norm(
     room: Room | None = None,
     centred: bool = True,
 ) -> Rows:
-    """Add a gated branch to the stream, and return its norm, modulated: see `vivace.machinery.kernels.norm_modulate`.
-
-    Args:
-        scale: (1 or 2,), fp32: round to e4m3 with it; None: to the stream's dtype.
-        room: makes the rows of the norm.
-        centred: the norm is LayerNorm; else RMSNorm.
-    """
+    """Add a gated branch to the stream, and return its norm, modulated: see
+    `vivace.machinery.kernels.norm_modulate`."""
     import torch
 
     from vivace.machinery.kernels import reference
@@ -167,13 +162,10 @@ def add_and_rms_norm(
     eps: float,
     room: Room | None = None,
 ) -> Rows:
-    """Add the norm of a branch to the stream, and return the norm of the sum.
+    """Add the norm of a branch to the stream, and return the norm of the sum: see
+    `vivace.machinery.kernels.rms_residual`.
 
-    For the arguments see `vivace.machinery.kernels.rms_residual`.
-
-    Args:
-        weight: where the vector starts; None: nothing is normalised, and the stream is returned.
-        room: makes the rows of the norm.
+    Without `weight`, where its vector starts, nothing is normalised, and the stream is returned.
     """
     import torch
 
@@ -329,12 +321,7 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
 
 
 def sigmoid_gated(attended: Rows, gate: torch.Tensor, scale: torch.Tensor | None, room: Room) -> Rows:
-    """Return sigmoid(gate) times attention's output, in e4m3 if there is a scale, (1,), which e4m3 inputs have too.
-
-    Args:
-        gate: (rows, channels), in bf16.
-        room: makes the rows.
-    """
+    """Return sigmoid(gate) times attention's output, in e4m3 if there is a scale, (1,), which e4m3 inputs have too."""
     import torch
 
     from vivace.machinery.kernels import reference
@@ -367,13 +354,7 @@ def row_scaled(
 def swiglu(
     up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
 ) -> RowScaled:
-    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.gates`.
-
-    Args:
-        up: (rows, 2 channels): g, then h.
-        attended: in bf16, or in e4m3 with one scale.
-        room: makes the rows.
-    """
+    """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.gates`."""
     from vivace.machinery.kernels import reference
 
     beside = 0 if attended is None else attended.values.shape[1]

@@ -78,11 +78,8 @@ class Product(nn.Module):
         return list(self.lora.slots)
 
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over the LoRAs in the slots of `lora`, into new columns the first time and when ranks were reserved.
-
-        Args:
-            rescaled_to: if only a LoRA's factor has changed, the larger of the one before and the new one.
-        """
+        """Take over the LoRAs in the slots of `lora`; `rescaled_to`: if only a factor has changed, the larger of
+        both."""
         if rescaled_to is not None and rescaled_to <= LoraSlot.free_amount:
             self.lora.write_columns(self.weight.data)
             return
@@ -107,11 +104,7 @@ class Product(nn.Module):
         return rows if room is None else room.copy_(rows)
 
     def forward(self, rows: Rows, tokens: TokenLayout, onto: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product (rows, outputs) in bf16.
-
-        Args:
-            onto: (rows, outputs), contiguous, in bf16: is added before rounding.
-        """
+        """Return the product (rows, outputs) in bf16, added to `onto` before rounding."""
         made = self.empty(rows)
         self.write(rows, tokens, made, onto=onto)
         return made
@@ -143,12 +136,8 @@ class Product(nn.Module):
     def activated(
         self, rows: Rows, tokens: TokenLayout, scales: torch.Tensor | None, onto: torch.Tensor | None = None
     ) -> Rows:
-        """Return GELU of the product and its bias.
-
-        Args:
-            scales: for e4m3, (2, streams): the scales of the output, and their inverses.
-            onto: write it here.
-        """
+        """Return GELU of the product and its bias, written `onto`; e4m3 has the scales of outputs and their
+        inverses."""
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
         made = self.empty(rows, dtype) if onto is None else onto
         for stream, span in enumerate(self._spans(tokens)):
@@ -179,7 +168,6 @@ class Product(nn.Module):
         return wide
 
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
-        """Return the scales of a stream's values and weight; none in bf16."""
         return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
 
     def _spans(self, tokens: TokenLayout) -> list[slice]:
@@ -235,11 +223,8 @@ def multiply_with_gelu(
     of_out: tuple[torch.Tensor, torch.Tensor] | None = None,
     num_lora: int = 0,
 ) -> None:
-    """Write GELU of a product and its bias to `out`: in bf16, or in e4m3 divided by its scale. See `multiply`.
-
-    Args:
-        of_out: the scale of an e4m3 `out`, and its inverse.
-    """
+    """Write GELU of a product and its bias to `out`, in e4m3 divided by its scale `of_out` (and inverse). See
+    `multiply`."""
     if values.is_cuda:
         from vivace.machinery.fused import cublas_lt
 
@@ -280,7 +265,6 @@ def _quantized_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _slots(layers: Sequence[nn.Linear]) -> list[LoraSlot]:
-    """Return a slot for each of the layers whose outputs lie side by side."""
     slots, start = [], 0
     for layer in layers:
         outputs, num_inputs = layer.weight.shape

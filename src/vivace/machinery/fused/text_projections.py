@@ -45,15 +45,7 @@ class TextShare:
 class TextProjections(nn.Module):
     """The weights of all blocks' keys and values, (columns, channels of the text), in bf16: a text has few rows.
 
-    Args:
-        transformers: diffusers', which are about to be fused. Their weights are taken over one by one, by `fill`.
-        quantize: attention's output is rounded to e4m3, and needs scales.
-        places: the weight is laid out at once where it is left, so that it is never there twice.
-
-    Attributes:
-        takes_layers: diffusers' layers are not its own modules, but slots.
-        loras: of each transformer's layers, what is added to them.
-        num_changes: how often LoRAs have changed.
+    `fill` takes over the transformers' weights one by one, to where they are left, so that none is there twice.
     """
 
     takes_layers = True
@@ -129,8 +121,7 @@ class TextProjections(nn.Module):
     def of(self, text: torch.Tensor, share: TextShare) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return a transformer's keys and values, (batch, words, columns), and the scales of its blocks, (blocks, 1).
 
-        Both are a part of what was computed beforehand and is given in place of the text. Of a text itself the first is
-        computed, and there are no scales: to find them would take longer than to measure each row of the output.
+        Of a text itself there are no scales: to find them would take longer than to measure each row of the output.
         """
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
@@ -170,12 +161,7 @@ class TextProjections(nn.Module):
 
 @dataclass(frozen=True)
 class _Known:
-    """A text with its keys and values.
-
-    Attributes:
-        text: a weak reference, so that the entry is dropped with the text.
-        version: PyTorch's count of the writes to the text.
-    """
+    """A text (a weak reference, so that the entry goes with it), the count of writes to it, and its keys and values."""
 
     text: weakref.ref[torch.Tensor]
     version: int | None
@@ -187,13 +173,8 @@ class TextHoisting:
 
     A text is known by its object and by the count of writes to it. Tensors made in inference mode have no such count,
     so one could be changed between two steps unseen. They are left as they are, and so is a text that is on another
-    device: the transformers compute what they need.
-
-    A hook of accelerate, which onloads the UNet, would run later, within the forward. So it is called here; the second
-    time it does nothing.
-
-    Attributes:
-        num_projected: texts whose keys and values were computed.
+    device: the transformers compute what they need. accelerate's hook, which onloads the UNet, would run later; so it
+        is called here, and the second time it does nothing.
     """
 
     def __init__(self, projections: TextProjections) -> None:

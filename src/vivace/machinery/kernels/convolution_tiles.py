@@ -119,11 +119,7 @@ def _limits_of_gpu(index: int) -> BlockLimits:
 
 
 def candidates(weight: torch.Tensor, limits: BlockLimits | None = None) -> list[Tiles]:
-    """Return the divisions for a number of input channels that a GPU has memory for.
-
-    Args:
-        limits: None: those of the GPU that holds the weight.
-    """
+    """Return the divisions for a number of input channels that a GPU has memory for."""
     limits = limits or limits_of(weight.device)
     width = weight.element_size()
     line = _LINE // width

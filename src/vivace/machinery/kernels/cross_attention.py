@@ -32,7 +32,6 @@ def _rows(
     NUMBER: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """Load rows from `first` on; those from `limit` on, and channels that do not exist, are zeros."""
     row, channel = tl.arange(0, NUMBER), tl.arange(0, BLOCK)
     inside = (first + row < limit)[:, None] & (channel < CHANNELS)[None, :]
     at = (row * stride * UNIT)[:, None] + channel[None, :]

@@ -267,11 +267,8 @@ def group_norm(
 
 
 def side_and_scale(planes: int) -> tuple[int, int]:
-    """Return how many neighbours on a side a convolution's weights are for, and how many times they enlarge its image.
-
-    Args:
-        planes: 9, of each neighbour; or 16, of four neighbours at four places: see `enlarging`.
-    """
+    """Return how many neighbours on a side a convolution's weights (9, or 16 if it enlarges) are for, and how it
+    enlarges."""
     return {9: (3, 1), 16: (2, 2)}[planes]
 
 
@@ -351,7 +348,6 @@ def by_stream(values: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
 
 
 def _spread(modulations: torch.Tensor, at: Modulation, channels: int, tokens: TokenLayout) -> torch.Tensor:
-    """One vector of each batch row's modulations, for each row of tokens."""
     wide = _wide(modulations)
     text = wide[:, at.text : at.text + channels].repeat_interleave(tokens.text, dim=0)
     image = wide[:, at.image : at.image + channels].repeat_interleave(tokens.image, dim=0)

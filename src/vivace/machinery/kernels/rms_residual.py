@@ -18,7 +18,6 @@ _WARPS = 4
 
 @triton.jit
 def _loaded(x, y, row_scale, at, inside, HAS_Y: tl.constexpr, HAS_ROW_SCALES: tl.constexpr):
-    """Return the stream's elements and the branch's."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     change = value
     if HAS_Y:

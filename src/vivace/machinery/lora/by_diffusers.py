@@ -27,11 +27,7 @@ _TOLERANCE = 1e-3
 
 
 class TensorTrace:
-    """Follows a file's tensors through functions that rename, split, join and scale them.
-
-    Attributes:
-        read: names of tensors that were read as numbers.
-    """
+    """Follows a file's tensors through functions that rename, split, join and scale them."""
 
     def __init__(self) -> None:
         self.read: set[str] = set()
@@ -71,13 +67,8 @@ def adds_the_same(pipe: Any, path: Path, layers: LoraLayers) -> bool:
 
 
 def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matrices], set[str]]:
-    """Return the denoiser's layers that diffusers reads from some of a file's tensors, and the names of those it used.
-
-    For names in the code of models that vivace has no table for.
-
-    Raises:
-        UnusableModel: diffusers does not read them.
-    """
+    """Return the denoiser's layers that diffusers reads from some of a file's tensors, and the names of those it used;
+    UnusableModel where it reads none."""
     import torch
 
     trace = TensorTrace()
@@ -152,11 +143,8 @@ def _of_part(values: Mapping[str, Any], attribute: str) -> dict[str, Any]:
 def _layers(
     pipe: Any, component: Component, state: dict[str, Any], alphas: dict[str, Any], metadata: Any
 ) -> dict[str, Matrices]:
-    """Return one component's layers by their names in the module.
-
-    Raises:
-        ValueError: there are other tensors than two matrices for a layer.
-    """
+    """Return one component's layers by their names in the module; ValueError for other tensors than two matrices a
+    layer."""
     from diffusers.utils.state_dict_utils import (
         convert_all_state_dict_to_peft,
         convert_unet_state_dict_to_peft,

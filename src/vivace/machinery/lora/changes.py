@@ -97,13 +97,8 @@ class WeightChange(Protocol):
 
 @dataclass(frozen=True)
 class Matrices:
-    """scale B A.
-
-    Attributes:
-        down: A, (rank, in_features), or (rank, in_channels, height, width) of a convolution.
-        up: B, (out_features, rank).
-        scale: alpha / rank.
-    """
+    """scale B A: down is A, (rank, in_features) or (rank, in_channels, height, width); up is B; scale is alpha /
+    rank."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -174,11 +169,8 @@ class Hadamard:
 
 @dataclass(frozen=True)
 class Kronecker:
-    """LoKr: the Kronecker product of two matrices, each whole or itself a product.
-
-    Attributes:
-        first, second: one matrix, or the factors A and B of A B; of the second, with a Tucker core behind them.
-    """
+    """LoKr: the Kronecker product of two matrices, each whole or a product A B; the second with a Tucker core behind
+    it."""
 
     first: tuple[torch.Tensor, ...]
     second: tuple[torch.Tensor, ...]
@@ -284,11 +276,7 @@ class Group:
 
 
 def form_of(group: Group, scale: Scale) -> LoraLayer:
-    """Return the change that the tensors make.
-
-    Raises:
-        BadForm: some are missing, too many, or of sizes that do not go together.
-    """
+    """Return the change that the tensors make; BadForm where some are missing, too many, or do not go together."""
     roles = set(group.tensors) - {"alpha"}
     for role in roles:
         tensor = group.tensors[role]

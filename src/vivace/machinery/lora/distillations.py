@@ -28,10 +28,7 @@ def few_steps_file(few_steps: FewSteps) -> Path:
 # Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
 # Source: Hu et al., LoRA, arXiv 2106.09685.
 def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
-    """Merge the LoRA in `path` into `pipe`; return the number of changed layers.
-
-    Args:
-        amount: factor by which the LoRA is scaled.
+    """Merge the LoRA in `path` into `pipe`, scaled by `amount`; return the number of changed layers.
 
     Raises:
         UnusableModel: the file is not a LoRA for this pipeline, or not all of it can be used.
@@ -60,7 +57,6 @@ def merge_all(pipe: Any, loras: Sequence[tuple[LoraLayers, float]]) -> Counter[C
 
 
 def _add(tensor: torch.Tensor, changes: Sequence[tuple[WeightChange, float]]) -> None:
-    """Add changes, each with its factor, to a weight or a bias."""
     import torch
 
     with torch.no_grad():

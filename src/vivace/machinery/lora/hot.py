@@ -37,15 +37,8 @@ DOWN, UP = "vivace_lora_down", "vivace_lora_up"
 
 
 class PackedLayers:
-    """The two matrices of each layer of a file.
-
-    Args:
-        layers: by name. They are copied.
-        device: where they will be needed. For a GPU they lie in page-locked memory, if the host grants it.
-
-    Attributes:
-        rank: the largest of a layer.
-    """
+    """The two matrices of each layer of a file, copied for `device`: for a GPU they lie in page-locked memory, if the
+    host grants it."""
 
     def __init__(self, layers: Mapping[str, Matrices], device: torch.device) -> None:
         self.rank = max((layer.rank for layer in layers.values()), default=0)
@@ -72,11 +65,8 @@ class PackedLayers:
         return sum(flat.nbytes for flat in self._flat.values())
 
     def on(self, device: torch.device, *, needs_values: bool = True) -> Mapping[str, Matrices]:
-        """Return the matrices by name on a device: views of one copy.
-
-        Args:
-            needs_values: False: nothing is copied, and nothing returned.
-        """
+        """Return the matrices by name on a device, views of one copy; nothing is copied or returned without
+        `needs_values`."""
         if not needs_values:
             return {}
         if device.type in ("cpu", "meta"):
@@ -98,8 +88,6 @@ class PackedLayers:
 
 @dataclass(frozen=True)
 class _Parsed:
-    """A parsed file."""
-
     layers: PackedLayers
     notes: tuple[str, ...]
     num_bytes: int
@@ -110,14 +98,10 @@ class HotLora:
     """A LoRA beside a denoiser's layers, with its rows.
 
     Attributes:
-        pipe: the pipeline.
-        path: as given last.
         sha256: the first digits of its content's.
         max_rank: the largest rank that its rows take.
-        components: those whose parts of a file are taken.
         notes: which of the file's tensors are not used, and what was assumed.
         rows: the first of its rows in each layer that has some, by the layer's name.
-        num_exchanges, num_rescalings: how often it was changed.
         keep_bytes: of files that were loaded, to be kept in host memory, so that an exchange back reads nothing.
     """
 
@@ -198,11 +182,8 @@ class HotLora:
         self.write(largest)
 
     def write(self, rescaled_to: float | None = None) -> None:
-        """Copy the matrices into their rows, in place.
-
-        Args:
-            rescaled_to: if only the factor has changed, the larger of the one before and the new one.
-        """
+        """Copy the matrices into their rows, in place. `rescaled_to`: if only the factor has changed, the larger of
+        both."""
         import torch
 
         if not self._places:
@@ -244,7 +225,6 @@ class HotLora:
             _fill(up[:, own].t(), None if scaled is None else scaled.t())
 
     def _written(self) -> list[torch.Tensor]:
-        """Return the tensors that an exchange changes and a forward reads."""
         plain = [place for place in self._places.values() if not hasattr(place, "reserve_rank")]
         tensors = [tensor for place in plain for tensor in buffers(place)]
         return tensors + [tensor for owner in self._owners for tensor in owner.lora_tensors()]
@@ -277,11 +257,8 @@ def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) ->
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
-    """Replace the file or the scale of one of the pipeline's hot LoRAs: see `vivace.runtime.session.Session.set_lora`.
-
-    Returns:
-        What a user must know of a new file: which of its tensors are not used, and what was assumed.
-    """
+    """Replace the file or the scale of a hot LoRA, see `vivace.runtime.session.Session.set_lora`; return notes for the
+    user."""
     loras = hot_loras(pipe)
     if not loras:
         raise UsageError("there is no LoRA to exchange; load one by lora(PATH, hot=True) in the recipe")
@@ -314,14 +291,8 @@ def attach(
     *,
     everywhere: bool,
 ) -> HotLora:
-    """Add a LoRA beside the denoiser's layers.
-
-    Args:
-        read: the file.
-        components: those whose parts of it are taken.
-        max_rank: the rank to reserve; 0 for the file's own.
-        everywhere: beside all layers that can have one, instead of those that the file changes.
-    """
+    """Add a LoRA beside the layers of the denoiser that the file changes, or `everywhere`; `max_rank` 0 is the file's
+    own."""
     own = denoiser_layers(pipe, path, read, components)
     denoiser = component_of(pipe, "denoiser")
     packed = PackedLayers(own, denoiser.device)
@@ -347,11 +318,7 @@ def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
 def denoiser_layers(
     pipe: Any, path: str, read: LoraFile, components: tuple[Component, ...]
 ) -> Mapping[str, Matrices]:
-    """Return a hot LoRA's layers.
-
-    Raises:
-        Unsupported: it is not one for this pipeline, or does not concern the denoiser alone.
-    """
+    """Return a hot LoRA's layers; Unsupported where it is not for this pipeline, or not for the denoiser alone."""
     layers = chosen(read.layers, components)
     if (reason := read.problem(components) or why_not_hot(pipe, path, layers)) is not None:
         raise Unsupported(f"lora: {reason}")
@@ -385,7 +352,6 @@ def why_not_hot(pipe: Any, path: str, layers: LoraLayers) -> str | None:
 
 
 def _fill(rows: torch.Tensor, values: torch.Tensor | None) -> None:
-    """Write values to the first rows, and zeros to the rest."""
     used = 0 if values is None else len(values)
     if values is not None:
         rows[:used].copy_(values)
@@ -488,7 +454,6 @@ def _with_lora(kind: Any) -> Any:
 
 
 def _without_init(kind: Any) -> Any:
-    """Return a layer without its state, for pickle and `copy`."""
     made = _with_lora(kind)
     return made.__new__(made)
 

@@ -59,13 +59,8 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class Named:
-    """The meaning of a file's name.
-
-    Attributes:
-        component: whose layer it is; None for a component that the pipeline lacks.
-        part: the component that the file names, or "".
-        places: the layers; empty if the component has no such layer.
-    """
+    """The meaning of a file's name: the component (None where the pipeline lacks it), the part that the file names or
+    "", and the layers, none if the component has no such layer."""
 
     component: Component | None
     part: str
@@ -73,12 +68,7 @@ class Named:
 
 
 class LayerNames:
-    """The names of a pipeline's layers.
-
-    Attributes:
-        layers: each component's modules, by name.
-        shapes: of the weights of those that have one.
-    """
+    """The names of a pipeline's layers, and the shapes of the weights of those that have one."""
 
     def __init__(self, pipe: Any) -> None:
         self.layers: dict[Component, dict[str, torch.nn.Module]] = {}
@@ -161,7 +151,6 @@ def _flat(name: str) -> str:
 
 
 def _without_prefix(written: str) -> tuple[str, str]:
-    """Return the component that a name begins with, or "", and the rest."""
     part, rest = "", written
     while True:
         matches = ((pattern.match(rest), component) for pattern, component in _PREFIXES)
@@ -172,7 +161,6 @@ def _without_prefix(written: str) -> tuple[str, str]:
 
 
 def _spellings(component: Component, rest: str) -> Iterator[str]:
-    """Yield the spellings under which a table may list a name."""
     match = _PROCESSOR.fullmatch(rest)
     names = [f"{match[1]}.{layer}" for layer in _OF_PROCESSOR[match[2]]] if match else [rest]
     for name in names:

@@ -40,13 +40,8 @@ _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # Source: peft, LoraConfig, LoHaConfig, LoKrConfig; diffusers, `lora_adapter_metadata`.
 @dataclass(frozen=True)
 class PeftSettings:
-    """Settings with which one adapter was made.
-
-    Attributes:
-        where: what it was read from, for messages.
-        values: PEFT's names and values.
-        is_beside: whether it is another file, which may not belong to this one.
-    """
+    """Settings with which one adapter was made: PEFT's names and values, and whether they are another file's, which may
+    not belong to this one."""
 
     where: str
     values: Mapping[str, Any]
@@ -70,14 +65,8 @@ class PeftSettings:
         return None
 
     def scale(self, names: tuple[str, ...], rank: int) -> float | None:
-        """Return alpha / rank of a layer, or None where the settings have no alpha.
-
-        Args:
-            names: the layer's, as the file and as the model have it.
-
-        Raises:
-            ValueError: a number is none, or the rank is another.
-        """
+        """Return alpha / rank of a layer, or None where the settings have no alpha; ValueError for no number or another
+        rank."""
         stated = _patterned(self.values.get("rank_pattern"), names, self.values.get("r"))
         if (
             self.is_beside
@@ -155,11 +144,7 @@ def locate_lora(path: str) -> Path:
 
 
 def settings_for(file: Path, keys: Collection[str]) -> Path | None:
-    """Return the JSON file beside a LoRA with the settings of its PEFT adapter; None if it has none.
-
-    Args:
-        keys: the names of the file's tensors.
-    """
+    """Return the JSON file beside a LoRA with the settings of its PEFT adapter; None if it has none."""
     config = file.with_name(CONFIG)
     if not config.is_file():
         return None
@@ -168,13 +153,8 @@ def settings_for(file: Path, keys: Collection[str]) -> Path | None:
 
 
 def digest(file: Path) -> str:
-    """Return the first digits of the sha256 of a file's content, which identify a LoRA.
-
-    The json with PEFT's settings beside it counts too: alpha is in it.
-
-    Raises:
-        UnusableModel: it cannot be read.
-    """
+    """Return the first digits of the sha256 of a file's content and of PEFT's settings beside it, which identify a
+    LoRA."""
     with reading(file):
         files = [file]
         if file.with_name(CONFIG).is_file() and (config := settings_for(file, read_header(file))) is not None:
@@ -190,7 +170,6 @@ def digest(file: Path) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    """Return the digest of files, each given by its path, the time of its last change and its size."""
     sha = hashlib.sha256()
     for file, _, _ in files:
         with open_plain(Path(file)) as content:
@@ -241,11 +220,7 @@ def _folders_with_one(folder: Path) -> list[str]:
 
 
 def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str] = ()) -> str:
-    """Return the one LoRA among the names of a folder's or repository's files.
-
-    Args:
-        folders: those in it that have one.
-    """
+    """Return the one LoRA among the names of a folder's or repository's files; `folders` in it have one each."""
     files = sorted(name for name in names if name.endswith(SUFFIX))
     usual = next((name for name in (USUAL, PEFTS) if name in files), None)
     if usual is not None:
@@ -262,11 +237,7 @@ def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str
 
 
 def read_settings(config: Path) -> PeftSettings:
-    """Read the json beside an adapter.
-
-    Raises:
-        UnusableModel: it is no json with an object.
-    """
+    """Read the json beside an adapter; UnusableModel where it is no object."""
     with reading(config, advice="give the adapter as PEFT saved it"):
         values = read_object(config)
     return PeftSettings(config.name, values, is_beside=True)

@@ -56,10 +56,8 @@ class LoraFile:
     """The change that a file makes to a pipeline.
 
     Attributes:
-        layers: what can be used.
-        problems: why the part of a component cannot; those components' `layers` are not whole.
-        num_tensors: in the file.
-        num_without_effect: of them, those that are not used since they add zero.
+        problems: why the part of a component cannot be used; those components' `layers` are not whole.
+        num_without_effect: tensors that are not used since they add zero.
         unused: which tensors are for nothing that the pipeline has; "" if there are none.
         notes: `unused` and what was assumed, for the user.
         alpha: "" if the file or the json beside it has alphas, else what is assumed.
@@ -83,24 +81,13 @@ class Account:
     """The destinations of a file's tensors, recorded as it is read.
 
     Attributes:
-        pipe: the pipeline.
-        names: of its layers.
-        settings: of the json beside the file, if there is one.
-        name: what messages call the file.
-        metadata: of its header.
-        num_tensors: in it.
-        layers: what is used.
-        written_as: the file's name of each of them.
-        foreign: groups for layers that a component lacks.
-        foreign_zeros: those of them that add zero.
+        written_as: the file's name of each of the `layers` that are used.
+        foreign, foreign_zeros: groups for layers that a component lacks, and those of them that add zero.
         unusable: names of tensors by the kind of change, where that is not a sum.
-        malformed: what is wrong with groups in themselves.
-        ill: what is wrong with others for this pipeline.
+        malformed, ill: what is wrong with groups in themselves, and with others for this pipeline.
         misfits: groups whose layers have other sizes.
         absent: names of tensors by the part that the pipeline lacks.
-        without_effect: names of tensors that are not used since they add zero.
         has_alpha: the number of layers with one and without.
-        num_zero_alphas: the number of layers whose alpha is 0.
     """
 
     pipe: Any
@@ -123,11 +110,7 @@ class Account:
     num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
-        """Return the finished file.
-
-        Raises:
-            UnusableModel: nothing in it is for this pipeline.
-        """
+        """Return the finished file; UnusableModel where nothing in it is for this pipeline."""
         problems: dict[Component, str] = {}
         if not any((*self.layers.values(), self.unusable, self.foreign, self.malformed, self.ill)):
             self.foreign |= self.foreign_zeros  # there is nothing else in it
@@ -178,11 +161,8 @@ class Account:
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
     def _problem(self, component: Component, hint: str, prefix: str) -> str:
-        """Describe the problem with the part of a component, and what to do.
-
-        Args:
-            prefix: without which the names of its layers would be known.
-        """
+        """Describe the problem with the part of a component, and what to do; without `prefix` its layers would be
+        known."""
         part = attribute_of(self.pipe, component)
         advice = (
             "give the LoRA of this model"
@@ -216,14 +196,8 @@ class Account:
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
-    """Read a LoRA for a pipeline of this class and these configurations. Its `problems` say whether it fits.
-
-    Args:
-        name: what messages call it; "" for its path.
-
-    Raises:
-        UnusableModel: it is damaged, or no LoRA.
-    """
+    """Read a LoRA for a pipeline of this class; its `problems` say whether it fits. UnusableModel: damaged, or no
+    LoRA."""
     from safetensors.torch import load
 
     header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
@@ -272,7 +246,6 @@ def _read(
 
 
 def _groups(name: str, stored: Mapping[str, torch.Tensor]) -> list[Group]:
-    """Return the tensors by the layers that the file names."""
     groups: dict[str, Group] = {}
     for key, tensor in stored.items():
         layer, role = split_key(key)
@@ -360,7 +333,6 @@ def _read_with_diffusers(now: Account, groups: list[Group]) -> None:
 def _add(
     now: Account, component: Component, places: tuple[LayerPlace, ...], change: LoraLayer, group: Group
 ) -> None:
-    """Add a group's change to its layers."""
     for place in places:
         own = LoraLayer(_part(change.weight, place), _part(change.bias, place))
         before = now.layers[component].get(place.layer)
@@ -431,11 +403,8 @@ def _is_embedding(now: Account, named: Named) -> bool:
 
 
 def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
-    """Return alpha / rank, from the file's tensors or from PEFT's configuration.
-
-    Raises:
-        BadForm: an alpha is not one number, or contradicts the json beside the file.
-    """
+    """Return alpha / rank, from the file's tensors or PEFT's json; BadForm where an alpha is no number, or both
+    contradict."""
     assert named.component is not None
     settings = now.settings or _header_settings(now, named.component)
     stated: float | None = None
@@ -474,13 +443,7 @@ def listed(names: Iterable[str]) -> str:
 def made_for(
     metadata: Mapping[str, Any], pipe: Any, foreign: Sequence[Group], misfits: Sequence[Group]
 ) -> str:
-    """Return ": it was made for X, and this is Y", or "" if unknown.
-
-    Args:
-        metadata: of the file's header.
-        foreign: the groups whose layers the pipeline lacks.
-        misfits: those whose layers have other sizes.
-    """
+    """Return ": it was made for X, and this is Y", or "" if unknown."""
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
     if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"

@@ -20,11 +20,7 @@ from torch import nn
 
 @torch.library.custom_op("vivace::collective", mutates_args=())  # type: ignore[untyped-decorator]
 def collective(sent: torch.Tensor, gathers: bool, num: int, group: str) -> torch.Tensor:
-    """Return the received tensor.
-
-    Args:
-        gathers: whether this is an all-gather; if not, an all-to-all.
-    """
+    """Return the tensor that an all-gather (`gathers`) or an all-to-all receives."""
     return wait(_start(sent, gathers, num, group))
 
 

@@ -35,7 +35,7 @@ from diffusers.models.transformers import transformer_flux
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
 from torch import nn
 
-from vivace.machinery.fused.flux import FluxForward
+from vivace.machinery.fused.models.flux import FluxForward
 from vivace.machinery.multi_gpu.collectives import (
     collective,
     collective_beside_linear,
@@ -67,12 +67,8 @@ def can_shard(denoiser: nn.Module, mode: str, num: int) -> bool:
 
 
 def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> Sharding:
-    """Let this process compute its own shard of the tokens. All processes of the group call this.
-
-    Args:
-        denoiser: one that `can_shard` accepts. Its forward still takes all tokens and returns the whole result.
-        group: the name of the process group.
-    """
+    """Let this process compute its own shard of the tokens; its forward still takes and returns all. All processes call
+    this."""
     memory = None
     if isinstance(denoiser.forward, FluxForward):
         exchange = denoiser.forward.exchange = exchange_of(rank, num, group, denoiser.device.type)
@@ -95,13 +91,11 @@ def _modules_of_type(denoiser: nn.Module, kind: type[Any]) -> list[Any]:
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is one matmul and nothing else: not quantised, without hooks or adapters."""
     has_hooks = layer._forward_hooks or layer._forward_pre_hooks
     return not has_hooks and type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
 def _gather_tokens(own: torch.Tensor, num: int, group: str) -> torch.Tensor:
-    """Return (batch, all tokens, channels), given each process's (batch, own tokens, channels)."""
     gathered = wait(start_all_gather(own.contiguous(), num, group))
     # From (num * batch, tokens, channels).
     return gathered.unflatten(0, (num, -1)).transpose(0, 1).flatten(1, 2)
@@ -110,7 +104,6 @@ def _gather_tokens(own: torch.Tensor, num: int, group: str) -> torch.Tensor:
 def _sharded_forward(
     denoiser: nn.Module, rank: int, num: int, gather: Callable[[torch.Tensor], torch.Tensor]
 ) -> Callable[..., Any]:
-    """Return a forward that takes all tokens, computes this process's shard and gathers the result."""
     of_own_tokens = denoiser.forward
     names = list(inspect.signature(type(denoiser).forward).parameters)[1:]
 
@@ -128,12 +121,7 @@ def _sharded_forward(
 
 
 class _ShardedAttention:
-    """Attention processor of a FLUX block, double or single, whose input is a process's own tokens.
-
-    Args:
-        num: processes; each has the same number of tokens.
-        group: the name of their group.
-    """
+    """Attention processor of a FLUX block, double or single, whose input is a process's own tokens: as many in each."""
 
     num_collectives: int
 
@@ -149,15 +137,7 @@ class _ShardedAttention:
         attention_mask: torch.Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> Any:
-        """
-        Args:
-            hidden_states, encoder_hidden_states: (batch, tokens, channels), the latter in double blocks alone.
-            attention_mask: must be None, as in FLUX.
-            image_rotary_emb: cosines and sines, each (text and image tokens, channels of a head).
-
-        Raises:
-            ValueError: there is a mask.
-        """
+        """Attend (batch, tokens, channels), the text's in double blocks alone; there is no mask in FLUX."""
         if attention_mask is not None:
             raise ValueError(
                 "parallel shards its attention without a mask, and one was given; leave out attention_mask of "
@@ -179,11 +159,8 @@ class _ShardedAttention:
         raise NotImplementedError
 
     def single_block(self, block: nn.Module, normed: torch.Tensor, rotary: Any) -> torch.Tensor:
-        """Return attention and MLP of a single block, projected together by its last layer.
-
-        Args:
-            normed: (batch, own tokens, channels), the input of both.
-        """
+        """Return attention and MLP of a single block, projected together by its last layer, of `normed`, the input of
+        both."""
         raise NotImplementedError
 
 

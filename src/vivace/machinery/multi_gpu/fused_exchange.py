@@ -32,12 +32,7 @@ SWITCH = "VIVACE_PEER_WRITES"
 # substitute: it lasts as long as its writes are on their way, 72 us among four H100s instead of 9. PyTorch's symmetric
 # memory allocates the memory and maps it into every process.
 class PeerMemory:
-    """Memory that all GPUs of a group write to, and a barrier between them. All processes make one together.
-
-    Args:
-        rank, num: of this process, and of all.
-        group: the name of their group.
-    """
+    """Memory that all GPUs of a group write to, and a barrier between them."""
 
     def __init__(self, rank: int, num: int, group: str) -> None:
         # Each process calls its own GPU cuda:0, which PyTorch would take for one GPU.
@@ -74,11 +69,7 @@ class PeerMemory:
         ]
 
     def start_copies(self, copies: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Start copying what the current stream has written, in parallel with its work until the barrier.
-
-        Args:
-            copies: where to, and from where; each contiguous.
-        """
+        """Start copying (to, from) what the current stream has written, in parallel with its work until the barrier."""
         self._is_copying = True
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -107,7 +98,6 @@ class PeerMemory:
         return sum(arena[0].numel() for arena in self._arenas)
 
     def _shared_bytes(self, number: int) -> tuple[torch.Tensor, ...]:
-        """Allocate so many bytes on each GPU, and return those of each, by rank."""
         from torch.distributed import _symmetric_memory as symmetric
 
         own = symmetric.empty(number, dtype=torch.uint8, device=torch.device("cuda", 0))
@@ -126,10 +116,6 @@ class FusedExchange:
     """Exchanges of the fused blocks of all processes: an all-gather of keys and values for each attention.
 
     In single blocks it overlaps with the MLP's first layer. In fp8 attention it is half as long.
-
-    Args:
-        rank, num: of this process, and of all.
-        group: the name of their group.
     """
 
     memory: PeerMemory | None = None
@@ -174,12 +160,6 @@ class PeerExchange(FusedExchange):
 
 
 class _AllGather:
-    """An all-gather.
-
-    Args:
-        own: see `Gathering`.
-    """
-
     def __init__(self, own: torch.Tensor, num: int, group: str) -> None:
         self.own = own
         self._num, self._group = num, group
@@ -196,12 +176,7 @@ class _AllGather:
 
 
 class _PeerCopies:
-    """Copies own keys and values to the other GPUs, while the current stream goes on.
-
-    Args:
-        gathered: (processes, batch, own tokens, 2, heads, channels), as they lie on each GPU.
-        rank: of this process.
-    """
+    """Copies own keys and values to the other GPUs, while the current stream goes on."""
 
     def __init__(self, gathered: tuple[torch.Tensor, ...], rank: int, memory: PeerMemory) -> None:
         self.own = gathered[rank][rank]
@@ -226,7 +201,6 @@ def exchange_of(rank: int, num: int, group: str, device: str) -> FusedExchange:
 
 
 def _of_both(queries: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of the keys and values of these queries' tokens."""
     batch, tokens, *head = queries.shape
     return (batch, tokens, 2, *head)
 

@@ -42,11 +42,7 @@ def send(stream: IO[bytes], message: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Return the next message.
-
-    Raises:
-        EOFError: the other end is closed.
-    """
+    """Return the next message; EOFError where the other end is closed."""
     size = stream.read(8)
     data = stream.read(int.from_bytes(size, "little")) if len(size) == 8 else b""
     if len(size) < 8 or len(data) < int.from_bytes(size, "little"):
@@ -66,13 +62,8 @@ def visible_gpus(first: int) -> list[str]:
 class Peers:
     """`num` - 1 peer processes, of rank 1 and up; this process, the primary, is rank 0 of the group.
 
-    Args:
-        num: processes in all.
-        device: "cuda", one GPU each, or "cpu".
-
     Attributes:
-        when_lost: called as soon as a peer has ended, from another thread, and before this process leaves the group:
-            they end what waits for a peer.
+        when_lost: called as soon as a peer has ended, from another thread, before this process leaves the group.
         before_leaving: called before this process leaves the group. None of these may keep this object alive.
 
     Raises:
@@ -152,22 +143,14 @@ class Peers:
         return self._failure is None and bool(self._end.alive)
 
     def check(self) -> None:
-        """Check that all processes still run.
-
-        Raises:
-            WorkerError: one of the peers has ended.
-        """
+        """Raise WorkerError if one of the peers has ended."""
         if self._failure is None and not self._end.alive:
             raise WorkerError("this session with several GPUs is closed; load the model anew")
         if self._failure is not None:
             raise WorkerError(self._failure)
 
     def raise_if_failed(self, error: Exception) -> None:
-        """Raise the failure that caused an error, if there was one.
-
-        Raises:
-            WorkerError: one of the peers has ended, which is why there was an error.
-        """
+        """Raise WorkerError if one of the peers has ended, which is why there was an error."""
         self._note_failure()
         if self._failure is not None and not isinstance(error, WorkerError):
             raise WorkerError(self._failure) from error
@@ -191,7 +174,6 @@ class Peers:
             raise WorkerError(self._failure) from error
 
     def _note_failure(self) -> None:
-        """Describe the first peer that has ended, if one has."""
         if self._failure is not None or self._closing.is_set():
             return
         for rank, process in enumerate(self._processes, 1):

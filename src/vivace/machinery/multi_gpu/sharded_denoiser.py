@@ -57,13 +57,6 @@ class SecondCalls:
     the second call of the step before had. So from the second step on it is sent to a peer in advance. When it is made,
     it is compared with what was sent: the same objects, or, for what pipelines compute anew in each call, the same
     values. These are compared on the device, and looked at when the image is done, so that no step waits.
-
-    Args:
-        send: sends arguments to the peer.
-        receive: returns what it made of them: an output like the one that it is given.
-
-    Attributes:
-        num_shared: steps whose second call the peer computed, over all images.
     """
 
     def __init__(self, send: Callable[[Arguments], None], receive: Callable[[Any], Any]) -> None:
@@ -101,11 +94,7 @@ class SecondCalls:
         return self._output, False
 
     def end(self) -> None:
-        """End an image.
-
-        Raises:
-            Unsupported: a second call had other values than was assumed, so that the image is not the image.
-        """
+        """End an image; Unsupported where a second call had other values than was assumed."""
         import torch
 
         if self._sent is not None:
@@ -169,11 +158,7 @@ _SAME_HEADER = b""  # in place of a header: the same as in the forward before
 
 
 class ShardedDenoiser:
-    """The denoiser of the primary process.
-
-    Args:
-        denoiser: on its device, without local functions in it.
-        about: further facts for the peers; see `PeerDenoiser`.
+    """The denoiser of the primary process, without local functions in it; `about` has further facts for the peers.
 
     Raises:
         Unsupported: the denoiser cannot be copied.
@@ -238,11 +223,7 @@ class ShardedDenoiser:
         self._denoiser.forward = self._wrapped(forward)
 
     def send_written(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Send what was written into this denoiser to those of the peers.
-
-        Args:
-            tensors: that it had when it was copied to the peers, or views of them.
-        """
+        """Send what was written into this denoiser's tensors, or views of them, to those of the peers."""
         import torch.distributed as dist
 
         self.peers.check()
@@ -357,7 +338,6 @@ class ShardedDenoiser:
         return deserialize(header, [torch.cat(pieces) for pieces in zip(*parts, strict=True)])
 
     def _forward_one(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute one row, or take a peer's result: see `SecondCalls`."""
         if args or MODE in kwargs:
             self.num_alone += 1
             return forward(*args, **kwargs)
@@ -467,11 +447,7 @@ class PeerDenoiser:
 
 
 def _follow_primary(graphs: Any, captures: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let this process capture, or replay, as the primary does.
-
-    Raises:
-        RuntimeError: it would replay what this process never captured.
-    """
+    """Let this process capture, or replay, as the primary does; RuntimeError for what it never captured."""
     if captures:
         graphs.forget(args, kwargs)
     elif not graphs.has(args, kwargs):
@@ -479,7 +455,6 @@ def _follow_primary(graphs: Any, captures: bool, args: tuple[Any, ...], kwargs: 
 
 
 def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
-    """Return a pipeline of the given class with a denoiser and a scheduler, and nothing else."""
     pipe = object.__new__(about["pipeline"])
     setattr(pipe, about["attribute"], denoiser)
     kind, config = about["scheduler"]

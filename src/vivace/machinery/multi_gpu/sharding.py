@@ -11,12 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the tokens of a denoiser are sharded.
-
-    Attributes:
-        num_collectives: per attention; None where it depends on the input.
-        memory: which the GPUs write to each other; None where they do not.
-    """
+    """How the tokens of a denoiser are sharded: collectives per attention (None: by the input), and memory that the
+    GPUs write to each other."""
 
     num_collectives: int | None
     memory: PeerMemory | None = None

@@ -22,12 +22,8 @@ _COLLECTIVES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 def split_tokens(
     denoiser: torch.nn.Module, mode: Mode, num: int, device: str, by_diffusers: bool
 ) -> Sharding:
-    """Let each process compute its own shard of the tokens. All processes of the group call this together.
-
-    Args:
-        by_diffusers: whether diffusers shards them. The primary process decides it for all by `needs_diffusers`, which
-            depends on settings of that process.
-    """
+    """Let each process compute its own shard of the tokens; all call this together. The primary decides `by_diffusers`
+    for all."""
     import torch.distributed as dist
 
     if not by_diffusers:
@@ -125,11 +121,7 @@ def can_pad_heads(heads: int, num: int) -> bool:
 def check_even_tokens(
     denoiser: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], num: int
 ) -> None:
-    """Check that `num` processes can have equal shards of the tokens.
-
-    Raises:
-        Unsupported: they cannot.
-    """
+    """Raise Unsupported unless `num` processes can have equal shards of the tokens."""
     config = getattr(denoiser, "_parallel_config", None)
     if config is not None and config.context_parallel_config.ulysses_anything:
         return
@@ -148,5 +140,4 @@ def check_even_tokens(
 
 @functools.cache
 def _argument_names(forward: Any) -> list[str]:
-    """Return the names of a forward's arguments without `self`, in order."""
     return list(inspect.signature(forward).parameters)[1:]

@@ -26,10 +26,7 @@ _WITHOUT_ROWS = frozenset({"txt_ids", "img_ids", "image_rotary_emb"})
 
 
 def serialize(value: Any, device: str) -> tuple[bytes, list[torch.Tensor]]:
-    """Return a header, and the tensors in `value` that are on `device` ("cpu" or "cuda").
-
-    Tensors on other devices are pickled in the header.
-    """
+    """Return a header, and the tensors in `value` that are on `device`; those on others are pickled in the header."""
     import torch
 
     tensors: list[Any] = []
@@ -127,12 +124,10 @@ def split_rows(num: int, gpus: int) -> list[slice]:
 
 
 def pack_module(module: torch.nn.Module, device: str) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the module pickled without its storages on `device` ("cpu" or "cuda"), and those as byte tensors.
+    """Return the module pickled without its storages on `device`, and those as byte tensors.
 
-    Quantised weights are taken apart as `torch.save` does it.
-
-    Raises:
-        TypeError, AttributeError, pickle.PicklingError: it holds what cannot be pickled, such as local functions.
+    Quantised weights are taken apart as `torch.save` does it. What cannot be pickled, such as local functions, is
+    pickle's error.
     """
     import torch
 
@@ -199,10 +194,8 @@ class StorageView:
 
 
 class StorageList:
-    """Which storages a module had when it was packed: `storages` as `pack_module` returns them.
-
-    They are kept by their addresses alone, so that one that the module gives up is freed.
-    """
+    """Which storages a module had when it was packed, by address alone, so that one that the module gives up is
+    freed."""
 
     def __init__(self, storages: Sequence[torch.Tensor]) -> None:
         self._at = {storage.data_ptr(): index for index, storage in enumerate(storages)}

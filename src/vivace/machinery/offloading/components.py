@@ -26,16 +26,8 @@ class ComponentOffloader:
 
     A component stays onloaded until a later one is called or the pipeline's call ends, as with diffusers'
     `enable_model_cpu_offload`. Components that are not in the order stay onloaded until the call ends; those that the
-    pipeline excludes from offloading are moved to the device for good.
-
-    Args:
-        pipe: a diffusers pipeline with a `model_cpu_offload_seq`. Its hooks are replaced, and its
-            `maybe_free_model_hooks` on the instance.
-        device: where components work. On "cpu" onloading copies as well, for tests.
-        pin: whether to keep offloaded weights in pinned memory.
-
-    Attributes:
-        memory: the pinned memory.
+    pipeline excludes from offloading are moved to the device for good. The pipeline's hooks are replaced, and its
+    `maybe_free_model_hooks` on the instance. On "cpu" onloading copies as well, for tests.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool) -> None:
@@ -135,8 +127,6 @@ class TimedCopy:
 
 
 class _ComponentHook:
-    """A hook for accelerate's `add_hook_to_module`."""
-
     no_grad = False
 
     def __init__(
@@ -191,6 +181,5 @@ class _ComponentHook:
 
 
 def _num_bytes(module: torch.nn.Module) -> int:
-    """Estimate the bytes of a module's tensors."""
     tensors = [slots[name] for slots, name in tensor_slots(module.modules())]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -37,11 +37,7 @@ _Pair = tuple[OffloadedModule | None, OffloadedModule]
 
 
 class Prefetcher:
-    """Copies the layers that are likely to be called next while one computes.
-
-    Attributes:
-        num_prefetched: layers that were prefetched in time in the last call.
-    """
+    """Copies the layers that are likely to be called next while one computes."""
 
     def __init__(self, device: torch.device) -> None:
         import torch
@@ -110,7 +106,6 @@ class Prefetcher:
         return self._pending_bytes - before
 
     def _take(self, layer: OffloadedModule) -> None:
-        """Remove a layer from the pending ones, once its copies are complete."""
         size, batch = self._pending.pop(layer)
         self._pending_bytes -= size
         batch.wait()
@@ -121,11 +116,8 @@ class Prefetcher:
 
 
 class _Batch:
-    """Layers that are copied together on a side stream, into memory of the compute stream.
-
-    Args:
-        stream: None on devices without streams; then `copy` copies at once.
-    """
+    """Layers that are copied together on a side stream, into memory of the compute stream; without a stream, at
+    once."""
 
     def __init__(self, stream: Any, device: torch.device) -> None:
         self._stream = stream
@@ -173,16 +165,11 @@ their bytes."""
 class LayerOffloader(ComponentOffloader):
     """Onloads the layers that compute, and the prefetched ones.
 
-    Args:
-        pipe: a diffusers pipeline. Its hooks are replaced, its `maybe_free_model_hooks` on the instance, and the
-            forward of every layer.
-        device: where layers work. On "cpu" onloading copies as well, for tests.
-        pin: whether to keep offloaded weights in pinned memory.
-        prefetch: whether to copy the next layers while one computes.
-        keep: bytes of the denoiser's layers that stay on the device while it works.
+    The pipeline's hooks are replaced, its `maybe_free_model_hooks` on the instance, and the forward of every layer. On
+    "cpu" onloading copies as well, for tests.
 
-    Attributes:
-        kept_bytes: bytes of the layers chosen to stay.
+    Args:
+        keep: bytes of the denoiser's layers that stay on the device while it works; `kept_bytes` is what was chosen.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:
@@ -279,10 +266,8 @@ def is_moved_by_layer(tensor: Any) -> bool:
 
 
 def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[torch.nn.Module, bool]]:
-    """Return the `layers_of` a component that stay onloaded given so many bytes.
-
-    They are evenly spaced, so that copies and computation go on alternating.
-    """
+    """Return the `layers_of` a component that stay onloaded given so many bytes, evenly spaced, so that copies go on
+    alternating."""
     sizes = [(layer, _num_bytes(*layer)) for layer in layers_of(component)]
     share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
     chosen, passed, moved_bytes = [], 0, 0
@@ -323,12 +308,7 @@ def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]
 
 
 class ComponentLayers:
-    """One component, whose layers are onloaded one by one: a hook for accelerate's `add_hook_to_module`.
-
-    Args:
-        memory: pinned memory for offloaded tensors, or None for pageable memory.
-        keep: bytes of layers that stay until `offload_kept` or the end of the call.
-    """
+    """One component, whose layers are onloaded one by one: a hook for accelerate's `add_hook_to_module`."""
 
     no_grad = False
 
@@ -416,12 +396,8 @@ class ComponentLayers:
 
 
 class _Layer:
-    """Onloads a layer when its forward begins, and offloads it when the forward ends.
-
-    Args:
-        compiled: PyTorch calls the module's compiled code instead of its forward.
-        is_root: the component's hook calls `enter` and `exit`.
-    """
+    """Onloads a layer when its forward begins, and offloads it when the forward ends; PyTorch calls `compiled` code
+    instead."""
 
     def __init__(
         self, component: ComponentLayers, tensors: OffloadedModule, *, compiled: bool, is_root: bool

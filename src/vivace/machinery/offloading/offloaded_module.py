@@ -23,15 +23,7 @@ _RESERVED = 16  # 1/16 of the host's memory is never pinned
 
 
 class PinnedMemory:
-    """Copies of tensors in pinned memory, as long as the host has any.
-
-    Args:
-        expected_bytes: bytes expected in total, which decide the sizes of the blocks.
-
-    Attributes:
-        num_bytes: bytes of the tensors in pinned memory.
-        refused: why the host gave no more, or None.
-    """
+    """Copies of tensors in pinned memory, as long as the host has any; `refused` says why it gave no more."""
 
     def __init__(self, expected_bytes: int) -> None:
         self.num_bytes = 0
@@ -46,11 +38,7 @@ class PinnedMemory:
         return sum(block.numel() for block, _ in self._blocks)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the tensor if it is pinned, else a pinned copy with the same strides, or None if the host refuses.
-
-        Args:
-            tensor: plain, on any device.
-        """
+        """Return the tensor if it is pinned, else a pinned copy with the same strides, or None if the host refuses."""
         import torch
 
         if tensor.is_pinned():
@@ -87,12 +75,8 @@ class PinnedMemory:
 
 
 def _allocate_pinned(num_bytes: int) -> torch.Tensor:
-    """Return a block of pinned bytes.
-
-    Raises:
-        RuntimeError: the host has no more, or less than the reserve would be left: a system whose pages cannot be
-            swapped out kills processes.
-    """
+    """Return a block of pinned bytes; RuntimeError where less than the reserve would be left: pinned pages cannot be
+    swapped out, and the system kills processes."""
     import psutil
     import torch
 
@@ -118,13 +102,7 @@ def write_copies(copies: list[Copy]) -> int:
 
 
 class OffloadedModule:
-    """A module, and whether its tensors are onloaded.
-
-    Args:
-        device: where the module works.
-        recurse: with all submodules; otherwise only the module's direct tensors.
-        which: selects among its tensors, as in `TensorSwap.swap`.
-    """
+    """A module, and whether its tensors, with those of submodules (`recurse`), or some (`which`), are onloaded."""
 
     def __init__(
         self,
@@ -149,11 +127,7 @@ class OffloadedModule:
         return any(which(slots[name]) for slots, name in tensor_slots(self._modules()))
 
     def move_to_host(self, memory: PinnedMemory | None) -> None:
-        """Move the tensors to host memory one by one, each original freed before the next is copied.
-
-        Args:
-            memory: pinned memory to use as far as the host grants it, or None for pageable memory.
-        """
+        """Move the tensors to host memory, pinned as far as granted, each original freed before the next is copied."""
 
         def on_host(tensor: torch.Tensor) -> torch.Tensor:
             copy = memory.pin(tensor) if memory is not None else None

@@ -25,13 +25,8 @@ def simulate_offloading(
     mode: Literal["model", "sequential", "group"],
     keep: float = 0,
 ) -> None:
-    """Offload a pipeline's components, and onload them when they are called as `mode` does.
-
-    Args:
-        components: by vivace's names ("denoiser", "text_encoder", ...).
-        mode: onload whole components ("model"), or layers.
-        keep: bytes of the denoiser's layers that stay while it works.
-    """
+    """Offload components of a pipeline (by vivace's names), and onload whole ones ("model") or layers when they are
+    called; `keep` bytes of the denoiser's layers stay."""
     from accelerate.hooks import add_hook_to_module
 
     order = (pipe.model_cpu_offload_seq or "").split("->")
@@ -67,12 +62,8 @@ def _modules_of(layer: torch.nn.Module, is_block: bool) -> Iterable[torch.nn.Mod
 
 
 class _Hook:
-    """A hook for accelerate's `add_hook_to_module`.
-
-    Args:
-        stays: onloaded until the next such hook's component is called, and not just for the forward.
-        earlier: the hook whose modules are offloaded before.
-    """
+    """A hook for accelerate: `stays` onloaded until the next such hook's component is called; `earlier` is offloaded
+    before."""
 
     no_grad = False
 
@@ -103,12 +94,8 @@ class _Hook:
 
 
 class _SimulatedModules:
-    """The direct tensors of some modules, offloaded at first.
-
-    Args:
-        offloaded: what has replaced the tensors of earlier modules. Tensors that several share stay shared until one of
-            them is onloaded.
-    """
+    """The direct tensors of some modules, offloaded at first. Tensors that several share stay shared until one is
+    onloaded."""
 
     def __init__(self, modules: Iterable[torch.nn.Module], offloaded: Replacements) -> None:
         self._slots = list(tensor_slots(modules))

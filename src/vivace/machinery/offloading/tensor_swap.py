@@ -37,12 +37,8 @@ class TensorSwap:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def swap(self, modules: Iterable[torch.nn.Module], which: Callable[[Any], bool] | None = None) -> None:
-        """Swap all direct tensors of these modules.
-
-        Args:
-            which: whether to swap a parameter, a buffer, or what bitsandbytes stores in a module's attributes (called
-                with the module). None for all.
-        """
+        """Swap all direct tensors of these modules, or those that `which` selects; of bitsandbytes' it is asked with
+        the module."""
         with no_autograd():
             modules = list(modules)
             for slots, name in tensor_slots(modules):
@@ -97,7 +93,6 @@ class TensorSwap:
         return old
 
     def _swap_attributes(self, owner: Any) -> None:
-        """Swap tensors that are attributes of a weight, or of an object of bitsandbytes."""
         import torch
 
         attributes = vars(owner)

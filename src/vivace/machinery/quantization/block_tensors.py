@@ -28,7 +28,6 @@ _E8M0_BIAS = 127
 
 @functools.cache
 def _block_tensor() -> Any:
-    """The shared part of the two classes."""
     import torch
     from torchao.utils import TorchAOBaseTensor
 
@@ -147,7 +146,6 @@ def mxfp8_tensor() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make a class on demand where pickle looks for it, in a process that has not made it yet."""
     if name == "NvFp4Tensor":
         return nvfp4_tensor()
     if name == "MxFp8Tensor":
@@ -187,17 +185,10 @@ def _divided(
 # 10 to 16 % of the error that the branch leaves (`benchmarks/block_formats.py`). Source: Li et al., SVDQuant, arXiv
 # 2411.05007.
 def branch(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weight's `rank` largest singular directions as two matrices.
+    """Return the weight's `rank` largest singular directions, up (out_features, rank) and down (rank, in_features).
 
-    They are found by subspace iteration from seeded noise, so that the same weight gives the same matrices.
-    Source: Halko, Martinsson and Tropp, arXiv 0909.4061.
-
-    Args:
-        weight: (out_features, in_features), floating point.
-
-    Returns:
-        `up` (out_features, rank) and `down` (rank, in_features), in the weight's dtype, whose product is subtracted
-        from the weight; each has the square roots of the singular values.
+    They are found by subspace iteration from seeded noise, so that the same weight gives the same matrices; each has
+    the square roots of the singular values. Source: Halko, Martinsson and Tropp, arXiv 0909.4061.
     """
     import torch
 
@@ -226,10 +217,7 @@ def rest_of(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch
 # an order of their own, tiles of 128 rows by 4 blocks, whose places are padded with zeros (`tiled`). Source: NVIDIA,
 # cuBLAS, "1D Block Scaling for FP8 and FP4"; Rouhani et al., Microscaling Data Formats, arXiv 2310.10537.
 def to_nvfp4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantise rows to NVFP4.
-
-    Args:
-        rows: (rows, columns), floating point; columns divisible by 16.
+    """Quantise rows (rows, columns) to NVFP4; columns are divisible by 16.
 
     Returns:
         Two numbers to a byte, the first in the low four bits: (rows, columns / 2), uint8. Scales per block, as
@@ -249,11 +237,7 @@ def to_nvfp4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 def from_nvfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the numbers times their blocks' scales, exact in fp32, without the tensor's scale.
-
-    Args:
-        packed, scales: as `to_nvfp4` returns them.
-    """
+    """Return the numbers of `to_nvfp4` times their blocks' scales, exact in fp32, without the tensor's scale."""
     import torch
 
     rows, half = packed.shape
@@ -263,12 +247,9 @@ def from_nvfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def to_mxfp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows to MXFP8.
+    """Quantise rows (rows, columns) to MXFP8; columns are divisible by 32.
 
     A block's scale is the least power of two with which its largest number does not exceed e4m3's.
-
-    Args:
-        rows: (rows, columns), floating point; columns divisible by 32.
 
     Returns:
         The numbers (rows, columns), e4m3. The exponents of the scales, plus 127, as `tiled` has them, uint8: the bytes

@@ -44,12 +44,7 @@ class Scales:
 
 
 def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images: int) -> Scales:
-    """Return the scales of these layers' inputs: cached ones if there are any, else measured on `num_images` images.
-
-    Args:
-        target: its pipeline is called as the workload will be, with `target.request.prompts` (at least one).
-        layers: by name, after the component's ("denoiser.proj_out").
-    """
+    """Return the scales of these layers' inputs (by component and name): cached, or measured on `num_images` images."""
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = source_of(target, sorted(layers), prompts)
     file = _file(target, source)
@@ -120,8 +115,6 @@ class _Largest:
 
 
 class _InputRange:
-    """The largest magnitude of one layer's inputs, kept on the device, and the ranks of those inputs."""
-
     def __init__(self, of_tensors: _Largest) -> None:
         self.largest: torch.Tensor | None = None
         self.ranks: set[int] = set()

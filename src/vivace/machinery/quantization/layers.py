@@ -163,11 +163,8 @@ def refuse(choices: Mapping[Component, LayerChoice]) -> NoReturn:
 
 
 def move_to(module: torch.nn.Module, device: Any) -> None:
-    """Move the tensors that are not on the device yet.
-
-    `Module.to` touches every weight, and some quantised ones (torchao's NF4) are dequantised by that, even where they
-    are on the device already.
-    """
+    """Move the tensors that are not there yet: `Module.to` dequantises some (torchao's NF4), even where they are
+    there."""
     import torch
 
     kind = torch.device(device).type

@@ -66,21 +66,14 @@ def packed_int4() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the class on demand where pickle looks for it, in a process that has not made it yet."""
     if name == "PackedInt4Tensor":
         return packed_int4()
     raise AttributeError(name)
 
 
 def pack(weight: torch.Tensor) -> Any:
-    """Quantise a weight: each group is spread over sixteen values between its smallest and its largest weight.
-
-    Args:
-        weight: (out_features, in_features), floating point; in_features divisible by one of GROUPS.
-
-    Returns:
-        A PackedInt4Tensor.
-    """
+    """Quantise a weight (out_features, in_features): each group is spread over sixteen values from its smallest to its
+    largest weight."""
     import torch
 
     rows, columns = weight.shape
@@ -100,10 +93,8 @@ def pack(weight: torch.Tensor) -> Any:
 def dequantize(
     packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the weights (out_features, in_features), computed in fp32 and rounded once.
-
-    Under a compiler plain PyTorch operations are enough: it fuses them into one kernel.
-    """
+    """Return the weights (out_features, in_features), computed in fp32 and rounded once; a compiler fuses plain
+    operations."""
     import torch
 
     if packed.is_meta:

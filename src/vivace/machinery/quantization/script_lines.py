@@ -31,14 +31,8 @@ _LOWER_BOUND = "lower_bound = 448 * torch.finfo(layer.weight.dtype).tiny  # for 
 
 @dataclass(frozen=True)
 class _LayerScript:
-    """Lines for one Linear, called `layer`.
-
-    imports: as in `Script`.
-    config: the torchao configuration that does it.
-    lines: statements that do it, where no configuration does; they may also use `name` and `model`.
-    unless_stage: as in `Script`.
-    on_host: on a CPU the lines do the same as on the GPU.
-    """
+    """Lines for one Linear, called `layer`: torchao's configuration, or statements, which may use `name` and
+    `model`."""
 
     imports: tuple[str, ...]
     config: str = ""
@@ -56,9 +50,6 @@ def script_of(
     """Return the lines that quantise the chosen layers, or None where public calls cannot.
 
     Where the pipeline is loaded into host memory they move one layer at a time to the GPU, as vivace does.
-
-    Args:
-        scheme: backend and name.
     """
     modules = target.modules(COMPONENTS)
     if settings.convolutions:
@@ -134,7 +125,6 @@ def _has_bfloat16(module: torch.nn.Module) -> bool:
 
 
 def _skipped_patterns(choice: LayerChoice, module: torch.nn.Module) -> list[str]:
-    """Return the skipped Linear layers: a pattern where it matches no other layer, else each name."""
     import torch
 
     skipped = [name for name in choice.skipped if isinstance(module.get_submodule(name), torch.nn.Linear)]

@@ -41,14 +41,8 @@ _DIGITS = 6  # of what is cached, and so of what is chosen by
 
 
 class Sensitivity(Spec):
-    """Measurements of each layer.
-
-    Attributes:
-        errors: the squared error of the denoiser's output over its square, when the layer alone is quantised; the mean
-            over the calls.
-        work: multiplications of the layer in these calls.
-        source: what it was measured on, as text.
-    """
+    """Of each layer the squared error of the denoiser's output over its square when it alone is quantised, the mean
+    over the calls; and its multiplications in these calls."""
 
     errors: dict[str, float]
     work: dict[str, float]
@@ -67,13 +61,11 @@ class Measured:
 def measure(
     target: Target, layers: Mapping[str, torch.nn.Module], convert: Convert, how: str, num_images: int
 ) -> Measured:
-    """Return the sensitivity of the denoiser's layers: a cached one if there is one, else measured.
+    """Return the sensitivity of the denoiser's layers: cached, else measured on one call of each of `num_images`
+    images.
 
     Args:
-        target: its pipeline is called as the workload will be, with `target.request.prompts` (at least one).
-        layers: of the denoiser, by name.
         how: everything that `convert` depends on besides the layer, as text.
-        num_images: as many images are generated, and as many calls are repeated for each layer.
     """
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = json.dumps([source_of(target, sorted(layers), prompts), how, target.machine.device_name])
@@ -102,12 +94,9 @@ def measure(
 
 
 def most_sensitive(errors: Mapping[str, float], costs: Mapping[str, float], share: float) -> list[str]:
-    """Return the layers to leave unquantised, those with most error for their cost first.
+    """Return the layers to leave unquantised, those with most error for their cost (a share of all) first.
 
     A layer is left only if its share of the error is larger than its cost. Together they cost at most `share`.
-
-    Args:
-        costs: each as a share of all.
     """
     total = math.fsum(errors.values())
     left = share
@@ -126,9 +115,8 @@ class KeptLayers:
 
     Attributes:
         work, weights: their shares of all layers that the scheme takes.
-        error_without: the predicted relative error of the denoiser's output if none were left, the root of the sum of
-            squares.
-        error: the same with them left.
+        error_without, error: the predicted relative error of the denoiser's output if none were left, and with them
+            left.
     """
 
     names: tuple[str, ...]
@@ -141,13 +129,8 @@ class KeptLayers:
 
     @classmethod
     def of(cls, measured: Measured, weights: Mapping[str, float], share: float) -> KeptLayers:
-        """Choose layers.
-
-        Args:
-            weights: how many each layer has.
-            share: of the work, and of the weights, that may stay unquantised. FLUX's modulations are hardly any work,
-                but a fifth of the weights.
-        """
+        """Choose layers of at most a `share` of the work, and of the weights: FLUX's modulations are a fifth of the
+        weights."""
         errors, work = measured.sensitivity.errors, measured.sensitivity.work
         costs = {name: max(_share([name], work), _share([name], weights)) for name in errors}
         names = most_sensitive(errors, costs, share)
@@ -188,7 +171,6 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _one_call(target: Target, denoiser: torch.nn.Module, prompt: str, k: int, number: int) -> _Call:
-    """Generate the k-th of `number` images, and return the arguments of the call at that part of the denoising."""
     import torch
     from torch.utils._pytree import tree_map_only
 
@@ -230,7 +212,6 @@ def _counting(name: str, layer: Any, work: dict[str, float]) -> Iterator[None]:
 
 
 def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
-    """Return a layer with the same tensors, which may be replaced in it."""
     copied = copy.copy(layer)
     copied._parameters = dict(layer._parameters)
     copied._buffers = dict(layer._buffers)
@@ -238,7 +219,6 @@ def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 def _output(denoiser: torch.nn.Module, call: _Call) -> torch.Tensor:
-    """Call the denoiser; return its whole output as one vector in fp32."""
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -272,7 +252,6 @@ def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity 
 
 
 def _save(file: Path, sensitivity: Sensitivity) -> bool:
-    """Write the file atomically. If the folder is not writable, the next run measures again."""
     try:
         replace(file, sensitivity.model_dump_json().encode())
     except OutputError:

@@ -81,11 +81,7 @@ class StoredTensor:
 
     @classmethod
     def of_json(cls, content: Any) -> StoredTensor:
-        """Read a description.
-
-        Raises:
-            ValueError: it is none, or names a class that saved models do not have.
-        """
+        """Read a description; ValueError where it is none, or names a class that saved models do not have."""
         if not isinstance(content, dict) or set(content) != {_KIND, "attributes", "tensors"}:
             raise ValueError("its description is not a class, attributes and tensors")
         kind, names = content[_KIND], content["tensors"]
@@ -102,14 +98,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def flatten(tensor: Any, name: str) -> tuple[StoredTensor, dict[str, torch.Tensor]]:
-    """Return a quantised tensor's description and its plain tensors by name.
-
-    Args:
-        name: the weight's, for the error.
-
-    Raises:
-        Unsupported: it is of a class that saved models do not have.
-    """
+    """Return a quantised tensor's description and its plain tensors by name; Unsupported where no file format is set
+    up."""
     names, attributes = tensor.__tensor_flatten__()
     kind = type(tensor).__name__
     try:
@@ -127,7 +117,6 @@ def unflatten(
     """Return the quantised tensor of a description.
 
     Args:
-        tensors: its plain tensors by name.
         shape: the weight's in the model.
 
     Raises:
@@ -252,7 +241,6 @@ def _of_blocks(
 
 
 def _encoded(value: Any) -> Any:
-    """Return an attribute as JSON."""
     import torch
 
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, enum.Enum)):
@@ -286,11 +274,7 @@ def _fields_of(value: Any) -> Any:
 
 
 def _decoded(value: Any, device: torch.device) -> Any:
-    """Return an attribute from its JSON.
-
-    Raises:
-        ValueError: it names a class that attributes do not have, or fields that the class does not have.
-    """
+    """Return an attribute from its JSON; ValueError for a class or fields that attributes do not have."""
     import torch
 
     if isinstance(value, list):

@@ -227,7 +227,6 @@ def _int8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
 
 
 def _int8_dynamic(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    """Quantise as Int8DynamicActivationInt8WeightConfig does."""
     from torchao.quantization import PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 

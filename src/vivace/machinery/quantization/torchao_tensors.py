@@ -120,12 +120,7 @@ def fp8_row_weight(weight: Any) -> torch.Tensor:
 
 
 def in_more_rows(linear: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-    """Call a layer with rows of zeros added, and return the output of the original rows.
-
-    Args:
-        linear: takes (rows, in_features), computes each row apart.
-        inputs: (..., in_features).
-    """
+    """Call a layer with rows of zeros added to its inputs, and return the output of the original rows."""
     import torch
 
     rows = inputs.reshape(-1, inputs.shape[-1])
@@ -168,7 +163,6 @@ def _subclass(base: Any, name: str, linear: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make a class on demand where pickle looks for it, in a process that has not made it yet."""
     if name == "Int8WeightTensor":
         return int8_weight_tensor()
     if name == "Int8DynamicTensor":
@@ -182,10 +176,6 @@ def int8_weight_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | N
     """Compute a Linear layer with int8 weights as torchao's Int8Tensor does, but scale in fp32.
 
     A compiler computes the scaling in fp32 anyway, and inductor does not recognise this form.
-
-    Args:
-        inputs: (..., in_features), floating point.
-        weight: an Int8Tensor (out_features, in_features) with a scale per row.
     """
     import torch
 
@@ -195,12 +185,7 @@ def int8_weight_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | N
 
 
 def int8_dynamic_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute a Linear layer in int8 with dynamic scales, bit for bit as torchao's Int8Tensor does.
-
-    Args:
-        inputs: (..., in_features), floating point.
-        weight: an Int8Tensor (out_features, in_features) with a scale per row and symmetric `act_quant_kwargs`.
-    """
+    """Compute a Linear layer in int8 with dynamic scales, bit for bit as torchao's Int8Tensor does."""
     from torchao.quantization import Int8Tensor
 
     kwargs = weight.act_quant_kwargs

@@ -128,7 +128,6 @@ def cache_residual(denoiser: Any, is_hit: IsHit, predictor: Predictor | None = N
 
 
 def _without_extras(blocks: Blocks, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments without the tensors added between the blocks, which the residual includes."""
     return own_arguments(kwargs | {name: None for name in blocks.added_between if name in kwargs})
 
 
@@ -163,7 +162,6 @@ def stand_in_for(block: Any, stand: Any) -> Any:
 
 
 def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
-    """Return the transformer with one other block; it shares all else."""
     import torch
 
     class Pass(torch.nn.Module):  # type: ignore[misc]

@@ -58,6 +58,30 @@ def timestep_of(pipe: Any, state: CacheState) -> float:
     return float(timesteps[min(state.step, len(timesteps) - 1)])
 
 
+def number_of_steps(pipe: Any) -> int | None:
+    """Return how many times the current call goes through its loop of steps; None where the pipeline does not say."""
+    number = getattr(pipe, "num_timesteps", None)
+    return None if number is None else int(number)
+
+
+def noise_levels(pipe: Any, state: CacheState) -> list[float]:
+    """Return the noise level at the start of each step, and at the end of the last; read once per call.
+
+    A flow's are its times. Others' are the ratio of noise and image, in which a deterministic sampler is Euler's
+    method.
+    """
+    if "levels" not in state.notes:
+        scheduler, number = pipe.scheduler, int(pipe.num_timesteps)
+        if getattr(scheduler, "sigmas", None) is not None:
+            levels = scheduler.sigmas.tolist()[-number - 1 :]
+        else:
+            kept = scheduler.alphas_cumprod[scheduler.timesteps[-number:].long().cpu()].double()
+            levels = [*((1 - kept) / kept).sqrt().tolist(), 0.0]
+        state.notes["levels"] = levels
+    known: list[float] = state.notes["levels"]
+    return known
+
+
 def steps_before(pipe: Any) -> int:
     """Return how many steps of the schedule are not run: image-to-image begins in the middle of it."""
     order = getattr(pipe.scheduler, "order", 1)
@@ -137,11 +161,8 @@ class CachedDenoiser:
     """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides.
 
     Args:
-        forwards: see `StepForwards`.
-        is_hit: see `IsHit`.
         predictor: makes what takes the place of a skipped step; None: what was kept is repeated.
         can_reuse: whether a call with these keyword arguments can be a hit.
-        counter: counts the steps.
     """
 
     def __init__(
@@ -257,14 +278,12 @@ def last_tokens(kept: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """Shape, dtype and device of the noisy latents."""
     latents = latents_of(args, kwargs)
     rows = latents if isinstance(latents, list) else [latents]
     return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
 
 
 def _output_class_of(denoiser: Any) -> Any:
-    """Return the denoiser's output class with `return_dict`."""
     from diffusers.models.modeling_outputs import Transformer2DModelOutput
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 

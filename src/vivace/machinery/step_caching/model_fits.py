@@ -106,11 +106,8 @@ AnyFit = TypeVar("AnyFit", Fit, Ratios)
 
 
 def find_fit(kind: type[AnyFit], denoiser: Any, model: str) -> AnyFit | None:
-    """Return the fit that `keep` wrote for this model, else the one published for its architecture, else None.
-
-    Args:
-        model: NAME@REVISION; "" for a pipeline of unknown origin, which gets the latest fit of its architecture.
-    """
+    """Return the fit that `keep` wrote for this model (of unknown origin, "": the latest of its architecture), else the
+    published one, else None."""
     architecture = _architecture(denoiser)
     if model:
         return _read(kind, _file(kind.technique, architecture, model)) or _published(kind, denoiser)
@@ -126,11 +123,7 @@ def find_fit(kind: type[AnyFit], denoiser: Any, model: str) -> AnyFit | None:
 
 
 def keep(fit: Fit | Ratios, denoiser: Any) -> Path:
-    """Write a fit atomically, where `find_fit` looks for it.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a fit atomically, where `find_fit` looks for it; OutputError where it cannot be written."""
     file = _file(fit.technique, _architecture(denoiser), fit.model)
     replace(file, json.dumps({"version": _VERSION, "model": fit.model, "fit": asdict(fit)}).encode())
     return file
@@ -146,12 +139,8 @@ def _published(kind: type[AnyFit], denoiser: Any) -> AnyFit | None:
 
 @contextmanager
 def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float]], Callable[[], None]]]:
-    """Collect how the output changes with the modulated input, for a fit.
-
-    Yields:
-        The relative changes of (modulated input, output) between consecutive calls, a list that grows with each call;
-        and a function to call before each image.
-    """
+    """Collect the relative changes of (modulated input, output) between consecutive calls; yields the list, and a
+    function to call before each image."""
     changes: list[tuple[float, float]] = []
     last: dict[str, tuple[Any, Any]] = {}
 
@@ -178,11 +167,8 @@ def _one(output: Any) -> Any:
 
 
 def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
-    """Fit the least squares polynomial through (change of the input, change of the output).
-
-    Raises:
-        ValueError: fewer pairs than it takes to tell a fit from an interpolation, or numbers that are not finite.
-    """
+    """Fit the least squares polynomial through (change of the input, change of the output); ValueError for too few
+    pairs or numbers that are not finite."""
     import numpy as np
 
     if len(changes) < 2 * (degree + 1):
@@ -210,14 +196,8 @@ def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: s
 
 
 def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """Return the table of one image.
-
-    Args:
-        residuals: (batch, tokens, channels) of its steps in order.
-
-    Raises:
-        ValueError: a single step, or values that are not finite.
-    """
+    """Return the table of one image by the residuals (batch, tokens, channels) of its steps; ValueError for one step,
+    or values that are not finite."""
     if len(residuals) < 2:
         raise ValueError("an image of one step has nothing that could be skipped")
     ratios = (1.0, *(_ratio(new, old) for old, new in pairwise(residuals)))
@@ -236,12 +216,11 @@ def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
 
 
 def _ratio(new: torch.Tensor, old: torch.Tensor) -> float:
-    """Return the mean over tokens of the ratio of their norms."""
     return float((new.float().norm(dim=-1) / (old.float().norm(dim=-1) + 1e-8)).mean())
 
 
 def _architecture(denoiser: Any) -> str:
-    """Return a hash of a configuration, without the path and the version that it was loaded from."""
+    """Return a hash of a configuration, without the path and version that it was loaded from."""
     config = {name: value for name, value in denoiser.config.items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

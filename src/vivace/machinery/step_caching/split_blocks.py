@@ -30,16 +30,13 @@ def num_blocks(transformer: Any) -> int:
 
 @dataclass
 class _SplitPass:
-    """Where the blocks are split, and the tensors within one forward. These are cleared after it, so that a graph
-    carries no state.
+    """Where the blocks are split, and the tensors within one forward, cleared after it, so that a graph carries no
+    state.
 
     Attributes:
         first, end: the numbers of the first of the middle blocks, and of the first block behind them.
         joined: of each block, whether it takes text and image as one tensor.
-        begin: the tokens in front of the first block.
-        first_output: what the last of the first blocks returns.
-        entering, leaving: the tokens in front of the middle blocks, and behind them.
-        residual: what is added in place of the middle blocks.
+        begin: the tokens in front of the first block; `entering` and `leaving` are those around the middle blocks.
     """
 
     blocks: Blocks
@@ -86,9 +83,6 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 
     `look` computes the first blocks. It returns what they add to the image's tokens, and what the last of them
     returned, from which `compute_on` and `reuse_on` go on.
-
-    Args:
-        first, last: how many blocks are always computed; there are more than these.
     """
     split = _SplitForwards(transformer, first, last)
     return StepForwards(split.compute, split.reuse, split.look, split.compute_on, split.reuse_on)
@@ -97,10 +91,8 @@ def split_forwards(transformer: Any, first: int, last: int) -> StepForwards:
 class _SplitForwards:
     """The forwards of `split_forwards`.
 
-    The transformer's own forward runs over chains of the same lengths, in which some blocks have stand-ins that hand
-    on their input. So what is added between blocks (ControlNets) is added where it was. What a stand-in hands on is
-    replaced where its part ends. Stand-ins have no tensors of their own, so that what moves the transformer moves
-    theirs.
+    The transformer's own forward runs over chains of the same lengths, in which stand-ins without tensors of their own
+    hand on their input. So what ControlNets add between blocks is added where it was.
     """
 
     def __init__(self, transformer: Any, first: int, last: int) -> None:
@@ -162,7 +154,6 @@ class _SplitForwards:
         return self._forward(view, *args, **own_arguments(kwargs))[0]
 
     def _view(self, roles: dict[int, Role]) -> Any:
-        """Return the transformer with stand-ins for the blocks of these numbers; it shares all else."""
         import torch
 
         made = copy.copy(self._transformer)
@@ -224,7 +215,6 @@ def _stand_in() -> Any:
 
 
 def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tokens:
-    """Return the tokens among a block's arguments."""
     image = blocks.image_of((args, kwargs))
     text = None if joined else blocks.text_of((args, kwargs))
     return (image,) if text is None else (image, text)
@@ -236,7 +226,6 @@ def _from(start: int, tokens: Tokens) -> Tokens:
 
 
 def _returned(blocks: Blocks, tokens: Tokens) -> Any:
-    """Return the output of a block."""
     image, text = (*tokens, None)[:2]
     return blocks.returned(image, text)
 
@@ -248,7 +237,6 @@ def _returned_tokens(blocks: Blocks, returned: Any) -> Tokens:
 
 
 def _joined(tokens: Tokens) -> Tokens:
-    """Return the tokens of text and image in one tensor, the text first."""
     import torch
 
     image, text = tokens

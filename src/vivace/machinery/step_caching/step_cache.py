@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -12,8 +12,8 @@ from pydantic import model_validator
 
 from vivace.architectures import family_of_pipeline
 from vivace.errors import UsageError
-from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of
-from vivace.machinery.step_caching.when import evenly_spaced, never
+from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of, number_of_steps
+from vivace.machinery.step_caching.when import DECIDED, evenly_spaced, masked, never, read_mask
 from vivace.machinery.technique import (
     CallContext,
     Component,
@@ -45,14 +45,6 @@ class StepDecision:
 
 @dataclass(frozen=True)
 class Attached:
-    """A cache that is attached to a denoiser.
-
-    Attributes:
-        counter: counts its steps, and makes its evidence of them.
-        changed: what the Record says about it.
-        contexts: see `Effect`.
-    """
-
     counter: StepCounter
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
     contexts: Mapping[Component, CallContext] = field(default_factory=dict)
@@ -87,24 +79,50 @@ class StepCache(Technique):
     traits: ClassVar[frozenset[Trait]] = frozenset({Trait.KEEPS_BLOCK_TENSORS})
 
     hits: float | None = knob(None, gt=0, lt=1, tune=[0.3, 0.5, 0.65])
+    mask: str | None = knob(
+        None,
+        new=True,
+        about="the steps that are computed: a digit for each step, such as 11100100; runs of c and h, which repeat; or "
+        "a file of `vivace calibrate schedule`",
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Make `hits` the last knob, since a recipe's knobs have positions; pydantic puts a base's fields first."""
+        """Put its own knobs first: a recipe's knobs have positions, and pydantic puts a base's fields first."""
         super().__pydantic_init_subclass__(**kwargs)
-        hits = cls.model_fields.pop("hits")
+        fields = cls.model_fields
+        own = [name for name in vars(cls).get("__annotations__", ()) if name in fields]
+        for name in dict.fromkeys((*own, "hits", "mask")):
+            fields[name] = fields.pop(name)
         instead = f"instead of {cls.replaced_in_words}"
-        hits.description = f"share of the steps after the first that are hits, evenly spaced, {instead}"
-        cls.model_fields["hits"] = hits
+        fields[
+            "hits"
+        ].description = f"share of the steps after the first that are hits, evenly spaced, {instead}"
         cls.model_rebuild(force=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mask_in_one_form(cls, data: Any) -> Any:
+        mask = data.get("mask") if isinstance(data, dict) else None
+        return data if mask is None else data | {"mask": read_mask(str(mask))}
+
     @model_validator(mode="after")
-    def _hits_or_what_they_replace(self) -> Self:
+    def _one_schedule(self) -> Self:
         fields = type(self).model_fields
         changed = any(getattr(self, name) != fields[name].default for name in self.replaced)
         if self.hits is not None and changed:
             raise ValueError(f"give {self.replaced_in_words} or hits, not both")
+        if self.mask is not None and "mask" not in self.replaced:
+            if changed or self.hits is not None:
+                raise ValueError(f"give {self.replaced_in_words}, hits or mask, one of them")
+            if DECIDED in self.mask:
+                raise ValueError(f"{self.name} has no decided steps (d) in a mask; write c and h")
         return self
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nothing is decided by content."""
+        return self.hits is not None or (self.mask is not None and DECIDED not in self.mask)
 
     @abstractmethod
     def unsupported_denoiser(self, target: Target) -> str | None:
@@ -112,11 +130,7 @@ class StepCache(Technique):
 
     @abstractmethod
     def attach(self, target: Target, is_hit: IsHit) -> Attached:
-        """Attach the cache to the denoiser.
-
-        Raises:
-            NoEffect: nothing was there to cache.
-        """
+        """Attach the cache to the denoiser; NoEffect where nothing was there to cache."""
 
     @abstractmethod
     def decision(self, target: Target) -> StepDecision:
@@ -134,7 +148,7 @@ class StepCache(Technique):
             return None
         if (reason := self.unsupported_denoiser(target) or _mixes_guidance(target)) is not None:
             return reason
-        if self.hits is not None or not target.model.has_weights:
+        if self.is_fixed or not target.model.has_weights:
             return None
         return self.unsupported_weights(target)
 
@@ -148,16 +162,27 @@ class StepCache(Technique):
         )
 
     def apply(self, target: Target) -> Effect:
-        decision = self.decision(target) if self.hits is None else StepDecision(evenly_spaced(self.hits))
-        return self._attached(target, decision)
+        if not self.is_fixed:
+            return self.attach_with(target, self.decision(target))
+        return self.attach_with(target, StepDecision(self._schedule(lambda: number_of_steps(target.pipe))))
+
+    def _schedule(self, num_steps: Callable[[], int | None]) -> IsHit:
+        if self.hits is not None:
+            return evenly_spaced(self.hits)
+        assert self.mask is not None
+        return masked(self.mask, num_steps)
 
     def predict(self, target: Target) -> Effect:
         """Apply to a pipeline without weights. To predict memory all steps are computed and all that can be is kept; to
-        count work, hits are as frequent as measured."""
+        count work, a mask lists its hits itself, and others are as frequent as measured."""
         hits = target.model.hits
-        return self._attached(target, StepDecision(never if hits is None else evenly_spaced(hits)))
+        is_hit = never if hits is None else evenly_spaced(hits)
+        if hits is not None and self.mask is not None and self.is_fixed:
+            is_hit = masked(self.mask, lambda: None)
+        return self.attach_with(target, StepDecision(is_hit))
 
-    def _attached(self, target: Target, decision: StepDecision) -> Effect:
+    def attach_with(self, target: Target, decision: StepDecision) -> Effect:
+        """Attach the cache with another decision than its own."""
         attached = self.attach(target, decision.is_hit)
         if guides_in_unnamed_calls(target.pipe):
             if family_of_pipeline(type(target.pipe).__name__) is None:
@@ -174,9 +199,10 @@ class StepCache(Technique):
         )
 
     def _decided_by(self) -> float | str:
-        """Return what decides which steps are hits, for the Record: a threshold's value, or a knob with its value."""
         if self.hits is not None:
             return f"hits={self.hits:g}"
+        if self.mask is not None:
+            return f"mask={self.mask}"
         name = self.replaced[0]
         value: float = getattr(self, name)
         return value if name == "threshold" else f"{name}={value}"
@@ -212,10 +238,7 @@ def _mixes_guidance(target: Target) -> str | None:
 
 def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
     """Raise an error in a step that an argument of the call makes guided after all, since both calls would get one
-    tensor.
-
-    The last latents are kept, so that no other tensor is taken for them.
-    """
+    tensor."""
     last: list[Any] = [None]
 
     def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -231,11 +254,7 @@ def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
 
 
 def _name_second_calls(denoiser: Any) -> None:
-    """Tell a step's second call from its first, which is the conditional one and gets the same latents, in front of
-    what asks for the names of calls.
-
-    The last latents are kept, so that no other tensor is taken for them.
-    """
+    """Tell a step's second call, which gets the same latents, from its first, the conditional one."""
     last: list[Any] = [None]
     named: list[Any] = []
 

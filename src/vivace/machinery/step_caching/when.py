@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.errors import UsageError
+from vivace.foundation.untrusted.files import read_object, user_path
 from vivace.machinery.step_caching.engine import CacheState, IsHit, Look, relative_change
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
 _MOST_STEPS = 1000
+_DIGITS = str.maketrans("10", COMPUTED + HIT)
 
 
 def evenly_spaced(share: float) -> IsHit:
@@ -31,12 +34,24 @@ def never(_: CacheState, __: Look) -> bool:
     return False
 
 
-def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lambda _: True) -> IsHit:
-    """Compute every so many steps one, counted from the last computed one, which need not be on the schedule.
+def masked(mask: str, num_steps: Callable[[], int | None]) -> IsHit:
+    """Follow a mask of `read_mask`; one with a digit for each step is for that many steps alone."""
+    steps = steps_of(mask)
 
-    Args:
-        is_allowed: whether a step may be a hit at all.
-    """
+    def is_hit(state: CacheState, _: Look) -> bool:
+        number = num_steps() if mask.isdigit() else None
+        if number not in (None, len(steps)):
+            raise UsageError(
+                f"the mask is for {len(steps)} steps, and this call has {number}; give that many "
+                "num_inference_steps, or a mask of runs such as 4c2h1c, which repeat"
+            )
+        return of_step(steps, state.step) == HIT
+
+    return is_hit
+
+
+def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lambda _: True) -> IsHit:
+    """Compute every so many steps one, counted from the last computed one, where `is_allowed` lets a step be a hit."""
 
     def is_hit(state: CacheState, _: Look) -> bool:
         may_hit = bool(state.kept) and is_allowed(state)
@@ -51,13 +66,8 @@ def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lam
 class AccumulatedChange:
     """Skip steps while the changes since the last computed one add up to less than a threshold.
 
-    Every step is compared with the one before, computed or not. The first and the last step are computed.
-
-    Attributes:
-        num_steps: returns the steps of the call.
-        seen: what is compared: what is looked at, or what is made of it.
-        rescaled: turns a relative change into the one that is added.
-        max_skip: steps that may be skipped in a row; None: any.
+    Every step is compared with the one before, computed or not. The first and the last step are computed. `seen` is
+    what is compared, `rescaled` what is added of a relative change.
     """
 
     threshold: float
@@ -88,12 +98,10 @@ class KnownGrowth:
     """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one.
 
     Attributes:
-        ratio_at: returns a step's ratio in a schedule of so many steps: step, number of steps.
         threshold: bound of the sum of the skipped steps' errors, each the distance of the ratios' product from 1.
-        max_skip: steps that may be skipped in a row.
         retention: share of the steps, at the beginning, that are computed.
-        num_steps: returns the steps that are run.
-        num_before: returns those of the schedule's beginning that are not: the table is that of a whole schedule.
+        num_before: returns the steps of the schedule's beginning that are not run: the table is that of a whole
+            schedule.
     """
 
     ratio_at: Callable[[int, int], float]
@@ -115,28 +123,46 @@ class KnownGrowth:
         return is_hit
 
 
+def read_mask(text: str) -> str:
+    """Return a mask in the form in which recipes hold it: digits as they are, else runs of letters.
+
+    Args:
+        text: a mask, or the name of a file of `vivace calibrate schedule`.
+
+    Raises:
+        ValueError: it is no mask, or the file has none.
+    """
+    if text.endswith(".json"):
+        content = read_object(user_path(text))
+        if not isinstance(content.get("mask"), str):
+            raise ValueError(f"{text} has no mask; give a file of vivace calibrate schedule")
+        text = content["mask"]
+    steps = steps_of(text)
+    if text.strip().isdigit():
+        return text.strip()
+    return "".join(f"{len(list(run))}{letter}" for letter, run in itertools.groupby(steps))
+
+
 def steps_of(mask: str) -> str:
-    """Parse a mask into one letter a step: "4c2h" is "cccchh".
+    """Parse a mask into one letter a step: "4c2h" is "cccchh", as is "111100".
 
     Raises:
         ValueError: it is not a mask, or its first step is not computed.
     """
     letters = mask.strip().lower()
+    if letters and set(letters) <= {"0", "1"}:
+        letters = letters.translate(_DIGITS)
     runs = [(int(number or 1), letter) for number, letter in _RUN.findall(letters)]
     if not runs or _RUN.sub("", letters) or any(number < 1 for number, _ in runs):
         raise ValueError(
-            f"{mask!r} is not a mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c"
+            f"{mask!r} is not a mask of steps; write runs of c (computed), d (decided) and h (hit), such as 4c2h1c, "
+            "or a digit for each step, 1 if it is computed"
         )
     if sum(number for number, _ in runs) > _MOST_STEPS:
         raise ValueError(f"the mask has more than {_MOST_STEPS} steps")
     if runs[0][1] != COMPUTED:
         raise ValueError(f"the first step has nothing to reuse; begin the mask with c, such as 1c{letters}")
     return "".join(number * letter for number, letter in runs)
-
-
-def written(steps: str) -> str:
-    """Return the shortest way to write a mask of one letter a step."""
-    return "".join(f"{len(list(run))}{letter}" for letter, run in itertools.groupby(steps))
 
 
 def of_step(steps: str, step: int) -> str:

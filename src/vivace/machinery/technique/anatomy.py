@@ -45,13 +45,8 @@ def working_part(component: Component, module: torch.nn.Module) -> Any:
 
 @dataclass(frozen=True)
 class PipelineCall:
-    """A pipeline's call, followed through what only passes its arguments on.
-
-    Attributes:
-        pipe: the pipeline that computes: the one inside, if the call is that of a wrapper around it.
-        function: the one that has the loop of steps, as far as it can be followed.
-        parameters: by name, without `self`: of all functions on the way.
-    """
+    """A pipeline's call, followed through what only passes its arguments on (`function`), with the `parameters` of all
+    on the way."""
 
     pipe: Any
     function: Callable[..., Any]
@@ -92,7 +87,6 @@ def _is_of_diffusers(function: Any, parameters: Mapping[str, inspect.Parameter])
 
 
 def _called_in(pipe: Any, function: Callable[..., Any]) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """Yield what a function of a pipeline may pass its arguments on to, and whose it is; read from its bytecode."""
     plain = inspect.unwrap(function)
     if not isinstance(plain, FunctionType):
         return

@@ -23,11 +23,7 @@ _ASKS_PYTORCH = ("scaled_dot_product_attention", "dispatch_attention_fn")
 
 
 def call_code(pipe: Any) -> str:
-    """Return the source of the pipeline's call, also of one that only passes on to it.
-
-    Raises:
-        Unsupported: it was typed into an interpreter, or made by exec.
-    """
+    """Return the source of the pipeline's call; Unsupported where it was typed into an interpreter, or made by exec."""
     return _source(call_of(pipe).function)
 
 

@@ -52,13 +52,7 @@ def literal(value: object) -> str:
 
 
 def written_call(start: str, *arguments: str, end: str = ")", **named: str) -> str:
-    """Write a call on one line, or, if that is too long, with one argument a line.
-
-    Args:
-        start: the text before the bracket, e.g. "pipe = DiffusionPipeline.from_pretrained".
-        arguments, named: source text.
-        end: the closing bracket and the text after it.
-    """
+    """Write a call on one line, or, if that is too long, with one argument a line, from `start` to `end`."""
     parts = [*arguments, *(f"{name}={value}" for name, value in named.items())]
     line = f"{start}({', '.join(parts)}{end}"
     if len(line) <= WIDTH or not parts:

@@ -130,7 +130,6 @@ class Technique(BaseModel, ABC):
 
     @classmethod
     def _stored_default(cls) -> tuple[Component, ...]:
-        """The default targets as Records store them: without `text_encoder_3`, which came after the first records."""
         return tuple(target for target in cls.declared.default_targets if target != "text_encoder_3")
 
     @classmethod
@@ -234,11 +233,8 @@ def knob(
     lt: float | None = None,
     about: str = "",
 ) -> Any:
-    """Declare a technique's field: its default (none: required), range, and the values worth trying.
-
-    Args:
-        new: it came after the first records, so records leave it out where it has its default.
-    """
+    """Declare a technique's field: its default (none: required), range, values worth trying; `new`: records may lack
+    it."""
     extra: dict[str, Any] = {"tune": list(tune)} | ({"new": True} if new else {})
     return Field(default, ge=ge, gt=gt, le=le, lt=lt, description=about, json_schema_extra=extra)
 

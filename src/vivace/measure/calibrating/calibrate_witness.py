@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vivace.errors import UsageError
 from vivace.foundation.spec.figures import ImageFigures
-from vivace.foundation.spec.witness_calibration import SeenDamage, WitnessCalibration
+from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
 from vivace.foundation.stats import MIN_GROUPS
 from vivace.measure.calibrating.scores import CalibrationImages, ImageScores, OnImage, label, score_images
 from vivace.measure.damage import HARMLESS, DamageKind

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vivace.answers.formatting import count
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.untrusted.image_files import open_image
@@ -26,17 +28,23 @@ from vivace.measure.image_metrics import (
     thumbnail,
 )
 from vivace.measure.lpips import MIN_SIDE, Lpips, default_weights
+from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import KeptImage, Letter, ProofStore
 from vivace.proofs.sides.side import DrawJob, DrawnImage, ImageSettings
 
+LETTERS: tuple[Letter, ...] = ("a", "b")
 AGAINST = ("psnr_db", "ssim", "match", "lpips")
+NEAR = DEFAULT_LIMITS.match or 0.9
+"""Match from which an image is near the reference's."""
 ROUNDING_DB = 48.0
 """PSNR from which only the last bit of 8 differs: an error of one level in every value has 48.1 dB."""
-_LEAST = {"sharpness": 1.0, "contrast": 1.0, "saturation": 1.0}
-"""Added to both values of a ratio, so that flat and grey images have one."""
 _BLOCK = 8  # pixels
 _CALM = 0.1  # share of the blocks
 _GAIN = 6.0  # standard deviation of the difference of two Laplacians, for white noise of 1
+_NEARER_DB = 20.0
+"""By how much B's image is nearer to A's of another request, if that is what B drew."""
+_ALIKE = 2.0  # of 255: mean difference of thumbnails up to which two images are compared pixel by pixel
+_OTHERS = ("another seed", "another prompt")
 
 
 #     sharpness    variance of the Laplacian of the luminance (`measure.image_metrics`); a blurring decoder lowers it
@@ -67,10 +75,9 @@ class ImageWitness:
 
     def difference(self, a: float, b: float) -> float:
         """Return the distance of B's value from A's, on the scale of the margin."""
-        if not self.is_ratio:
-            return b - a
-        least = _LEAST[self.name]
-        return math.log((b + least) / (a + least))
+        return (
+            math.log((b + 1.0) / (a + 1.0)) if self.is_ratio else b - a
+        )  # flat and grey images have a ratio, too
 
     @property
     def margin_in_words(self) -> str:
@@ -126,6 +133,31 @@ class ReadImage:
     thumbnail: Pixels = field(default_factory=lambda: np.zeros(0))
     num_rectangles: int = 0
 
+    @classmethod
+    def of(cls, kept: KeptImage | None) -> ReadImage:
+        """Read an image; what cannot be read has a reason."""
+        if kept is None:
+            return cls(KeptImage(None), reason="it was not drawn")
+        if kept.path is None:
+            return cls(kept, reason=kept.reason)
+        notes = list(kept.notes)
+        try:
+            image = open_image(kept.path, lambda text: notes.append(f"an image: {text}"))
+        except VivaceError as error:
+            text = str(error).replace(str(kept.path), "the image")
+            return cls(kept, reason=text, notes=tuple(notes))
+        array = pixels(image)
+        return cls(
+            kept,
+            image.size,
+            hashlib.sha256(image.tobytes()).hexdigest(),
+            tuple(dict.fromkeys((*kept.faults, *faults(array)))),
+            notes=tuple(notes),
+            alone=statistics_of(array),
+            thumbnail=thumbnail(array),
+            num_rectangles=num_rectangles(array),
+        )
+
     @property
     def is_there(self) -> bool:
         return self.size is not None
@@ -151,12 +183,12 @@ class StoredImages:
     def image(self, letter: Letter, job: DrawJob) -> ReadImage:
         key = (letter, job)
         if key not in self._read:
-            self._read[key] = read_image(self._store.image(letter, job))
+            self._read[key] = ReadImage.of(self._store.image(letter, job))
         return self._read[key]
 
     def read(self, image: DrawnImage) -> ReadImage:
         """Return an image that belongs to no job."""
-        return read_image(self._store.keep_file(image))
+        return ReadImage.of(self._store.keep_file(image))
 
 
 @dataclass
@@ -187,10 +219,29 @@ class PairFigures:
     reason: str = ""
     request: str = ""
 
+    @classmethod
+    def of(cls, job: DrawJob, a: ReadImage, b: ReadImage, lpips: Lpips | None) -> PairFigures:
+        """Compare B's image with A's."""
+        pair = cls(job.prompt, job.seed, a, b, job.settings)
+        if pair.is_complete:
+            try:
+                is_large = min(a.size or (0, 0)) >= MIN_SIDE
+                pair.against = figures_against(b.pixels, a.pixels, lpips if is_large else None)
+                pair.has_hole = pair.against.pop("hole") > 0
+                pair.num_rectangles = int(pair.against.pop("num_rectangles"))
+            except ValueError as error:
+                pair.reason = str(error)
+        return pair
+
     @property
     def differs(self) -> bool:
         """Whether B's image is not near A's."""
         return self.nearness in (Nearness.CHANGED, Nearness.ANOTHER)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether B's image is broken, or has a hole, where A's is whole."""
+        return bool(self.b.faults and not self.a.faults) or self.has_hole
 
     @property
     def label(self) -> str:
@@ -199,7 +250,6 @@ class PairFigures:
 
     @property
     def seed_in_words(self) -> str:
-        """The seed, and the size where there are several."""
         return f"seed {self.seed}" + (f" at {self.size}" if self.size else "")
 
     def image(self, letter: Letter) -> ReadImage:
@@ -210,59 +260,21 @@ class PairFigures:
         return self.a.is_there and self.b.is_there
 
 
+def compare_all(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> list[PairFigures]:
+    """Return the figures of the images of the prompts."""
+    pairs = []
+    for job in plan.main_jobs:
+        pair = PairFigures.of(job, images.image("a", job), images.image("b", job), lpips)
+        pair.request = plan.b.request_text(job)
+        if len(plan.settings_by_size) > 1:
+            pair.size = f"{job.settings.width}x{job.settings.height}"
+        pairs.append(pair)
+    return pairs
+
+
 def find_lpips() -> Lpips | None:
     """Return LPIPS, if its weights are on this machine."""
     return Lpips() if default_weights().is_file() else None
-
-
-def read_image(kept: KeptImage | None) -> ReadImage:
-    """Return an image with its figures; what cannot be read has a reason."""
-    if kept is None:
-        return ReadImage(KeptImage(None), reason="it was not drawn")
-    if kept.path is None:
-        return ReadImage(kept, reason=kept.reason)
-    notes = list(kept.notes)
-    try:
-        image = open_image(kept.path, lambda text: notes.append(f"an image: {text}"))
-    except VivaceError as error:
-        text = str(error).replace(str(kept.path), "the image")
-        return ReadImage(kept, reason=text, notes=tuple(notes))
-    array = pixels(image)
-    all_faults = (*kept.faults, *(fault for fault in faults(array) if fault not in kept.faults))
-    digest = hashlib.sha256(image.tobytes()).hexdigest()
-    return ReadImage(
-        kept,
-        image.size,
-        digest,
-        all_faults,
-        "",
-        tuple(notes),
-        statistics_of(array),
-        thumbnail=thumbnail(array),
-        num_rectangles=num_rectangles(array),
-    )
-
-
-def compare_pair(
-    job: DrawJob, a: ReadImage, b: ReadImage, lpips: Lpips | None, *, names_size: bool = False
-) -> PairFigures:
-    """Return the figures of B's image against A's.
-
-    Args:
-        names_size: whether images are requested at several sizes.
-    """
-    size = f"{job.settings.width}x{job.settings.height}" if names_size else ""
-    pair = PairFigures(job.prompt, job.seed, a, b, job.settings, size)
-    if not pair.is_complete:
-        return pair
-    try:
-        is_large = min(a.size or (0, 0)) >= MIN_SIDE
-        pair.against = figures_against(b.pixels, a.pixels, lpips if is_large else None)
-        pair.has_hole = pair.against.pop("hole") > 0
-        pair.num_rectangles = int(pair.against.pop("num_rectangles"))
-    except ValueError as error:
-        pair.reason = str(error)
-    return pair
 
 
 def psnr_of(a: ReadImage, b: ReadImage) -> float:
@@ -283,7 +295,7 @@ def match_of(a: ReadImage, b: ReadImage) -> float:
 
 
 def is_near(a: ReadImage, b: ReadImage) -> bool:
-    return match_of(a, b) >= (DEFAULT_LIMITS.match or 0.9)
+    return match_of(a, b) >= NEAR
 
 
 def add_scores(
@@ -292,13 +304,7 @@ def add_scores(
     name: str,
     score: Callable[[Sequence[Any], Sequence[str]], Any],
 ) -> None:
-    """Add to each image its scores with its own prompt and, on average, with the others.
-
-    Args:
-        images: each with its prompt.
-        name: of the model.
-        score: returns a matrix (images, prompts).
-    """
+    """Add to each image its scores with its own prompt and with the others, by a matrix (images, prompts)."""
     complete = [(prompt, image) for prompt, image in images if image.is_there]
     batch = 32
     for start in range(0, len(complete), batch):
@@ -307,10 +313,7 @@ def add_scores(
         for (prompt, image), row in zip(part, rows, strict=True):
             own = prompts.index(prompt)
             others = [float(value) for k, value in enumerate(row) if k != own]
-            image.scores[name] = (
-                float(row[own]),
-                sum(others) / len(others) if others else math.nan,
-            )
+            image.scores[name] = float(row[own]), sum(others) / len(others)
 
 
 def statistics_of(image: Pixels) -> dict[str, float]:
@@ -328,10 +331,7 @@ def statistics_of(image: Pixels) -> dict[str, float]:
 
 
 def noise(light: NDArray[np.float64]) -> float:
-    """Return the standard deviation of the noise of a luminance (H, W), where the image is calm.
-
-    Blocks of one exact colour do not count: a drawn background has no noise to measure, however noisy the rest is.
-    """
+    """Return the standard deviation of the noise of a luminance (H, W), where the image is calm."""
     padded = np.pad(light, 1, mode="reflect")
     rows = padded[:-2] - 2 * padded[1:-1] + padded[2:]
     doubled = rows[:, :-2] - 2 * rows[:, 1:-1] + rows[:, 2:]
@@ -341,3 +341,61 @@ def noise(light: NDArray[np.float64]) -> float:
     blocks = doubled[:height, :width].reshape(height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK)
     deviations = np.sort(np.sqrt((blocks**2).mean(axis=(1, 3))).ravel()) / _GAIN
     return float(deviations[: max(1, round(_CALM * deviations.size))].mean())
+
+
+@dataclass(frozen=True)
+class ImageFinding:
+    """A fault of B's images in words, with an example, and a request that shows it, or "".
+
+    Attributes:
+        is_cause: whether it says why images differ: A itself draws B's image so, up to rounding.
+    """
+
+    summary: str
+    example: str
+    request: str
+    is_cause: bool
+
+    @property
+    def text(self) -> str:
+        return f"{self.summary}, e.g. {self.example}"
+
+
+def find_broken(pairs: Sequence[PairFigures]) -> Iterator[ImageFinding]:
+    """Yield the kinds of broken images that B has where A has none, holes among them."""
+    by_fault: dict[str, list[PairFigures]] = {}
+    for pair in pairs:
+        for fault in (*pair.b.faults, *(["hole"] if pair.has_hole else [])) if not pair.a.faults else ():
+            by_fault.setdefault(fault, []).append(pair)
+    for fault, hit in by_fault.items():
+        yield ImageFinding(f"{fault}: {count(len(hit), 'image')} of B", hit[0].label, hit[0].request, True)
+
+
+def find_instead(
+    plan: ProofPlan, pairs: Sequence[PairFigures], images: StoredImages
+) -> Iterator[ImageFinding]:
+    """Yield what B drew instead of A's images, where A draws the same with another seed, prompt or setting."""
+    hits = []
+    for number, pair in enumerate(pairs):
+        own_db = pair.against.get("psnr_db", 0.0)
+        if not pair.is_complete or own_db >= ROUNDING_DB:
+            continue
+        others = [(_OTHERS[pair.prompt != other.prompt], other.a) for other in pairs if other is not pair]
+        if number == 0:
+            others += [(words, images.image("a", job)) for words, job in plan.hypotheses]
+        least_db = max(ROUNDING_DB, own_db + _NEARER_DB)
+        if kinds := [kind for kind, other in others if _is_as_near(pair.b, other, least_db)]:
+            hits.append((pair, " or of ".join(dict.fromkeys(kinds))))
+    if hits:
+        kind = Counter(kind for _, kind in hits).most_common(1)[0][0]
+        summary = (
+            f"instead: {count(len(hits), 'image')} of B {'is' if len(hits) == 1 else 'are'} A's of {kind}"
+        )
+        is_cause = kind not in _OTHERS or len(hits) >= sum(each.differs for each in pairs)
+        yield ImageFinding(summary, hits[0][0].label, hits[0][0].request, is_cause)
+
+
+def _is_as_near(image: ReadImage, other: ReadImage, least_db: float) -> bool:
+    if not other.is_there or np.abs(other.thumbnail - image.thumbnail).mean() > _ALIKE:
+        return False
+    return psnr_of(other, image) >= least_db

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,17 +28,17 @@ if TYPE_CHECKING:
 
 _COMFYUI = "comfyui:"
 _LOOK_EVERY_S = (0.05, 1.0)  # the first wait, and the longest
-Place = tuple[str, str]
-"""A node and one of its inputs."""
-_PLACEHOLDERS = ("prompt", "seed", "width", "height", "steps", "guidance")
+_NAMES = {"steps": "num_inference_steps", "guidance": "guidance_scale", "width": "width", "height": "height"}
+"""Placeholders of a workflow, by the settings that they stand for; besides %prompt% and %seed%."""
 _TEXTS = ("text", "text_g", "text_l", "clip_l", "t5xxl", "prompt")
-_SEEDS = ("seed", "noise_seed")
+_INPUTS = {"seed": "seed", "noise_seed": "seed", "steps": "steps", "cfg": "guidance"}
+"""Inputs of a sampler that take values, where there are no placeholders."""
+Nodes = dict[str, dict[str, Any]]
 
 
 # The file is what ComfyUI saves with "Export (API)": nodes by number, each with its class and inputs. Placeholders in
-# the inputs say where values go: %prompt%, %seed%, %width%, %height%, %steps%, %guidance%. Without them the sampler's
-# inputs are used (seed or noise_seed, steps, cfg), the texts that its positive input comes from, and the empty latent's
-# size.
+# the inputs say where values go: %prompt%, %seed%, %width%, %height%, %steps%, %guidance%. Without them they are put
+# into a sampler's inputs, the texts that its positive input comes from, and the empty latent's size.
 class Workflow:
     """A workflow in ComfyUI's API format.
 
@@ -50,14 +48,14 @@ class Workflow:
 
     def __init__(self, file: str) -> None:
         with reading(f"workflow {file}", UsageError, "save it with ComfyUI's “Export (API)”"):
-            self._nodes = read_object(user_path(file))
+            self._nodes: Nodes = read_object(user_path(file))
             if not self._nodes or not all(_is_node(node) for node in self._nodes.values()):
                 raise ValueError(
                     "it is not a workflow in the API format, which has class_type and inputs in each node"
                 )
-        self._has_placeholders = any(f"%{name}%" in _texts(self._nodes) for name in ("prompt", "seed"))
-        self._places = {} if self._has_placeholders else self._find_places()
-        missing = [name for name in ("prompt", "seed") if not self._has(name)]
+        if not any(f"%{name}%" in self._text for name in ("prompt", "seed")):
+            self._add_placeholders()
+        missing = [name for name in ("prompt", "seed") if f"%{name}%" not in self._text]
         if missing:
             raise UsageError(
                 f"workflow {file}: nothing says where {' and '.join(missing)} go; write "
@@ -65,57 +63,54 @@ class Workflow:
                 + " in the inputs that take them"
             )
 
-    def filled(self, prompt: str, seed: int, settings: ImageSettings) -> dict[str, Any]:
+    def filled(self, prompt: str, seed: int, settings: ImageSettings) -> Nodes:
         """Return the workflow for one image. Settings that have no value stay as they are saved."""
-        call = settings.call
-        values = {
-            "prompt": prompt,
-            "seed": seed,
-            "width": call.get("width"),
-            "height": call.get("height"),
-            "steps": call.get("num_inference_steps"),
-            "guidance": call.get("guidance_scale"),
+        values: dict[str, Any] = {name: settings.call.get(_NAMES[name]) for name in _NAMES}
+        values |= {"seed": seed, "prompt": prompt}  # the prompt last, as its text holds no placeholders
+        return {
+            number: node | {"inputs": {key: _filled(value, values) for key, value in node["inputs"].items()}}
+            for number, node in self._nodes.items()
         }
-        nodes = copy.deepcopy(self._nodes)
-        for name, places in self._places.items():
-            for node, key in places if values[name] is not None else ():
-                nodes[node]["inputs"][key] = values[name]
-        for node in nodes.values() if self._has_placeholders else ():
-            node["inputs"] = {key: _replaced(value, values) for key, value in node["inputs"].items()}
-        return nodes
 
-    def _has(self, name: str) -> bool:
-        return f"%{name}%" in _texts(self._nodes) if self._has_placeholders else bool(self._places.get(name))
+    @property
+    def _text(self) -> str:
+        """All texts in inputs, joined."""
+        values = [value for node in self._nodes.values() for value in node["inputs"].values()]
+        return "\n".join(str(value) for value in values if isinstance(value, str))
 
-    def _find_places(self) -> dict[str, list[Place]]:
-        places: dict[str, list[Place]] = {name: [] for name in _PLACEHOLDERS}
-        for number, node in self._nodes.items():
+    def _add_placeholders(self) -> None:
+        for node in self._nodes.values():
             inputs = node["inputs"]
-            places["seed"] += [(number, key) for key in _SEEDS if _is_number(inputs.get(key))]
-            if _is_number(inputs.get("steps")):
-                places["steps"].append((number, "steps"))
-            if _is_number(inputs.get("cfg")):
-                places["guidance"].append((number, "cfg"))
+            places = {key: name for key, name in _INPUTS.items() if _is_number(inputs.get(key))}
             if "Latent" in node["class_type"] and all(_is_number(inputs.get(k)) for k in ("width", "height")):
-                places["width"].append((number, "width"))
-                places["height"].append((number, "height"))
+                places |= {"width": "width", "height": "height"}
+            for key, name in places.items():
+                inputs[key] = Placeholder(f"%{name}%", inputs[key])
             if isinstance(inputs.get("positive"), list):
-                places["prompt"] += self._texts_before(inputs["positive"], set())
-        places["prompt"] = list(dict.fromkeys(places["prompt"]))
-        return places
+                self._add_prompt_before(inputs["positive"], set())
 
-    def _texts_before(self, link: Any, visited: set[str]) -> Iterator[Place]:
-        """Yield the texts that feed an input: those of its linked node, else of the nodes before it."""
+    def _add_prompt_before(self, link: Any, visited: set[str]) -> None:
+        """Put the prompt into the texts that feed an input: those of its linked node, else of the nodes before it."""
         number = str(link[0]) if isinstance(link, list) and link else ""
         if number in visited or number not in self._nodes:
             return
         visited.add(number)
         inputs = self._nodes[number]["inputs"]
-        own = [(number, key) for key in _TEXTS if isinstance(inputs.get(key), str)]
-        yield from own
-        if not own:
-            for value in inputs.values():
-                yield from self._texts_before(value, visited)
+        own = [key for key in _TEXTS if isinstance(inputs.get(key), str)]
+        inputs |= dict.fromkeys(own, "%prompt%")
+        for value in list(inputs.values()) if not own else ():
+            self._add_prompt_before(value, visited)
+
+
+class Placeholder(str):
+    """A placeholder that was put in the place of a saved value, which stays where there is no other."""
+
+    saved: Any
+
+    def __new__(cls, text: str, saved: Any) -> Placeholder:
+        placeholder = super().__new__(cls, text)
+        placeholder.saved = saved
+        return placeholder
 
 
 @dataclass(frozen=True)
@@ -125,6 +120,7 @@ class ComfySide(Side):
     text: str
     server: HttpServer
     file: str
+    probed = SETTINGS
     untimed = "a ComfyUI server is asked once a second whether it is done, which is too coarse"
 
     @staticmethod
@@ -141,10 +137,6 @@ class ComfySide(Side):
         return cls(text, HttpServer(url, uses_proxy=True), fields["workflow"])
 
     @property
-    def probed(self) -> tuple[str, ...]:
-        return SETTINGS
-
-    @property
     def identity(self) -> str:
         return self.text + file_digest(user_path(self.file))
 
@@ -159,7 +151,6 @@ class ComfySide(Side):
         assert self.workflow is not None
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         began = time.monotonic()
         try:
             number = self._queue(self.workflow.filled(job.prompt, job.seed, job.settings))
@@ -224,13 +215,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _texts(nodes: dict[str, Any]) -> str:
-    """Return all texts in inputs, joined."""
-    values = [value for node in nodes.values() for value in node["inputs"].values()]
-    return "\n".join(value for value in values if isinstance(value, str))
-
-
-def _replaced(value: Any, values: dict[str, Any]) -> Any:
+def _filled(value: Any, values: dict[str, Any]) -> Any:
     """Return an input with its placeholders filled; a placeholder alone becomes a number."""
     if not isinstance(value, str):
         return value
@@ -238,10 +223,9 @@ def _replaced(value: Any, values: dict[str, Any]) -> Any:
         placeholder = f"%{name}%"
         if placeholder not in value:
             continue
-        if content is None:
+        if content is None and not isinstance(value, Placeholder):
             raise UsageError(f"the workflow has {placeholder}, which has no value; give the option for it")
         if value.strip() == placeholder:
-            return content
-        if name != "prompt":
-            value = value.replace(placeholder, str(content))
-    return value.replace("%prompt%", str(values["prompt"]))
+            return value.saved if content is None and isinstance(value, Placeholder) else content
+        value = value.replace(placeholder, str(content))
+    return value

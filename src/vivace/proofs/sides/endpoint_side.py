@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from vivace.benchmark.load_testing.images_endpoint import (
@@ -36,9 +35,6 @@ from vivace.proofs.sides.side import (
     suffix_of,
 )
 
-if TYPE_CHECKING:
-    pass
-
 _FORM = (
     "http://HOST:PORT/v1, optionally with ?model=NAME&FIELD=VALUE; a key with --key-a FILE or --key-b FILE"
 )
@@ -51,17 +47,12 @@ _OWN_FIELDS = ("prompt", "seed", "n", "size", "num_inference_steps", "guidance_s
 
 @dataclass(frozen=True)
 class ServedImages:
-    """The images of one answer.
-
-    Attributes:
-        notes: what was remarkable about the answer.
-        says: its other fields, and those of its first image.
-    """
+    """The images of one answer, with remarks on it, its other fields, and those of its first image."""
 
     contents: tuple[bytes, ...]
     seconds: float
     notes: tuple[str, ...]
-    says: Mapping[str, Any]
+    says: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,6 +62,7 @@ class EndpointSide(Side):
     text: str
     server: ImagesEndpoint
     fields: dict[str, Any] = field(default_factory=dict)
+    probed = SETTINGS
 
     @staticmethod
     def is_written(text: str) -> bool:
@@ -94,17 +86,8 @@ class EndpointSide(Side):
             fields[name] = json_or_text(value) if name != "model" else value
         return cls(text, ImagesEndpoint(url, uses_proxy=True), fields)
 
-    @property
-    def probed(self) -> tuple[str, ...]:
-        return SETTINGS
-
     def connect(self, timeout_s: float, key: str | None) -> EndpointSide:
-        """Return the side with the model that the server lists, where none is named.
-
-        Raises:
-            Unsupported: no server answers, or it wants a key.
-            UsageError: it lists several models.
-        """
+        """Return the side with the model that the server lists, where none is named; see `model_entry`."""
         server, fields = replace(self.server, timeout_s=timeout_s, key=key), self.fields
         if "model" not in fields:
             entry = server.model_entry(None, "?model=NAME", "--key-a FILE or --key-b")
@@ -112,12 +95,7 @@ class EndpointSide(Side):
         return replace(self, server=server, fields=fields)
 
     def body(self, job: DrawJob, n: int = 1, **fields: Any) -> dict[str, Any]:
-        """Return the JSON of a request.
-
-        Args:
-            n: number of images.
-            fields: replace those of the same name, or are added.
-        """
+        """Return the JSON of a request for `n` images. `fields` replace those of the same name, or are added."""
         call = job.settings.call
         size = f"{call['width']}x{call['height']}" if {"width", "height"} <= call.keys() else None
         further = {name: call[name] for name in ("num_inference_steps", "guidance_scale") if name in call}
@@ -127,13 +105,11 @@ class EndpointSide(Side):
         return self.curl(self.body(job))
 
     def curl(self, body: dict[str, Any]) -> str:
-        """Return a request as a command line."""
         url, text = f"{self.server.url}{IMAGES}", json.dumps(body, ensure_ascii=False)
         bearer = "" if self.server.key is None else ' -H "Authorization: Bearer $KEY"'
         return f"curl {shlex.quote(url)}{bearer} -H 'Content-Type: application/json' -d {shlex.quote(text)}"
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         body = self.body(job)
         images = self.images(body)
         if len(images.contents) != 1:
@@ -143,11 +119,7 @@ class EndpointSide(Side):
         return DrawnImage(images.contents[0], suffix, images.seconds, notes=images.notes + lossy)
 
     def images(self, body: dict[str, Any]) -> ServedImages:
-        """Send a request and return its images.
-
-        Raises:
-            DrawingFailure: there is no answer, a refusal, or an answer without images.
-        """
+        """Send a request and return its images, or raise DrawingFailure."""
         try:
             answer = self.ask(body)
             if answer.status != 200:
@@ -170,11 +142,7 @@ class EndpointSide(Side):
         return ServedImages(contents, answer.seconds, tuple(notes), says)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
-        """Send a request and return any answer.
-
-        Raises:
-            NoAnswer: there is none.
-        """
+        """Send a request and return any answer, or raise NoAnswer."""
         return self.server.send_patiently(IMAGES, body)
 
     def hang_up(self, body: dict[str, Any], after_s: float) -> bool:

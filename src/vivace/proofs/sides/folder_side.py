@@ -7,7 +7,7 @@ prompt k, and after the last prompt the next seed begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,16 @@ from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import open_plain, read_bytes, user_path
 from vivace.foundation.untrusted.streams import natural_order
 from vivace.measure.folders import SUFFIXES
-from vivace.proofs.sides.side import Draw, DrawingFailure, DrawnImage, OnNote, Side, suffix_of
+from vivace.proofs.sides.side import (
+    SETTINGS,
+    Draw,
+    DrawingFailure,
+    DrawnImage,
+    OnNote,
+    OnRead,
+    Side,
+    suffix_of,
+)
 
 if TYPE_CHECKING:
     from vivace.proofs.sides.plan import ProofPlan
@@ -59,11 +68,7 @@ class FolderSide(Side):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The files of the images in natural order.
-
-        Raises:
-            UsageError: there are none.
-        """
+        """The files of the images in natural order."""
         names = [path.name for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES]
         if not names:
             raise UsageError(f"{self.folder} has no images ({', '.join(SUFFIXES)})")
@@ -96,23 +101,20 @@ class FolderSide(Side):
             digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
         return f"{self.folder.resolve()}@{digest.hexdigest()[:16]}"
 
+    @cached_property
     def by_facts(self) -> dict[tuple[str, int], Path]:
-        """Return the images by their own prompt and seed."""
+        """The images by their own prompt and seed."""
         return {
             (facts["prompt"], int(facts["seed"])): self.folder / name
             for name, facts in zip(self.names, self.facts, strict=True)
         }
 
     def paths(self, plan: ProofPlan) -> dict[tuple[str, int], Path]:
-        """Return the images by prompt and seed: by their own, else in the order of the pairs.
-
-        Raises:
-            UsageError: there are more images than pairs, or fewer.
-        """
+        """Return the images by prompt and seed: by their own, else in the order of the pairs."""
         if not plan.knows_prompts:
             return {(name, 0): self.folder / name for name in self.names}
         if self.says_prompts:
-            return self.by_facts()
+            return self.by_facts
         if len(plan.pairs) != len(self.names):
             raise UsageError(
                 f"{self.folder} has {count(len(self.names), 'image')}, without prompts, for {len(plan.pairs)} pairs of "
@@ -129,10 +131,7 @@ class FolderSide(Side):
 
     @contextmanager
     def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
+        self, plan: ProofPlan, is_read: OnRead = lambda: None, on_note: OnNote = lambda text: None
     ) -> Iterator[Draw]:
         paths = self.paths(plan)
         yield lambda job: _image_at(paths.get((job.prompt, job.seed)))
@@ -152,13 +151,7 @@ def settings_of(facts: dict[str, str]) -> dict[str, Any]:
     """Return how an image was drawn, from its own metadata."""
     width, _, height = facts.get("size", "").partition("x")
     texts = facts | {"width": width, "height": height}
-    kinds = {
-        "width": int,
-        "height": int,
-        "num_inference_steps": int,
-        "guidance_scale": float,
-        "scheduler": str,
-    }
+    kinds = dict.fromkeys(SETTINGS, int) | {"guidance_scale": float, "scheduler": str}
     try:
         return {name: kind(texts[name]) for name, kind in kinds.items() if texts.get(name)}
     except ValueError:

@@ -62,18 +62,10 @@ class FunctionSide(Side):
     @property
     def identity(self) -> str:
         spec = importlib.util.find_spec(self.module)
-        has_file = spec is not None and spec.has_location and spec.origin
-        return self.text + (
-            file_digest(Path(spec.origin)) if spec is not None and spec.origin and has_file else ""
-        )
+        return self.text + (file_digest(Path(spec.origin)) if spec is not None and spec.origin else "")
 
     @cached_property
     def call(self) -> Callable[..., Any]:
-        """The function.
-
-        Raises:
-            UsageError: there is none.
-        """
         if "" not in sys.path and "." not in sys.path:
             sys.path.insert(0, "")  # as `python` itself does
         try:
@@ -90,12 +82,8 @@ class FunctionSide(Side):
         return function
 
     @cached_property
-    def probed(self) -> tuple[str, ...]:
-        """The settings that it takes.
-
-        Raises:
-            UsageError: it takes no prompt and seed.
-        """
+    def probed(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The settings that it takes."""
         try:
             parameters = inspect.signature(self.call).parameters
         except (TypeError, ValueError):
@@ -112,7 +100,6 @@ class FunctionSide(Side):
         assert self.probed is not None
 
     def draw(self, job: DrawJob) -> DrawnImage:
-        """Return one image."""
         call = {name: value for name, value in job.settings.call.items() if name in self.probed}
         began = time.monotonic()
         try:
@@ -127,11 +114,7 @@ class FunctionSide(Side):
 
 
 def _picture(output: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a function's result as a PIL image, and any loss in an image file.
-
-    Raises:
-        DrawingFailure: it is not an image.
-    """
+    """Return a function's result as a PIL image, and its faults that a file does not show."""
     import numpy as np
     from PIL import Image
 

@@ -1,13 +1,15 @@
-"""The plan of a proof: both sides, checked, with the prompts, seeds and settings that they share."""
+"""The plan of a proof: both sides, checked, with the prompts, seeds and settings that they share, and every image."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from vivace.answers.formatting import count
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     CallSettings,
@@ -29,9 +31,8 @@ from vivace.proofs.sides.folder_side import FolderSide
 from vivace.proofs.sides.function_side import FunctionSide
 from vivace.proofs.sides.proof_store import Letter
 from vivace.proofs.sides.recipe_side import RecipeSide
-from vivace.proofs.sides.side import ImageSettings, Side
+from vivace.proofs.sides.side import DrawJob, ImageSettings, Side
 
-DEFAULT_NUM_PROMPTS = 13
 Pair = tuple[str, int]
 """A prompt and a seed."""
 _KINDS: tuple[type[EndpointSide | ComfySide | FunctionSide | FolderSide | RecipeSide], ...] = (
@@ -41,7 +42,13 @@ _KINDS: tuple[type[EndpointSide | ComfySide | FunctionSide | FolderSide | Recipe
     FolderSide,
     RecipeSide,
 )
-
+_NUM_REPEATS = 3
+_GRID = 64  # pixels; sizes that every published model draws are multiples of it
+_SMALL_GRID = 16  # of small models
+_LARGE_SEED = 2**31
+"""Servers that keep seeds in 31 bits, or as 32-bit floats, draw the same image for several of them."""
+_LONG = (20, 46)
+"""Words of long prompts: some encoders read 32 tokens, CLIP 77."""
 
 Sizes = Annotated[
     tuple[Size, ...],
@@ -70,9 +77,7 @@ class DrawRequest(CallSettings):
         Literal["real", "tinyworld"] | None,
         Option("Prompts that ship with vivace; default: those that the model understands, else real."),
     ] = None
-    num_prompts: Annotated[int, Field(ge=1, le=1000), Option("Prompts of the set; each set has 39.")] = (
-        DEFAULT_NUM_PROMPTS
-    )
+    num_prompts: Annotated[int, Field(ge=1, le=1000), Option("Prompts of the set; each set has 39.")] = 13
     num_seeds: Annotated[int, Field(ge=1, le=10_000), Option("Seeds of each prompt.", "--seeds")] = NUM_SEEDS
     seed: Seed = 0
     sizes: Sizes = ()
@@ -97,6 +102,25 @@ class DrawRequest(CallSettings):
     def settings(self) -> ImageSettings:
         """Size, steps and guidance of every image."""
         return ImageSettings(self.height, self.width, self.num_inference_steps, self.guidance_scale)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Two images that should differ, or of which the second should have its own size.
+
+    Attributes:
+        name: the difference; see `request_checks`.
+        base: usually the first image.
+        is_of_reference: whether A draws both too, since not every model has guidance, more than one step, or reads
+            every word.
+    """
+
+    name: str
+    before: object
+    after: object
+    base: DrawJob
+    job: DrawJob
+    is_of_reference: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,30 +160,138 @@ class ProofPlan:
 
     @property
     def settings_by_size(self) -> tuple[ImageSettings, ...]:
-        """The settings of the images, for each size."""
         sizes = self.request.sizes
-        return tuple(replace(self.settings, width=s.width, height=s.height) for s in sizes) or (
-            self.settings,
-        )
+        by_size = tuple(replace(self.settings, width=size.width, height=size.height) for size in sizes)
+        return by_size or (self.settings,)
 
     @property
     def shows_something(self) -> bool:
         """Whether the images follow their prompts; those of random weights show nothing."""
-        return not any(
-            side.located is not None and side.located.model.is_synthetic for side in (self.a, self.b)
-        )
+        models = [side.located.model for side in (self.a, self.b) if side.located is not None]
+        return not any(model.is_synthetic for model in models)
 
     @property
     def prompts(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(prompt for prompt, _ in self.pairs))
 
+    @cached_property
+    def main_jobs(self) -> list[DrawJob]:
+        """The images of the prompts."""
+        by_size = self.settings_by_size
+        return [DrawJob(prompt, seed, settings) for prompt, seed in self.pairs for settings in by_size]
+
+    @property
+    def other_seed_jobs(self) -> list[DrawJob]:
+        """A's images of another seed, where each prompt has only one."""
+        if not self.a.draws or len({seed for _, seed in self.pairs}) > 1:
+            return []
+        return [replace(job, seed=job.seed + 1) for job in self.main_jobs[:_NUM_REPEATS]]
+
+    @property
+    def own_repeat_jobs(self) -> list[DrawJob]:
+        """A's images once more, for its distance to itself."""
+        return [replace(job, repeat=1) for job in self.main_jobs[:_NUM_REPEATS]] if self.a.draws else []
+
+    @property
+    def timing_jobs(self) -> list[DrawJob]:
+        """A's images once more, to be drawn after B for their seconds."""
+        return [replace(job, repeat=2) for job in self.main_jobs] if self.a.draws else []
+
+    @property
+    def repeat_jobs(self) -> list[DrawJob]:
+        """Images that B draws again after all others, in another order."""
+        jobs = self.main_jobs
+        chosen = dict.fromkeys((jobs[0], jobs[-1], jobs[len(jobs) // 2])) if self.b.draws else ()
+        return [replace(job, repeat=1) for job in chosen]
+
+    def jobs_of(self, letter: Letter) -> list[DrawJob]:
+        """Return every image that a side draws, those of the prompts first; A's too that probes and hypotheses need."""
+        jobs = list(self.main_jobs)
+        if letter == "b":
+            jobs += [job for probe in self.probes for job in (probe.base, probe.job)] + self.repeat_jobs
+        elif self.a.draws:
+            jobs += self.own_repeat_jobs + self.other_seed_jobs
+            jobs += [job for probe in self.probes if probe.is_of_reference for job in (probe.base, probe.job)]
+            jobs += [job for _, job in self.hypotheses]
+        return list(dict.fromkeys(jobs))
+
+    @cached_property
+    def probes(self) -> list[Probe]:
+        """The probes of B's settings; none for folders, and for recipes, whose arguments are vivace's own."""
+        if self.b.probed is None:
+            return []
+        first = self.main_jobs[0]
+        seed = first.seed
+        far, next_to_it = (replace(first, seed=seed + _LARGE_SEED + k) for k in (0, 1))
+        seeds = [
+            Probe("seed", seed, seed + 1, first, replace(first, seed=seed + 1), False),
+            Probe("large seed", seed, far.seed, first, far, False),
+            Probe("large seed", far.seed, next_to_it.seed, far, next_to_it, False),
+        ]
+        return [*seeds, *self._probes_of_settings(first, self.b.probed), *_probes_of_prompts(first)]
+
+    def _probes_of_settings(self, first: DrawJob, names: tuple[str, ...]) -> list[Probe]:
+        values: list[tuple[str, Any, Any]] = []
+        steps, guidance = self.settings.num_inference_steps, self.settings.guidance_scale
+        if steps is not None:
+            others = {steps - 1, steps // 2} - {0} if steps > 1 else {2}
+            values += [("num_inference_steps", steps, other) for other in sorted(others)]
+        if guidance is not None and guidance > 1:
+            scales = (max(guidance - 0.5, (1 + guidance) / 2), guidance + 2)
+            values += [("guidance_scale", guidance, scale) for scale in scales]
+        found = [
+            Probe(name, before, after, first, first.with_(**{name: after}))
+            for name, before, after in values
+            if name in names
+        ]
+        width, height = self.settings.width, self.settings.height
+        if {"width", "height"} <= set(names) and width is not None and height is not None:
+            grid = _GRID if height >= 4 * _GRID else _SMALL_GRID
+            other = height * 3 // 4 // grid * grid
+            job = first.with_(width=width, height=other)
+            found += [Probe("size", f"{width}x{height}", f"{width}x{other}", first, job)] if other else []
+        return found
+
+    @cached_property
+    def hypotheses(self) -> list[tuple[str, DrawJob]]:
+        """What B may have drawn instead of the first image, in words; A draws it to find out."""
+        if not self.a.draws or not self.probes:
+            return []
+        first = self.main_jobs[0]
+        found = [(f"seed {first.seed + 1}", replace(first, seed=first.seed + 1))]
+        steps, guidance = first.settings.num_inference_steps, first.settings.guidance_scale
+        numbers = () if steps is None else {steps // 2, 2 * steps // 3, 3 * steps // 4, steps - 1, steps + 1}
+        for number in sorted(set(numbers) - {0, steps}):
+            found.append((count(number, "step"), first.with_(num_inference_steps=number)))
+        if guidance is not None and guidance > 1:
+            for scale in dict.fromkeys((1.0, guidance / 2, guidance - 1, guidance + 1)):
+                found.append((f"guidance {scale:g}", first.with_(guidance_scale=scale)))
+        return found
+
+
+def _probes_of_prompts(first: DrawJob) -> list[Probe]:
+    """Return the probes of what is read of a prompt: its case, quotes, other scripts, and its end."""
+    prompt = first.prompt
+    changed = {
+        "case of letters": prompt.swapcase(),
+        "quotes": f'"{prompt}"',
+        "other scripts": f"{prompt} \N{CJK UNIFIED IDEOGRAPH-732B} кошка",
+    }
+    found = [
+        Probe(name, prompt, text, first, replace(first, prompt=text))
+        for name, text in changed.items()
+        if text != prompt
+    ]
+    words = prompt.split()
+    for length in _LONG:  # the words that the model knows, again and again, and a last one
+        filling = [words[k % len(words)] for k in range(max(0, length - len(words) - 1))]
+        red, blue = (replace(first, prompt=" ".join([*words, *filling, last])) for last in ("red", "blue"))
+        found.append(Probe("end of a long prompt", "red", "blue", red, blue))
+    return found
+
 
 def parse_side(text: str) -> Side:
-    """Parse a side of a proof.
-
-    Raises:
-        UsageError, RecipeError: it is not written as any kind of side.
-    """
+    """Parse a side of a proof, or raise UsageError or RecipeError."""
     text = text.strip()
     if not text:
         raise UsageError(
@@ -176,8 +308,7 @@ def prepare(a: str, b: str, request: DrawRequest) -> ProofPlan:
     """
     if request.prompts is not None and request.prompt_set is not None:
         raise UsageError("give prompts or a prompt set (--prompt-set), not both")
-    asked = request.settings
-    if request.sizes and (asked.height is not None or asked.width is not None):
+    if request.sizes and (request.height is not None or request.width is not None):
         raise UsageError("give --sizes, or --height and --width, not both")
     sides = (
         parse_side(a).connect(request.timeout_s, request.key_a),
@@ -213,7 +344,7 @@ def _pairs(sides: tuple[Side, Side], request: DrawRequest, prompt_set: str) -> t
     folders = [side for side in sides if isinstance(side, FolderSide)]
     if request.prompts is None and request.prompt_set is None and folders:
         if all(folder.says_prompts for folder in folders):
-            shared = [pair for pair in folders[0].by_facts() if all(pair in f.by_facts() for f in folders)]
+            shared = [pair for pair in folders[0].by_facts if all(pair in f.by_facts for f in folders)]
             if not shared:
                 raise UsageError("the folders have no image of the same prompt and seed")
             return tuple(shared), True
@@ -223,21 +354,14 @@ def _pairs(sides: tuple[Side, Side], request: DrawRequest, prompt_set: str) -> t
                 "the folders have no image of the same name; name them alike, or add --prompts FILE and --seeds N"
             )
         return tuple((name, 0) for name in names), False
-    prompts = dict.fromkeys(request.prompts or prompts_of(prompt_set, request.num_prompts))
+    prompts = dict.fromkeys(request.prompts or _prompts_of(prompt_set, request.num_prompts))
     seeds = range(request.seed, request.seed + request.num_seeds)
     return tuple((prompt, seed) for seed in seeds for prompt in prompts), True
 
 
-def prompts_of(prompt_set: str, number: int) -> tuple[str, ...]:
-    """Return the first prompts of a set and of its further ones.
-
-    Raises:
-        UsageError: it has fewer.
-    """
-    every = (
-        *PROMPT_SETS[prompt_set],
-        *(prompt for part in FURTHER_PROMPTS.get(prompt_set, ()) for prompt in part),
-    )
+def _prompts_of(prompt_set: str, number: int) -> tuple[str, ...]:
+    further = (prompt for part in FURTHER_PROMPTS.get(prompt_set, ()) for prompt in part)
+    every = (*PROMPT_SETS[prompt_set], *further)
     if number > len(every):
         raise UsageError(
             f"--num-prompts {number}: the set {prompt_set} has {len(every)}; give prompts of your own (--prompts FILE)"

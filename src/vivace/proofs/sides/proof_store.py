@@ -24,22 +24,14 @@ from vivace.proofs.sides.side import DrawingFailure, DrawJob, DrawnImage
 Letter = Literal["a", "b"]
 _LINES = "drawn.jsonl"
 _ENDED = "ended"
-_LOADS = ("loads_a.json", "loads_b.json")
+_LOADS = {"a": "loads_a.json", "b": "loads_b.json"}
 _IMAGE = re.compile(r"[0-9a-f]{64}\.\w+")
 _MAX_BYTES = 500_000_000
 
 
 @dataclass(frozen=True)
 class KeptImage:
-    """An image, or the reason why it was not drawn.
-
-    Attributes:
-        path: of its file; None if it was not drawn.
-        reason: why it was not drawn; "" if it was.
-        request: the request for it, if it failed.
-        process: the one that drew it.
-        settings: how it was drawn; see `DrawnImage`.
-    """
+    """An image and how it was drawn, or the reason why it was not, with the request."""
 
     path: Path | None
     sha256: str = ""
@@ -48,7 +40,6 @@ class KeptImage:
     notes: tuple[str, ...] = ()
     reason: str = ""
     request: str = ""
-    process: int | None = None
     settings: dict[str, Any] | None = None
 
 
@@ -75,7 +66,7 @@ class ProofStore:
             raise StoreError(f"--store {folder} cannot be written: {error.strerror or error}") from error
         replace(self.folder / "proof.json", (identity + "\n").encode())
         self.since = ""
-        self._images = self._read()
+        self.reload()
         self.num_resumed = sum(image.path is not None for image in self._images.values())
 
     def image(self, side: Letter, job: DrawJob) -> KeptImage | None:
@@ -87,20 +78,9 @@ class ProofStore:
         return image is not None and image.path is not None
 
     def keep(self, side: Letter, job: DrawJob, image: DrawnImage) -> None:
-        """Store an image at once."""
-        kept = self.keep_file(image)
-        self._append(
-            side,
-            job,
-            {
-                "sha256": kept.sha256,
-                "suffix": image.suffix,
-                "seconds": image.seconds,
-                "faults": image.faults,
-                "notes": image.notes,
-                "settings": image.settings,
-            },
-        )
+        names = ("suffix", "seconds", "faults", "notes", "settings")
+        about = {name: getattr(image, name) for name in names}
+        self._append(side, job, {"sha256": self.keep_file(image).sha256} | about)
 
     def keep_file(self, image: DrawnImage) -> KeptImage:
         """Store only the file of an image that is drawn anew each time."""
@@ -114,20 +94,23 @@ class ProofStore:
         self._append(side, job, {"reason": str(failure), "request": failure.request})
 
     def loads_file(self, side: Letter) -> Path:
-        """Return the file for the loads on a side."""
-        return self.folder / _LOADS["ab".index(side)]
+        return self.folder / _LOADS[side]
 
     def reload(self) -> None:
         """Read the entries that another process has stored."""
-        self._images = self._read()
+        self._images: dict[str, KeptImage] = {}
+        for line in self._lines():
+            self.since = self.since or str(line.get("at", ""))
+            image = self._kept(line)
+            if image.path is None or image.path.is_file():
+                self._images[line["key"]] = image
 
     def end(self) -> None:
-        """Note that the run ended."""
         replace(self.folder / _ENDED, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}\n".encode())
 
     def _append(self, side: Letter, job: DrawJob, fields: dict[str, Any]) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        line: dict[str, Any] = {"key": _key(side, job), "at": at, "process": os.getpid()} | fields
+        line: dict[str, Any] = {"key": _key(side, job), "at": at} | fields
         content = (json.dumps(line) + "\n").encode()
         try:
             with (self.folder / _LINES).open("ab") as file:
@@ -138,19 +121,8 @@ class ProofStore:
             raise StoreError(f"{self.folder} cannot be written: {error.strerror or error}") from error
         self._images[line["key"]] = self._kept(json.loads(content))
 
-    def _read(self) -> dict[str, KeptImage]:
-        images: dict[str, KeptImage] = {}
-        for line in self._lines():
-            image = self._kept(line)
-            self.since = self.since or str(line.get("at", ""))
-            before = images.get(line["key"])
-            lasts = before is None or image.path is not None or before.path is None
-            if lasts and (image.path is None or image.path.is_file()):
-                images[line["key"]] = image
-        return images
-
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines; an incomplete one, as an interruption leaves it, is dropped from the file."""
+        """Yield the entries. An incomplete last line, as an interruption leaves it, is dropped from the file."""
         path = self.folder / _LINES
         if not path.exists():
             return
@@ -170,15 +142,10 @@ class ProofStore:
     def _kept(self, line: dict[str, Any]) -> KeptImage:
         if "sha256" not in line:
             return KeptImage(None, reason=str(line.get("reason")), request=str(line.get("request", "")))
-        return KeptImage(
-            self._path(str(line["sha256"]), str(line["suffix"])),
-            str(line["sha256"]),
-            line["seconds"],
-            tuple(line["faults"]),
-            tuple(line["notes"]),
-            process=line.get("process"),
-            settings=line.get("settings"),
-        )
+        sha256, suffix = str(line["sha256"]), str(line["suffix"])
+        faults, notes = tuple(line["faults"]), tuple(line["notes"])
+        path = self._path(sha256, suffix)
+        return KeptImage(path, sha256, line["seconds"], faults, notes, settings=line.get("settings"))
 
     def _path(self, sha256: str, suffix: str) -> Path:
         return self.folder / "images" / f"{Path(sha256).name}{Path(suffix).name}"
@@ -188,7 +155,7 @@ class ProofStore:
         for path in (self.folder / "images").iterdir():
             if _IMAGE.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-        for name in (_LINES, *_LOADS):
+        for name in (_LINES, *_LOADS.values()):
             (self.folder / name).unlink(missing_ok=True)
 
 

@@ -10,7 +10,7 @@ import gc
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,7 @@ from vivace.proofs.sides.side import (
     DrawnImage,
     ImageSettings,
     OnNote,
+    OnRead,
     Side,
     as_png,
 )
@@ -99,10 +100,7 @@ class RecipeSide(Side):
 
     @contextmanager
     def open(
-        self,
-        plan: ProofPlan,
-        is_read: Callable[[], None] = lambda: None,
-        on_note: OnNote = lambda text: None,
+        self, plan: ProofPlan, is_read: OnRead = lambda: None, on_note: OnNote = lambda text: None
     ) -> Iterator[Draw]:
         import torch
 
@@ -152,11 +150,6 @@ class RecipeSide(Side):
         return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=told)
 
     def _request(self, plan: ProofPlan, settings: ImageSettings) -> CheckedRequest:
-        """Return the checked call.
-
-        Raises:
-            WorkloadError: the model does not draw it.
-        """
         from vivace.runtime.request import checked_request
 
         changed = self.recipe_settings

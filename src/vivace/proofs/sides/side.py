@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 NOT_AN_IMAGE = "it is not an image"
 """Beginning of the reason why bytes are refused."""
 SETTINGS = ("height", "width", "num_inference_steps", "guidance_scale")
+_BEGINNINGS = {b"\x89PNG": ".png", b"\xff\xd8": ".jpg", b"II*\0": ".tif", b"MM\0*": ".tif", b"BM": ".bmp"}
 
 
 class DrawingFailure(Exception):
-    """One image could not be drawn; the message says why. The others continue.
-
-    Args:
-        request: the request, to be repeated by hand.
-    """
+    """One image could not be drawn; the message says why, `request` repeats it by hand. The others continue."""
 
     def __init__(self, reason: str, request: str = "") -> None:
         super().__init__(reason)
@@ -41,8 +38,7 @@ class ImageSettings:
     @property
     def call(self) -> dict[str, Any]:
         """The settings that have a value."""
-        values = {name: getattr(self, name) for name in SETTINGS}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
     def filled(self, defaults: dict[str, Any]) -> ImageSettings:
         """Return the settings with defaults in the place of None."""
@@ -81,14 +77,15 @@ class DrawJob:
         """The prompt and the seed, e.g. “a red circle” seed 0."""
         return f"“{self.prompt[:60]}” seed {self.seed}"
 
+    def with_(self, **settings: Any) -> DrawJob:
+        return replace(self, settings=replace(self.settings, **settings))
+
 
 Draw = Callable[[DrawJob], DrawnImage]
 """Draws one image, or raises DrawingFailure."""
+OnRead = Callable[[], None]
+"""Called when models are loaded."""
 OnNote = Callable[[str], object]
-
-
-def _ignore(*what: object) -> None:
-    pass
 
 
 class Side:
@@ -99,17 +96,14 @@ class Side:
         draws: whether it draws new images: repetitions, other settings.
         untimed: why the seconds of its images are unknown; "" if they are known.
         located: its model, if it is drawn here.
+        probed: the settings that are changed to see whether it follows them; None for what is vivace's own.
     """
 
     text: str
     draws: bool = True
     untimed: str = ""
     located: LocatedModel | None = None
-
-    @property
-    def probed(self) -> tuple[str, ...] | None:
-        """The settings that are changed to see whether it follows them; None for what is vivace's own."""
-        return None
+    probed: tuple[str, ...] | None = None
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -137,16 +131,12 @@ class Side:
     def check(self, plan: ProofPlan) -> None:
         """Raise an error for what cannot be drawn, before anything is."""
 
+    @contextmanager
     def open(
-        self, plan: ProofPlan, is_read: Callable[[], None] = _ignore, on_note: OnNote = _ignore
-    ) -> AbstractContextManager[Draw]:
-        """Return what draws its images.
-
-        Args:
-            is_read: called when a model is loaded.
-            on_note: called with warnings.
-        """
-        return nullcontext(self.draw)
+        self, plan: ProofPlan, is_read: OnRead = lambda: None, on_note: OnNote = lambda text: None
+    ) -> Iterator[Draw]:
+        """Yield what draws its images."""
+        yield self.draw
 
     def draw(self, job: DrawJob) -> DrawnImage:
         """Return one image; of a side that needs nothing to be opened."""
@@ -154,24 +144,18 @@ class Side:
 
 
 def as_png(image: Any) -> bytes:
-    """Return a PIL image as a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def suffix_of(content: bytes) -> str:
-    """Return the suffix of an image file by its first bytes.
-
-    Raises:
-        DrawingFailure: it is not a readable image.
-    """
-    beginnings = {b"\x89PNG": ".png", b"\xff\xd8": ".jpg", b"II*\0": ".tif", b"MM\0*": ".tif", b"BM": ".bmp"}
-    suffix = next((beginnings[each] for each in beginnings if content.startswith(each)), None)
+    """Return the suffix of an image file by its first bytes, or raise DrawingFailure."""
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        suffix = ".webp"
-    if suffix is None:
-        raise DrawingFailure(
-            f"{NOT_AN_IMAGE}: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
-        )
-    return suffix
+        return ".webp"
+    for beginning, suffix in _BEGINNINGS.items():
+        if content.startswith(beginning):
+            return suffix
+    raise DrawingFailure(
+        f"{NOT_AN_IMAGE}: it begins with {content[:16]!r}; PNG, JPEG, WebP, BMP and TIFF are read"
+    )

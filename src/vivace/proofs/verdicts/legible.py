@@ -12,13 +12,12 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vivace.answers.formatting import count
-from vivace.errors import Unsupported, UsageError
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
+from vivace.proofs.verdicts.same import ProofAnswer, ProofVerdict, decide, difference_in_words
 
 MARGIN = 0.05
 """Share of the letters by which B's images may miss more than A's on average."""
@@ -45,49 +44,23 @@ _SINGLE = "‘‚'"
 _LEAST_IN_SINGLE = 2  # letters; rock 'n' roll asks for none
 
 
-class TextReader(Protocol):
-    """Reads the text in an image."""
-
-    def read(self, image: Any) -> str:
-        """Return the text in an RGB image (PIL), its lines from top to bottom."""
-        ...
-
-    def unknown(self, text: str) -> str:
-        """Return the letters of a text that the reader cannot read."""
-        ...
-
-
 class RapidReader:
-    """RapidOCR on the CPU. It reads Latin, Chinese and Japanese.
-
-    Args:
-        networks: their files, by the name of the step.
-        threads: None for all cores.
-    """
+    """RapidOCR on the CPU, by the files of its networks. It reads Latin, Chinese and Japanese."""
 
     def __init__(self, networks: dict[str, Path], threads: int | None = None) -> None:
-        import onnxruntime
         from rapidocr import RapidOCR
 
         engine = "EngineConfig.onnxruntime."
         limits = {} if threads is None else {f"{engine}intra_op_num_threads": threads}
         paths = {f"{step}.model_path": str(path) for step, path in networks.items()}
         self._read = RapidOCR(params={"Global.log_level": "critical"} | paths | limits)
-        session = onnxruntime.InferenceSession(str(networks["Rec"]), providers=["CPUExecutionProvider"])
-        self._letters = frozenset(session.get_modelmeta().custom_metadata_map["character"].splitlines())
 
     def read(self, image: Any) -> str:
-        """Return the text in an image; see `TextReader.read`."""
+        """Return the text in an RGB image (PIL), its lines from top to bottom."""
         import numpy as np
 
         result = self._read(np.asarray(image)[:, :, ::-1])  # as OpenCV orders colours
         return "\n".join(result.txts or ())
-
-    def unknown(self, text: str) -> str:
-        """Return the letters that are not in its alphabet."""
-        composed = unicodedata.normalize("NFKC", text)
-        unknown = (c for c in composed if unicodedata.category(c)[0] in "LMN" and c not in self._letters)
-        return "".join(dict.fromkeys(unknown))
 
 
 @dataclass(frozen=True)
@@ -114,7 +87,6 @@ class WordsPair:
 
     @property
     def label(self) -> str:
-        """The words and the seed, e.g. “OPEN” seed 0."""
         return f"{' '.join(f'“{text[:60]}”' for text in self.texts)} {self.pair.seed_in_words}"
 
 
@@ -144,75 +116,40 @@ def left_out(reason: str) -> Legibility:
 NOTHING_READ = left_out("no prompt asks for words in quotes")
 
 
-def num_asking(prompts: Sequence[str]) -> int:
-    """Return how many prompts ask for words."""
-    return sum(bool(words_of(prompt)) for prompt in prompts)
-
-
-def check_words_can_be_read(prompts: Sequence[str], reader: TextReader | None) -> None:
-    """Raise an error if the claim "legible" cannot be checked.
-
-    Raises:
-        UsageError: no prompt asks for words.
-        Unsupported: no text reader is installed.
-    """
-    if not num_asking(prompts):
-        raise UsageError(
-            '--claim legible: no prompt asks for words; put them in quotes, e.g. a shop sign that says "OPEN"'
-        )
-    if reader is None:
-        raise Unsupported(f"--claim legible: no text reader is installed; {HOW_TO_INSTALL}")
-
-
-def legibility(pairs: Sequence[PairFigures], reader: TextReader | None) -> Legibility:
-    """Return whether B's words are as legible as A's.
-
-    Args:
-        reader: None if none is installed.
-    """
+def legibility(pairs: Sequence[PairFigures], reader: RapidReader | None) -> Legibility:
+    """Return whether B's words are as legible as A's. There is no reader if none is installed."""
     texts = {
         prompt: words for prompt in dict.fromkeys(p.prompt for p in pairs) if (words := words_of(prompt))
     }
     if not texts:
         return NOTHING_READ
     if reader is None:
-        asking = "1 prompt asks" if len(texts) == 1 else f"{len(texts)} prompts ask"
-        return left_out(f"{asking} for words; to read them in the images: {HOW_TO_INSTALL}")
-    unknown = {
-        prompt: letters for prompt, words in texts.items() if (letters := reader.unknown(" ".join(words)))
-    }
-    notes = _unknown(unknown)
-    readable = {prompt: words for prompt, words in texts.items() if prompt not in unknown}
-    if not readable:
-        return left_out(notes[0])
-    complete = [pair for pair in pairs if pair.prompt in readable and pair.is_complete]
-    compared = _read(complete, readable, reader)
+        return left_out(f"{_asking(len(texts))} for words; to read them in the images: {HOW_TO_INSTALL}")
+    compared = _read([pair for pair in pairs if pair.is_complete and pair.prompt in texts], texts, reader)
     if not compared:
-        return Legibility(ProofAnswer(ProofVerdict.UNCLEAR, "no pair of images to compare"), notes=notes)
-    a = sum(words.a.missed for words in compared) / len(compared)
-    b = sum(words.b.missed for words in compared) / len(compared)
+        return Legibility(ProofAnswer(ProofVerdict.UNCLEAR, "no pair of images to compare"))
+    # Words that are read in no image of either side, as of a script that the reader does not know, tell nothing.
+    read = {words.pair.prompt for words in compared if min(words.a.missed, words.b.missed) < 1}
+    num_blind = len({words.pair.prompt for words in compared} - read)
+    blind = f"{_asking(num_blind)} for words of which no letter is read in any image"
+    if not read:
+        return left_out(f"A's own words cannot be read: {blind}")
+    compared = [words for words in compared if words.pair.prompt in read]
+    a, b = (
+        sum(missed) / len(compared)
+        for missed in zip(*((words.a.missed, words.b.missed) for words in compared), strict=True)
+    )
     test = equivalence([w.lost for w in compared], [w.pair.prompt for w in compared], MARGIN)
     ordered = tuple(sorted(compared, key=lambda words: -words.lost))
-    return Legibility(_answer(test, a, b, len(compared)), ordered, a, b, test, notes)
+    return Legibility(_answer(test, a, b, len(compared)), ordered, a, b, test, (blind,) if num_blind else ())
 
 
-def difference_in_words(test: EquivalenceTest) -> str:
-    """Return the mean difference with its 90 % interval, in percent of the letters."""
-    low, high = test.interval.low, test.interval.high
-    ends = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * test.interval.point:+.1f} %{ends}"
-
-
-def _unknown(unknown: dict[str, str]) -> tuple[str, ...]:
-    if not unknown:
-        return ()
-    letters = "".join(dict.fromkeys("".join(unknown.values())))
-    asking = "1 prompt asks" if len(unknown) == 1 else f"{len(unknown)} prompts ask"
-    return (f"{asking} for letters that the text reader does not know: {letters[:40]}",)
+def _asking(number: int) -> str:
+    return "1 prompt asks" if number == 1 else f"{number} prompts ask"
 
 
 def _read(
-    pairs: Sequence[PairFigures], texts: dict[str, tuple[str, ...]], reader: TextReader
+    pairs: Sequence[PairFigures], texts: dict[str, tuple[str, ...]], reader: RapidReader
 ) -> list[WordsPair]:
     by_digest: dict[str, str] = {}
 
@@ -231,19 +168,20 @@ def _read(
 
 def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnswer:
     missed = f"of the letters asked for {100 * a:.0f} % are missing or wrong in A, {100 * b:.0f} % in B"
+    difference = difference_in_words(test, lambda share: f"{100 * share:+.1f}", " %")
     # Words that are certainly not less legible need not be shown to be no more so.
     is_legible = test.verdict is not Equivalence.UNCLEAR or (test.interval.high or 1.0) < MARGIN
     too_close = f"{missed}, too close to the margin of {100 * MARGIN:g} %"
     return decide(
         (a > _ILLEGIBLE, ProofVerdict.LEFT_OUT, f"A's own words cannot be read: {missed}"),
-        (test.verdict is Equivalence.ABOVE, ProofVerdict.FAILED, f"{missed} ({difference_in_words(test)})"),
+        (test.verdict is Equivalence.ABOVE, ProofVerdict.FAILED, f"{missed} ({difference})"),
         (is_legible, ProofVerdict.PROVEN, f"{missed}, in {count(number, 'pair')}"),
         (test.needed is None, ProofVerdict.UNCLEAR, too_close),
         (True, ProofVerdict.UNCLEAR, f"{missed}; about {test.needed} prompts with words would tell"),
     )
 
 
-def find_reader(threads: int | None = None) -> TextReader | None:
+def find_reader(threads: int | None = None) -> RapidReader | None:
     """Return the reader; None if it is not installed."""
     spec = importlib.util.find_spec("rapidocr")
     if spec is None or spec.origin is None or importlib.util.find_spec("onnxruntime") is None:

@@ -9,21 +9,59 @@ changed    between near and another
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from vivace.answers.formatting import count
-from vivace.foundation.spec.limits import DEFAULT_LIMITS
-from vivace.foundation.stats import mean_interval
-from vivace.proofs.checks.pair_figures import AGAINST, ROUNDING_DB, Nearness, PairFigures
-from vivace.proofs.verdicts.verdict import ProofAnswer, ProofVerdict, decide
+from vivace.foundation.stats import EquivalenceTest, mean_interval
+from vivace.measure.lpips import Lpips
+from vivace.proofs.checks.pair_figures import AGAINST, NEAR, ROUNDING_DB, Nearness, PairFigures, StoredImages
+from vivace.proofs.sides.plan import ProofPlan
+from vivace.proofs.sides.side import DrawJob
 from vivace.report.fidelity import other_pictures
 
 _CLOSER_BY_DB = 1.0
 _DEFAULT_OTHER = 0.0
 _MOST_NAMED = 3
+Metrics = dict[str, float]
+
+
+class ProofVerdict(StrEnum):
+    """Whether a claim holds."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    UNCLEAR = "cannot tell"
+    LEFT_OUT = "not checked"
+
+
+@dataclass(frozen=True)
+class ProofAnswer:
+    """The verdict on a question, and the reason as part of a sentence."""
+
+    verdict: ProofVerdict
+    reason: str
+
+    @property
+    def word(self) -> str:
+        """The answer to the question, e.g. "yes" or "cannot tell"."""
+        return {ProofVerdict.PROVEN: "yes", ProofVerdict.FAILED: "no"}.get(self.verdict, self.verdict.value)
+
+
+def decide(*rules: tuple[object, ProofVerdict, str]) -> ProofAnswer:
+    """Return the verdict and the reason of the first rule whose condition holds; that of the last must."""
+    return next(ProofAnswer(verdict, reason) for holds, verdict, reason in rules if holds)
+
+
+def difference_in_words(test: EquivalenceTest, in_words: Callable[[float], str], unit: str = "") -> str:
+    """Return the mean difference with its 90 % interval."""
+    low, high = test.interval.low, test.interval.high
+    ends = "" if low is None or high is None else f" [{in_words(low)}, {in_words(high)}]"
+    return f"{in_words(test.interval.point)}{unit}{ends}"
 
 
 @dataclass(frozen=True)
@@ -35,20 +73,36 @@ class OwnDistances:
         other_seeds: of A's images against those of the same prompt and another seed.
     """
 
-    repeats: tuple[dict[str, float], ...] = ()
-    other_seeds: tuple[dict[str, float], ...] = ()
+    repeats: tuple[Metrics, ...] = ()
+    other_seeds: tuple[Metrics, ...] = ()
+
+    @classmethod
+    def of(cls, plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> OwnDistances:
+        by_prompt: dict[object, list[DrawJob]] = {}
+        for job in plan.main_jobs + plan.other_seed_jobs:
+            by_prompt.setdefault((job.prompt, job.settings), []).append(job)
+        others = itertools.chain.from_iterable(itertools.pairwise(jobs) for jobs in by_prompt.values())
+
+        def metrics(jobs: Iterable[tuple[DrawJob, DrawJob]]) -> tuple[Metrics, ...]:
+            pairs = (PairFigures.of(a, images.image("a", a), images.image("a", b), lpips) for a, b in jobs)
+            return tuple(pair.against for pair in pairs if pair.against)
+
+        return cls(
+            metrics((replace(job, repeat=0), job) for job in plan.own_repeat_jobs),
+            metrics(itertools.islice(others, 2 * len(by_prompt))),
+        )
 
     @property
-    def repeats_exactly(self) -> bool | None:
-        """Whether the reference draws the same image twice; None if it was not tried."""
-        return all(math.isinf(m["psnr_db"]) for m in self.repeats) if self.repeats else None
+    def repeats_exactly(self) -> bool:
+        """Whether the reference draws the same image twice, as far as it was tried."""
+        return all(math.isinf(m["psnr_db"]) for m in self.repeats)
 
     @property
     def another_below(self) -> float:
         """The match below which an image is nearer to another seed's."""
         values = [m["match"] for m in self.other_seeds]
         other = sum(values) / len(values) if values else _DEFAULT_OTHER
-        return min(_near(), (1 + other) / 2)
+        return min(NEAR, (1 + other) / 2)
 
 
 def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
@@ -69,10 +123,10 @@ def add_nearness(pairs: Sequence[PairFigures], own: OwnDistances) -> None:
         elif k in others:
             pair.nearness = Nearness.ANOTHER
         else:
-            pair.nearness = Nearness.NEAR if pair.against["match"] >= _near() else Nearness.CHANGED
+            pair.nearness = Nearness.NEAR if pair.against["match"] >= NEAR else Nearness.CHANGED
 
 
-def means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+def means(metrics: Sequence[Metrics]) -> Metrics:
     """Return the mean of each metric; infinite PSNRs are left out unless all are."""
     result = {}
     for name in AGAINST:
@@ -92,6 +146,10 @@ def worst_pairs(pairs: Sequence[PairFigures]) -> list[PairFigures]:
 def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
     """Return whether B draws the same images as A. One that is another image, or has a hole, is enough for no."""
     compared = [pair for pair in pairs if pair.against]
+    if not compared:
+        reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
+        missing = next((reason for reason in reasons if reason), "no pair of images to compare")
+        return ProofAnswer(ProofVerdict.UNCLEAR, missing)
     counts = Counter(pair.nearness for pair in compared)
     num_holes, worst = sum(pair.has_hole for pair in compared), worst_pairs(pairs)
     summary = f"of {count(len(compared), 'image')}: " + ", ".join(
@@ -101,27 +159,14 @@ def same_picture(pairs: Sequence[PairFigures]) -> ProofAnswer:
     named = ", ".join(f"{pair.label} (match {pair.against['match']:.2f})" for pair in worst)
     summary += f"; the worst: {named}" if worst else ""
     what = "every image" if len(compared) > 1 else "the image"
-    reasons = (pair.reason or pair.a.reason or pair.b.reason for pair in pairs)
-    missing = next((reason for reason in reasons if reason), "no pair of images to compare")
+    itself = f"{what} ({len(compared)}) is as near as the reference is to itself"
     matches = [pair.against["match"] for pair in compared]
-    interval = mean_interval(matches, [pair.prompt for pair in compared], 0.9) if compared else None
-    high, low = (None, None) if interval is None else (interval.high, interval.low)
+    interval = mean_interval(matches, [pair.prompt for pair in compared], 0.9)
     return decide(
-        (not compared, ProofVerdict.UNCLEAR, missing),
         (num_holes or counts[Nearness.ANOTHER], ProofVerdict.FAILED, summary),
-        (
-            counts[Nearness.ITSELF] == len(compared),
-            ProofVerdict.PROVEN,
-            f"{what} ({len(compared)}) is as near as the reference is to itself",
-        ),
+        (counts[Nearness.ITSELF] == len(compared), ProofVerdict.PROVEN, itself),
         (not counts[Nearness.CHANGED], ProofVerdict.PROVEN, summary),
-        (high is not None and high < _near(), ProofVerdict.FAILED, summary),
-        (low is not None and low >= _near(), ProofVerdict.PROVEN, summary),
+        (interval.high is not None and interval.high < NEAR, ProofVerdict.FAILED, summary),
+        (interval.low is not None and interval.low >= NEAR, ProofVerdict.PROVEN, summary),
         (True, ProofVerdict.UNCLEAR, f"{summary}; give more prompts"),
     )
-
-
-def _near() -> float:
-    limit = DEFAULT_LIMITS.match
-    assert limit is not None
-    return limit

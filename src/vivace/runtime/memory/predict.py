@@ -159,10 +159,10 @@ def predict(
         )
     with quiet(), about:
         predicted = _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
-    return predicted if model.gguf_bytes is None else _with_gguf(predicted, model.gguf_bytes)
+    return predicted if model.gguf_bytes is None else with_gguf(predicted, model.gguf_bytes)
 
 
-def _with_gguf(plain: Prediction, num_bytes: int) -> Prediction:
+def with_gguf(plain: Prediction, num_bytes: int) -> Prediction:
     """Return a prediction whose denoiser stays as a GGUF file stores it; each layer is dequantised in its call."""
     denoiser = next(part for part in plain.components if part.name in DENOISERS)
     less = denoiser.num_bytes - num_bytes

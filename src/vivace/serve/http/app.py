@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 
 from vivace.serve.http.edit_form import IMAGE_NAMES
 from vivace.serve.http.image_routes import add_images
-from vivace.serve.http.metrics import Metrics
+from vivace.serve.http.metrics import Metrics, dashboard
 from vivace.serve.http.openapi import ERRORS, Alive, Health, ModelList, ServedModel
 from vivace.serve.http.request_checks import Checks
 from vivace.serve.http.requests import EditRequest, GenerationRequest, unfit_loras
 from vivace.serve.http.responses import KeptImages, RequestError, error_body
 from vivace.serve.queue.jobs import JobError
-from vivace.serve.queue.pool import ReplicaPool
+from vivace.serve.queue.pool import ReplicaPool, WorkerSource
 from vivace.serve.queue.replica import Phase, Replica
 from vivace.serve.settings import ServeSettings
 
@@ -31,21 +31,18 @@ _LOOK_S = 0.2
 
 
 def create_app(
-    settings: ServeSettings,
-    make_pool: Callable[..., Any],
-    on_problem: Callable[[], None] = lambda: None,
+    settings: ServeSettings, workers: WorkerSource, on_problem: Callable[[], None] = lambda: None
 ) -> FastAPI:
     """Return the application; its lifespan starts and ends the workers.
 
     Args:
-        make_pool: makes the pool of replicas: a `ReplicaPool`, or a `RayPool` in its place.
         on_problem: called once no worker will ever draw; `app.state.problem` says why.
     """
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pool = make_pool(settings, metrics.observe)
+        pool = ReplicaPool(settings, metrics.observe, workers)
         metrics.watch(pool)
         app.state.pool = pool
         pool.start()
@@ -54,7 +51,6 @@ def create_app(
             yield
         finally:
             watching.cancel()
-            app.state.kept.clear()
             await pool.stop()
 
     app = FastAPI(
@@ -69,7 +65,7 @@ def create_app(
     app.state.problem = None
     app.add_middleware(
         Checks,
-        keys=settings.keys,
+        keys=settings.api_keys,
         hosts=settings.hosts,
         origins=settings.origins,
         observe=metrics.observe_answer,
@@ -92,6 +88,7 @@ def create_app(
 async def _watch(app: FastAPI, pool: ReplicaPool, on_problem: Callable[[], None]) -> None:
     while pool.problem is None:
         await asyncio.sleep(_LOOK_S)
+        app.state.kept.remove_old()
     app.state.problem = pool.problem
     on_problem()
 
@@ -162,10 +159,9 @@ def _add_health(app: FastAPI) -> None:
         return Response(request.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/dashboard.json")
-    async def dashboard() -> Response:
+    async def dashboard_json() -> dict[str, Any]:
         """A dashboard for Grafana, of the metrics."""
-        text = resources.files("vivace.serve.http").joinpath("templates", "dashboard.json").read_text("utf-8")
-        return Response(text, media_type="application/json")
+        return dashboard()
 
 
 def _state(pool: ReplicaPool) -> str:
@@ -211,7 +207,7 @@ def _add_models(app: FastAPI) -> None:
 
 
 def _model(pool: ReplicaPool, settings: ServeSettings) -> ServedModel:
-    state, loras = pool.state, settings.current_loras()
+    state, loras = pool.state, settings.lora_files()
     unfit = unfit_loras(loras, state)
     facts: dict[str, Any] = {"unfit_loras": unfit} if unfit else {}
     if state is not None:

@@ -21,8 +21,13 @@ from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.image_files import mask_in, picture_in
 from vivace.models.sources import PixelLimits, fit
 from vivace.models.tasks import names_of
-from vivace.serve.http.json_body import check_encoding
-from vivace.serve.http.requests import EditRequest, RequestSource, check_model, requested_size
+from vivace.serve.http.requests import (
+    EditRequest,
+    RequestSource,
+    check_encoding,
+    check_model,
+    requested_size,
+)
 from vivace.serve.http.responses import RequestError
 from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobPicture
 from vivace.serve.settings import ModelState, ServeSettings
@@ -61,18 +66,6 @@ async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
         RequestError: it is no form, or its parts are of the wrong kind.
         JobError: the client went away.
     """
-    form = await _read_parts(request)
-    try:
-        return _fields(form), Uploads(
-            tuple([await part.read() for name in IMAGE_NAMES for part in _files(form, name)]),
-            await _mask(form),
-        )
-    finally:
-        await form.close()
-
-
-async def _read_parts(request: Request) -> FormData:
-    """Return the parts of a form, which is to be closed."""
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith(_KIND):
         raise RequestError("image", f"send a form ({_KIND}) with the image in it")
@@ -80,40 +73,37 @@ async def _read_parts(request: Request) -> FormData:
     if charset is not None and charset[1].strip().lower() not in _UTF8:  # some take seconds to decode
         raise RequestError(None, f"the text of a form is UTF-8 here; its header says {charset[1][:50]!r}")
     check_encoding(request)
-    parser = _WholeForm(
-        request.headers,
-        request.stream(),
-        max_files=_MOST_PARTS,
-        max_fields=_MOST_PARTS,
-        max_part_size=_LARGEST_FIELD,
-    )
+    limits = {"max_files": _MOST_PARTS, "max_fields": _MOST_PARTS, "max_part_size": _LARGEST_FIELD}
+    parser = _WholeForm(request.headers, request.stream(), **limits)
     try:
-        return await parser.parse_whole()
+        form = await parser.parse_whole()
     except MultiPartException as error:
         raise RequestError(None, f"the form cannot be read: {error.message}") from None
     except ClientDisconnect:
         raise JobError(499, "the client has gone") from None
     except OSError as error:
         raise JobError(500, f"the images that are sent cannot be stored: {error.strerror}") from None
+    try:
+        images = [await part.read() for name in IMAGE_NAMES for part in _files(form, name)]
+        masks = [await part.read() for part in _files(form, "mask")]
+        if len(masks) > 1:
+            raise RequestError("mask", f"{len(masks)} masks are sent; send one")
+        return _fields(form), Uploads(tuple(images), masks[0] if masks else None)
+    finally:
+        await form.close()
 
 
 class _WholeForm(MultiPartParser):
-    """Parses a form to its end: without it the last part is missing or cut off."""
+    """Parses a form to its end, without which the last part is missing or cut off, and its text as UTF-8 alone."""
 
     _has_ended = False
-    _foreign: str | None = None
-    """The first field whose text is not UTF-8; the parser would take it for Latin-1."""
 
     async def parse_whole(self) -> FormData:
         form = await self.parse()
-        if not self._has_ended or self._foreign is not None:
+        if not self._has_ended:
             for file in self._files_to_close_on_error:  # that of a part without its end is not in the form
                 file.close()
-            raise MultiPartException(
-                "its last boundary is missing, so that it may be cut off"
-                if self._foreign is None
-                else f"the text of {self._foreign[:100]} is not UTF-8"
-            )
+            raise MultiPartException("its last boundary is missing, so that it may be cut off")
         return form
 
     def on_end(self) -> None:
@@ -121,17 +111,12 @@ class _WholeForm(MultiPartParser):
 
     def on_part_end(self) -> None:
         part = self._current_part
-        if part.file is None and self._foreign is None and not _is_text(part.data):
-            self._foreign = part.field_name
+        if part.file is None:
+            try:
+                part.data.decode()
+            except UnicodeDecodeError:  # the parser would take it for Latin-1
+                raise MultiPartException(f"the text of {part.field_name[:100]} is not UTF-8") from None
         super().on_part_end()
-
-
-def _is_text(data: bytes | bytearray) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _fields(form: FormData) -> dict[str, str]:
@@ -154,13 +139,6 @@ def _files(form: FormData, name: str) -> list[UploadFile]:
     if any(isinstance(part, str) for part in parts):
         raise RequestError("image", f"{name} is text; send it as a file. URLs are not fetched")
     return [part for part in parts if isinstance(part, UploadFile)]
-
-
-async def _mask(form: FormData) -> bytes | None:
-    files = _files(form, "mask")
-    if len(files) > 1:
-        raise RequestError("mask", f"{len(files)} masks are sent; send one")
-    return await files[0].read() if files else None
 
 
 def task_for(uploads: Uploads, state: ModelState) -> Task:
@@ -207,27 +185,28 @@ async def fitted(
         call["strength"] = strength
     elif body.strength is not None:
         raise RequestError("strength", f"{state.name} has no strength; leave it out")
-    return await asyncio.get_running_loop().run_in_executor(
-        _READERS, _read, task, uploads, size, call, settings, state
-    )
+    loop = asyncio.get_running_loop()
+    size, pictures, notes = await loop.run_in_executor(_READERS, _read, task, uploads, size, settings, state)
+    return RequestSource(task, size, pictures, call, notes)
 
 
 def _read(
-    task: Task,
-    uploads: Uploads,
-    size: Size | None,
-    call: dict[str, Any],
-    settings: ServeSettings,
-    state: ModelState,
-) -> RequestSource:
+    task: Task, uploads: Uploads, size: Size | None, settings: ServeSettings, state: ModelState
+) -> tuple[Size, tuple[JobPicture, ...], tuple[str, ...]]:
+    """Return the size that is drawn, the images fitted to it, and what was cut off or assumed."""
     notes: list[str] = []
-    images = [_image(data, number, notes) for number, data in enumerate(uploads.images)]
     names = names_of("", task)
+    numbers = ["the image", *(f"image {number + 2}" for number in range(len(uploads.images) - 1))]
+    images = [
+        _readable("image", lambda: picture_in(data, name, lambda note: notes.append(f"{name}: {note}")))  # noqa: B023 - called at once
+        for name, data in zip(numbers, uploads.images, strict=True)
+    ]
     size = size or nearest_size(Size(*images[0].size), settings, state)
-    notes += [note for number, image in enumerate(images) if (note := _note(number, image, size))]
-    pictures = [_sent(names.image, fit(image, size.height, size.width)) for image in images]
+    notes += [note for name, image in zip(numbers, images, strict=True) if (note := _note(name, image, size))]
+    pictures = [_job_picture(names.image, image, size) for image in images]
     if uploads.mask is not None:
-        mask = _readable("mask", lambda: mask_in(uploads.mask or b"", "mask"))
+        data = uploads.mask
+        mask = _readable("mask", lambda: mask_in(data, "mask"))
         if mask.size != images[0].size:
             raise RequestError(
                 "mask",
@@ -238,8 +217,8 @@ def _read(
             raise RequestError(
                 "mask", "it marks nothing: make transparent what is to change, or paint it white on black"
             )
-        pictures.append(_sent(names.mask, fit(mask, size.height, size.width)))
-    return RequestSource(task, size, tuple(pictures), call, tuple(notes))
+        pictures.append(_job_picture(names.mask, mask, size))
+    return size, tuple(pictures), tuple(notes)
 
 
 async def keep_unmasked(drawn: Drawn, job: ImageJob) -> Drawn:
@@ -288,31 +267,23 @@ def _log_ratio(a: float, b: float) -> float:
     return abs(math.log(a / b))
 
 
-def _image(data: bytes, number: int, notes: list[str]) -> Image:
-    name = "the image" if number == 0 else f"image {number + 1}"
-    image: Image = _readable(
-        "image", lambda: picture_in(data, name, lambda note: notes.append(f"{name}: {note}"))
-    )
-    return image
-
-
-def _readable(field: str, read: Callable[[], Any]) -> Any:
+def _readable(field: str, read: Callable[[], Image]) -> Image:
     try:
         return read()
     except UsageError as error:
         raise RequestError(field, str(error)) from None
 
 
-def _sent(argument: str, image: Image) -> JobPicture:
-    return JobPicture(argument, image.mode, image.width, image.height, image.tobytes())
+def _job_picture(argument: str, image: Image, size: Size) -> JobPicture:
+    fitted_image = fit(image, size.height, size.width)
+    return JobPicture(argument, fitted_image.mode, size.width, size.height, fitted_image.tobytes())
 
 
-def _note(number: int, image: Image, size: Size) -> str:
+def _note(name: str, image: Image, size: Size) -> str:
     """Return a note on the part that fitting an image cuts off; empty if hardly any."""
     scale = max(size.width / image.width, size.height / image.height)
     cut = max(1 - size.width / (scale * image.width), 1 - size.height / (scale * image.height))
     if cut <= _TOLERATED_CUT:
         return ""
     where = "left and right" if size.width < scale * image.width - 0.5 else "top and bottom"
-    name = "the image" if number == 0 else f"image {number + 1}"
     return f"{name}: {image.width}x{image.height} pixels fitted to {size}, cutting {cut:.0%} off at {where}"

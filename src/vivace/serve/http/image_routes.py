@@ -18,15 +18,20 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from vivace.serve.http.accept_header import accepted_format
 from vivace.serve.http.edit_form import fitted, keep_unmasked, read_form
-from vivace.serve.http.json_body import read_object
 from vivace.serve.http.openapi import FILE, IMAGES, form_of_edits
 from vivace.serve.http.request_checks import FILES
-from vivace.serve.http.requests import EditRequest, GenerationRequest, ImageBody, RequestSource, jobs_of
+from vivace.serve.http.requests import (
+    EditRequest,
+    GenerationRequest,
+    ImageBody,
+    RequestSource,
+    accepted_format,
+    jobs_of,
+    read_object,
+)
 from vivace.serve.http.responses import (
     KEEP_ALIVE,
-    KEPT_BYTES,
     KEPT_S,
     NO_USAGE,
     EncodedImage,
@@ -52,8 +57,7 @@ _LOOK_S = 0.2
 """Seconds between checks whether the client of a waiting handler has gone."""
 _KEEP_ALIVE_S = 15.0
 _NOT_KEPT = (
-    f"no such image: each is kept for {KEPT_S / 60:.0f} minutes, until {KEPT_BYTES / 1e6:.0f} MB of newer ones are, or "
-    "until the server ends"
+    "no such image: each is kept for an hour, until 256 MB of newer ones are, or until the server ends"
 )
 
 
@@ -133,7 +137,6 @@ async def _answer(request: Request, body: ImageBody, state: ModelState, source: 
         raise RequestError(name, f"{name} is in the URL, whose parameters are not read; send it in the body")
     accepted = accepted_format(request.headers.get("accept", ""), body)
     jobs = jobs_of(body, settings, state, source, request.state.owner)
-    _check_kept(body, jobs)
     if settings.logs_prompts:
         LOG.info("%s: %r", jobs[0].id, body.prompt)
     if body.stream:
@@ -174,24 +177,9 @@ async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
     return image
 
 
-def _check_kept(body: ImageBody, jobs: list[ImageJob]) -> None:
-    """Raise RequestError if the images of a request would drive each other out before their URLs are known."""
-    num_bytes = sum(3 * job.size.width * job.size.height for job in jobs)
-    if body.response_format == "url" and num_bytes > KEPT_BYTES:
-        raise RequestError(
-            "response_format",
-            f"{KEPT_BYTES / 1e6:.0f} MB of images are kept for their URLs, and {len(jobs)} of {jobs[0].size} may have "
-            f"{num_bytes / 1e6:.0f}; ask for fewer at once, or for b64_json",
-        )
-
-
 def _entry(request: Request, image: Drawn, encoded: EncodedImage, format_: str | None) -> bytes:
-    """Return what the list of an answer has of an image, as JSON.
-
-    Args:
-        format_: that the request names; None for its base64 and its URL: clients that name
-            none read the one or the other.
-    """
+    """Return what the list of an answer has of an image, as JSON: its base64 and its URL where the request names no
+    format, since clients that name none read the one or the other."""
     fields: dict[str, Any] = {"seed": image.seed}
     if format_ != "b64_json":
         kept: KeptImages = request.app.state.kept
@@ -287,11 +275,7 @@ async def _streamed(
 
 
 class _Events(StreamingResponse):
-    """A stream of events.
-
-    Args:
-        end: called when it has ended, also where the client goes away before the first event is asked for.
-    """
+    """A stream of events. `end` is called when it has ended, also where the client goes away before the first event."""
 
     def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

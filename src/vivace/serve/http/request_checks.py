@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vivace.serve.http.hosts import foreign_header, is_of_page
-from vivace.serve.http.keys import Keys
+from vivace.serve.http.access import Keys, foreign_header, is_of_page
 from vivace.serve.http.responses import error_body
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ _PROBES = ("/livez", "/readyz", "/metrics")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _ID_HEADER = b"x-request-id"
 _PAGE = "/"
+_CLOSE = {"Connection": "close"}
 _PAGES_SCHEMES = 'Bearer, Basic realm="vivace, with its key as the password"'
 """A browser cannot send a bearer token, but asks for a password."""
 
@@ -59,7 +59,6 @@ class Checks:
     Args:
         keys: of requests; None for none, and then only requests that name this machine are answered.
         hosts: names of this machine, beside those of its loopback.
-        origins: of other sites whose pages may draw here.
         observe: called with the path and the status of each answer.
     """
 
@@ -67,7 +66,7 @@ class Checks:
         self,
         app: ASGIApp,
         keys: Keys | None,
-        hosts: frozenset[str] = frozenset(),
+        hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
         observe: Callable[[str, int], None] = lambda path, status: None,
     ) -> None:
@@ -88,7 +87,7 @@ class Checks:
         given = headers.get(_ID_HEADER, b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         scope.setdefault("state", {})["owner"] = ""
-        status = 499  # unless an answer begins
+        status: int | None = None
 
         async def name_and_send(message: Message) -> None:
             nonlocal status
@@ -98,77 +97,79 @@ class Checks:
             await send(message)
 
         try:
-            await self._check(scope, headers, receive, name_and_send)
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                if refusal.status_code == 413 and b"expect" not in headers:
+                    await _drain(receive)
+                await refusal(scope, receive, name_and_send)
+                return
+            if scope["method"] == "HEAD":  # as GET; the server leaves the body of the answer out
+                scope = {**scope, "method": "GET"}
+            bounded = BoundedBody(receive, _largest(scope["path"]), self._bodies)
+            try:
+                await self._app(scope, bounded.receive, name_and_send)
+            except asyncio.CancelledError:  # the server waits no longer for what it accepted
+                if status is None:
+                    ends = _refused(503, "the server ends before this request has its answer", **_CLOSE)
+                    await ends(scope, receive, name_and_send)
+            finally:
+                bounded.forget()
         except Exception:
             status = 500
             raise
         finally:
             path, owner = scope["path"], scope["state"]["owner"]
+            status = status or 499
             self._observe(path, status)
             if status != 200 or path not in _PROBES:
-                seconds = time.monotonic() - began
                 ACCESS.info(
                     "%s %s %s %d %.3f s%s",
                     request_id,
                     scope["method"][:20],
                     path[:100].encode("unicode_escape").decode(),
                     status,
-                    seconds,
+                    time.monotonic() - began,
                     f" of {owner}" if owner else "",
                 )
 
-    async def _check(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> JSONResponse | None:
+        """Return the answer to a request that must not be read; None to one that may."""
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # Whoever stands between may have read another length than this server, and what follows as a request.
-            body = error_body(400, "give Content-Length or Transfer-Encoding, not both")
-            await JSONResponse(body, 400, {"Connection": "close"})(scope, receive, send)
-            return
+            return _refused(400, "give Content-Length or Transfer-Encoding, not both", **_CLOSE)
         authorization, path = headers.get(b"authorization", b""), scope["path"]
         if self._keys is not None and path != _OPEN and not path.startswith(FILES):
             owner = self._keys.owner_of(_key_in(authorization))
             if owner is None:
-                body = error_body(401, "give the server's key: Authorization: Bearer KEY")
-                schemes = _PAGES_SCHEMES if path == _PAGE else "Bearer"
-                await JSONResponse(body, 401, {"WWW-Authenticate": schemes})(scope, receive, send)
-                return
+                schemes = {"WWW-Authenticate": _PAGES_SCHEMES if path == _PAGE else "Bearer"}
+                return _refused(401, "give the server's key: Authorization: Bearer KEY", **schemes)
             scope["state"]["owner"] = owner
         is_allowed = headers.get(b"origin") in self._origins
         named = [each for each in scope["headers"] if not (is_allowed and each[0] == b"origin")]
         if self._keys is None and (foreign := foreign_header(named, self._hosts)) is not None:
-            await JSONResponse(error_body(403, _not_this_machine(*foreign)), 403)(scope, receive, send)
-            return
+            header, value = foreign
+            return _refused(
+                403,
+                f"{header}: {value[:100]} is not this machine, whose server has no key; start it with "
+                "--allow-host NAME, or with --api-key-file FILE",
+            )
         is_foreign = headers.get(b"sec-fetch-site") == b"cross-site" or (
             authorization[:5].lower() == b"basic" and not is_of_page(headers)
         )  # a browser sends the page's password with forms of other pages, too
         if scope["method"] == "POST" and is_foreign and not is_allowed:
-            body = error_body(
-                403, "a page of another site may not draw here; allow it with --allowed-origins"
-            )
-            await JSONResponse(body, 403)(scope, receive, send)
-            return
-        largest = LARGEST_UPLOAD if scope["path"] == _UPLOADS else LARGEST_BODY
+            return _refused(403, "a page of another site may not draw here; allow it with --allowed-origins")
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > _DIGITS or int(length) > largest:
-            await _too_large(scope, receive, send, largest)
-            return
-        if scope["method"] == "HEAD":  # as GET; the server leaves the body of the answer out
-            scope = {**scope, "method": "GET"}
-        bounded = BoundedBody(receive, largest, self._bodies)
-        has_begun = False
+        if not length.isdigit() or len(length) > _DIGITS or int(length) > _largest(path):
+            return _refused(413, _at_most(_largest(path)), **_CLOSE)
+        return None
 
-        async def begin(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
 
-        try:
-            await self._app(scope, bounded.receive, begin)
-        except asyncio.CancelledError:  # the server waits no longer for what it accepted
-            if not has_begun:
-                body = error_body(503, "the server ends before this request has its answer")
-                await JSONResponse(body, 503, {"Connection": "close"})(scope, receive, send)
-        finally:
-            bounded.forget()
+def _refused(status: int, message: str, **headers: str) -> JSONResponse:
+    return JSONResponse(error_body(status, message), status, headers)
+
+
+def _largest(path: str) -> int:
+    return LARGEST_UPLOAD if path == _UPLOADS else LARGEST_BODY
 
 
 def _key_in(header: bytes) -> bytes:
@@ -183,24 +184,9 @@ def _key_in(header: bytes) -> bytes:
     return b""
 
 
-def _not_this_machine(header: str, value: str) -> str:
-    return (
-        f"{header}: {value[:100]} is not this machine, whose server has no key; start it with --allow-host NAME, or "
-        "with --api-key-file FILE"
-    )
-
-
-async def _too_large(scope: Scope, receive: Receive, send: Send, largest: int) -> None:
-    """Refuse a body. First read what the client is sending, so that it sees the answer, unless it waits for "100
-    Continue"."""
-    if all(name.lower() != b"expect" for name, _ in scope["headers"]):
-        await _drain(receive)
-    body = error_body(413, _at_most(largest))
-    await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
-
-
 async def _drain(receive: Receive) -> None:
-    """Read the rest of a body that is refused: a client that still sends sees a reset, and not the answer."""
+    """Read the rest of a body that is refused: a client that still sends sees a reset, and not the answer. One that
+    waits for "100 Continue" sends nothing."""
     total, until, is_sent = 0, time.monotonic() + _LONGEST_PAUSE_S, True
     while is_sent and total < _DRAINED and time.monotonic() < until:
         try:
@@ -219,12 +205,7 @@ class Bodies:
 
 
 class BoundedBody:
-    """The body of a request: one that is too large, or does not come, is refused, and so is too much at once.
-
-    Args:
-        most: bytes of it.
-        bodies: all that are in progress.
-    """
+    """The body of a request: one of too many bytes, or that does not come, is refused, and so is too much at once."""
 
     def __init__(self, receive: Receive, most: int, bodies: Bodies) -> None:
         self._receive, self._most, self._bodies = receive, most, bodies
@@ -239,7 +220,7 @@ class BoundedBody:
         try:
             message = await asyncio.wait_for(self._receive(), max(0.0, pause))
         except TimeoutError:
-            raise HTTPException(408, "the body does not come", {"Connection": "close"}) from None
+            raise HTTPException(408, "the body does not come", _CLOSE) from None
         self._is_whole = not message.get("more_body")
         refusal = self._count(len(message.get("body", b"")))
         if refusal is not None:
@@ -253,7 +234,7 @@ class BoundedBody:
         """Count bytes of the body; return how it is refused, if it is."""
         self._total += num_bytes
         if self._total > self._most:
-            return HTTPException(413, _at_most(self._most), {"Connection": "close"})
+            return HTTPException(413, _at_most(self._most), _CLOSE)
         large = max(0, self._total - _SMALL_BODY)
         self._bodies.num_bytes += large - self._counted
         self._counted = large
@@ -261,7 +242,7 @@ class BoundedBody:
             message = (
                 f"bodies of {_MOST_BYTES:,} bytes are being read, and this one is large; send it again later"
             )
-            return HTTPException(503, message, {"Connection": "close", "Retry-After": "5"})
+            return HTTPException(503, message, {**_CLOSE, "Retry-After": "5"})
         return None
 
     def forget(self) -> None:

@@ -1,30 +1,95 @@
-"""Bodies of requests: the fields of the OpenAI images API, and further ones under diffusers' names. Unknown fields are
-errors."""
+"""Requests: strict JSON, the fields of the OpenAI images API and further ones under diffusers' names, what the client
+wants to get, and the jobs that come of it. Unknown fields are errors."""
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from starlette.requests import ClientDisconnect
 
 from vivace.foundation.spec.sizes import Size
 from vivace.foundation.spec.workload import Task
-from vivace.serve.http.json_body import parsed_json
-from vivace.serve.http.responses import RequestError
-from vivace.serve.queue.jobs import ImageJob, JobPicture, RequestedLora
+from vivace.serve.http.responses import MIME, RequestError
+from vivace.serve.queue.jobs import ImageJob, JobError, JobPicture, RequestedLora
 from vivace.serve.settings import MAX_IMAGES, MAX_PROMPT, ModelState, ServeSettings
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 _MAX_SEED = 2**32 - 1
 _MOST_STEPS = 4
 """Most steps of a request, as a multiple of the model's own, and `_FEW` at least."""
 _FEW = 50
+_MOST_DIGITS = 100
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object of a request's body.
+
+    Raises:
+        RequestError: it is not a JSON object.
+        JobError: the client went away.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(
+            None, f"send JSON, with the header Content-Type: application/json; got {kind[:100] or 'none'}"
+        )
+    check_encoding(request)
+    try:
+        content = parsed_json(await request.body())
+    except ClientDisconnect:
+        raise JobError(499, "the client has gone") from None
+    except UnicodeDecodeError:
+        raise RequestError(None, "the body is not JSON: its text is not UTF-8") from None
+    except ValueError as error:
+        raise RequestError(None, f"the body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise RequestError(None, 'the body is not a JSON object; give one, e.g. {"prompt": "a red circle"}')
+    return content
+
+
+def check_encoding(request: Request) -> None:
+    """Raise RequestError if a body is said to be compressed: a small one may become a very large one."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RequestError(None, f"send the body as it is, without Content-Encoding: {encoding[:50]}")
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Parse a JSON text strictly.
+
+    Raises:
+        ValueError: it is not JSON, is too deep, has a number that is too long, or gives a name twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{twice[:100]!r} is given twice; give it once")
+    return content
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits is too long")
+    return int(digits)
 
 
 class LoraRequest(BaseModel):
@@ -101,11 +166,7 @@ _NOT_TEXT = {
 
 
 class EditRequest(ImageBody):
-    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON.
-
-    Attributes:
-        keep_unmasked: whether pixels that a mask leaves out are those of the image that was sent.
-    """
+    """The fields of POST /v1/images/edits besides its images. What is not text is read as in JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -126,14 +187,8 @@ class EditRequest(ImageBody):
 
 @dataclass(frozen=True)
 class RequestSource:
-    """Source images of a request.
-
-    Attributes:
-        task: "text" for a prompt alone.
-        size: of the images; None for what the request says.
-        call: arguments of the pipeline's call besides.
-        notes: what was cut off or assumed.
-    """
+    """Source images of a request, the size to draw at (None for what the request says), further arguments of the
+    pipeline's call, and notes on what was cut off or assumed."""
 
     task: Task = "text"
     size: Size | None = None
@@ -149,10 +204,7 @@ def jobs_of(
     source: RequestSource,
     owner: str,
 ) -> list[ImageJob]:
-    """Return the jobs of a request.
-
-    Args:
-        owner: of the request's key.
+    """Return the jobs of a request of a key's owner.
 
     Raises:
         RequestError: it asks for something that this server does not do.
@@ -178,7 +230,7 @@ def jobs_of(
         **source.call,
     }
     lora = _lora(request, settings, state)
-    seed = _seed(request)
+    seed = _first_seed(request)
     timeout_s = min(settings.timeout_s, request.timeout or settings.timeout_s)
     deadline = time.monotonic() + timeout_s
     parts = request.partial_images
@@ -203,7 +255,7 @@ def jobs_of(
     ]
 
 
-def _seed(request: ImageBody) -> int:
+def _first_seed(request: ImageBody) -> int:
     """Return the seed of the first image. Each image can be asked for alone by its own."""
     most = _MAX_SEED - (request.n - 1)
     if request.seed is None:
@@ -294,7 +346,7 @@ def _lora(request: ImageBody, settings: ServeSettings, state: ModelState) -> Req
     if len(request.loras) > 1:
         raise RequestError("loras", "this server applies one LoRA at a time")
     (lora,) = request.loras
-    loras = settings.current_loras()
+    loras = settings.lora_files()
     path = loras.get(lora.name)
     if path is None:
         fitting = sorted(loras.keys() - unfit_loras(loras, state).keys())
@@ -315,3 +367,46 @@ def unfit_loras(loras: Mapping[str, Path], state: ModelState | None) -> dict[str
         for name, path in sorted(loras.items())
         if str(path) in state.unfit_loras
     }
+
+
+def accepted_format(header: str, body: ImageBody) -> str | None:
+    """Return the format whose bytes a client prefers by its Accept header; None for JSON or events.
+
+    Many clients list types that they do not need, e.g. text/html. They get JSON unless all listed types are images.
+
+    Raises:
+        JobError: only images of other types are accepted, or it conflicts with the rest of the request.
+    """
+    kinds = _accepted_kinds(header)
+    formats = {mime: name for name, mime in MIME.items()} | {"image/*": body.output_format}
+    for kind in kinds:
+        if kind in formats:
+            _check_alone(header, body, formats[kind])
+            return formats[kind]
+        if kind in ("application/json", "application/*", "*/*", "text/event-stream", "text/*"):
+            return None
+    if kinds and all(kind.startswith("image/") for kind in kinds):
+        types = ", ".join(MIME.values())
+        raise JobError(406, f"Accept: {header[:100]} has none of the types that this server sends: {types}")
+    return None
+
+
+def _check_alone(header: str, body: ImageBody, format_: str) -> None:
+    if body.n > 1 or body.stream or body.response_format == "url":
+        raise RequestError(
+            None,
+            f"Accept: {header[:100]} asks for the bytes of one image; leave n, stream and response_format out",
+        )
+    if format_ == "png" and body.output_compression not in (None, 100):
+        raise RequestError("output_compression", "png is not compressed with loss; accept jpeg or webp")
+
+
+def _accepted_kinds(header: str) -> list[str]:
+    """Return the types of a header by their weights, without those that are refused by a weight of 0."""
+    weights: dict[str, float] = {}
+    for part in header.lower().split(","):
+        kind, *parameters = (text.strip() for text in part.split(";"))
+        weight = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        weights[kind] = float(weight) if weight.replace(".", "", 1).isdecimal() else 1.0
+    kinds = [kind for kind, weight in weights.items() if kind and weight > 0]
+    return sorted(kinds, key=lambda kind: -weights[kind])

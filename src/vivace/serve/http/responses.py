@@ -35,12 +35,7 @@ _ENCODERS = ThreadPoolExecutor(max(2, (os.cpu_count() or 2) // 2), thread_name_p
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image as a file.
-
-    Attributes:
-        seconds: that encoding took.
-        b64: its data in base64; empty where nobody needs it.
-    """
+    """An image as a file, also in base64 where somebody needs it, and the seconds that encoding took."""
 
     data: bytes
     mime: str
@@ -51,12 +46,7 @@ class EncodedImage:
 async def encode(
     drawn: Drawn, format_: str, quality: int | None, size: Size | None = None, *, b64: bool = False
 ) -> EncodedImage:
-    """Encode an image beside the event loop; Pillow lets other threads run meanwhile.
-
-    Args:
-        size: to enlarge a partial image to.
-        b64: encode its data in base64, too.
-    """
+    """Encode an image beside the event loop, a partial one enlarged to a size, and its data in base64, too."""
     return await asyncio.get_running_loop().run_in_executor(
         _ENCODERS, functools.partial(encode_now, drawn, format_, quality, size, b64=b64)
     )
@@ -110,11 +100,7 @@ _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 def error_body(
     status: int, message: str, field_: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of an error.
-
-    Args:
-        code: OpenAI's name of it; None for the usual one of the status, or the status itself.
-    """
+    """Return the body of an error, whose code is OpenAI's name of it, or else the status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = code or _CODES.get(status, str(status))
     return {"error": {"message": message, "type": kind, "param": field_, "code": code}}
@@ -147,49 +133,25 @@ def server_timing(phases: dict[str, float]) -> str:
 class KeptImages:
     """Images that are fetched by URL, in memory: for an hour and up to 256 MB; the oldest go first."""
 
+    num_bytes: int = 0
     _images: OrderedDict[str, tuple[float, EncodedImage]] = field(default_factory=OrderedDict)
     """Each with the time when it is removed, by `time.monotonic()`, which no change of the clock moves."""
-    _num_bytes: int = 0
-    _timer: asyncio.TimerHandle | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
 
     def keep(self, encoded: EncodedImage) -> str:
         """Keep an image and return its name, which cannot be guessed."""
         name = secrets.token_urlsafe(24)
         self._images[name] = time.monotonic() + KEPT_S, encoded
-        self._num_bytes += len(encoded.data)
-        while self._num_bytes > KEPT_BYTES:
-            self._remove_oldest()
-        self._remove_expired()
+        self.num_bytes += len(encoded.data)
+        self.remove_old()
         return name
 
     def get(self, name: str) -> EncodedImage | None:
-        self._remove_expired()
+        self.remove_old()
         return self._images.get(name, (0.0, None))[1]
 
-    def clear(self) -> None:
-        """Remove all images, and the timer."""
-        self._images.clear()
-        self._num_bytes = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _remove_oldest(self) -> None:
-        _, (_, encoded) = self._images.popitem(last=False)
-        self._num_bytes -= len(encoded.data)
-
-    def _remove_expired(self) -> None:
-        """Remove images whose hour has passed, now and when that of the next one has."""
+    def remove_old(self) -> None:
+        """Remove images whose hour has passed, and those that are too many; called now and then."""
         now = time.monotonic()
-        while self._images and next(iter(self._images.values()))[0] <= now:
-            self._remove_oldest()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._images:
-            left = next(iter(self._images.values()))[0] - now
-            self._timer = asyncio.get_running_loop().call_later(left, self._remove_expired)
+        while self._images and (self.num_bytes > KEPT_BYTES or next(iter(self._images.values()))[0] <= now):
+            _, (_, encoded) = self._images.popitem(last=False)
+            self.num_bytes -= len(encoded.data)

@@ -1,4 +1,4 @@
-"""All replicas and their waiting line, for the routes."""
+"""All replicas and their waiting line, for the routes; on one machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,37 +6,112 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from vivace.serve.queue.image_folder import ImageFolder
-from vivace.serve.queue.job_queue import JobQueue, QueueFull
-from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, Ledger, State
-from vivace.serve.queue.messages import Load
-from vivace.serve.queue.process import Workers
-from vivace.serve.queue.replica import Phase, Replica
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobQueue, Ledger, QueueFull, State
+from vivace.serve.queue.messages import ImageFolder, Load
+from vivace.serve.queue.replica import Phase, Replica, Worker
 from vivace.serve.queue.startup import key_of
 from vivace.serve.settings import ModelState, ServeSettings
 
 Observe = Callable[[ImageJob, dict[str, Any]], None]
 
 
-class JobPool:
-    """Jobs from their acceptance to their end, whoever draws them.
+class WorkerSource(Protocol):
+    """Makes the workers of replicas.
 
     Attributes:
-        state: of the model; None until a worker has loaded it.
-        problem: why no worker will ever draw; None if one may.
-        is_ready: whether requests are accepted, and nothing says that they will not be drawn.
+        places: of the replicas: GPUs of this machine, or names on a cluster; None for the default device.
+        num_steady: how many of them, the first ones, draw all the time; the others only while many images wait.
     """
 
-    state: ModelState | None
-    problem: str | None
-    is_ready: bool
+    places: tuple[str | None, ...]
+    num_steady: int
 
-    def __init__(self, settings: ServeSettings, num_workers: int) -> None:
-        self.settings = settings
+    def make(self, place: str | None) -> Worker:
+        """Return a worker that is not started yet."""
+        ...
+
+    async def stop(self) -> None:
+        """End what the workers were made by."""
+        ...
+
+
+class ReplicaPool:
+    """Jobs from their acceptance to their end, and the replicas that draw them.
+
+    Args:
+        observe: called with each finished job and the event of its worker.
+        workers: that the pool ends with itself.
+    """
+
+    def __init__(self, settings: ServeSettings, observe: Observe, workers: WorkerSource) -> None:
         self.ledger = Ledger()
-        self.line = JobQueue(settings.max_queue, settings.max_wait_s, num_workers, settings.num_owners)
+        self.line = JobQueue(settings.max_queue, settings.max_wait_s, self._num_able, settings.num_owners)
+        self._workers = workers
+        self._folder = ImageFolder()
+        load = Load(
+            settings.model,
+            settings.recipe,
+            settings.device,
+            settings.threads,
+            tuple((size.width, size.height) for size in settings.sizes),
+            tuple(map(str, settings.lora_files().values())),
+            str(self._folder.path),
+            settings.task,
+            settings.batches,
+        )
+        key = key_of(settings)
+        self.replicas = [
+            Replica(
+                number,
+                load,
+                self.line,
+                self.ledger,
+                lambda place=place: workers.make(place),  # type: ignore[misc]
+                observe,
+                key,
+                settings.idle_unload_s,
+                is_spare=number > workers.num_steady,
+            )
+            for number, place in enumerate(workers.places, 1)
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cancels: set[asyncio.Task[None]] = set()
+        """Kept from being collected before they end."""
+
+    def start(self) -> None:
+        """Start all workers."""
+        self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
+
+    async def stop(self) -> None:
+        """Stop all workers at once; waiting requests get an error."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._workers.stop()
+        self._folder.cleanup()
+
+    @property
+    def state(self) -> ModelState | None:
+        """What is known of the model; None until a worker has loaded it."""
+        return next((replica.state for replica in self.replicas if replica.state is not None), None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted, and nothing says that they will not be drawn."""
+        return self.state is not None and any(replica.accepts for replica in self.replicas)
+
+    @property
+    def problem(self) -> str | None:
+        """Why no worker will ever draw; None if one may."""
+        steady = [replica for replica in self.replicas if not replica.is_spare]
+        return steady[0].problem if all(each.phase is Phase.UNUSABLE for each in steady) else None
+
+    def _num_able(self) -> int:
+        return sum(replica.phase not in (Phase.UNLOADED, Phase.UNUSABLE) for replica in self.replicas)
 
     def check_room(self, number: int, owner: str) -> None:
         """Count so many jobs of an owner as rejected if they must not wait.
@@ -79,84 +154,9 @@ class JobPool:
 
     def cancel(self, job: ImageJob, error: JobError | None = None, state: State = State.CANCELLED) -> None:
         """End a job: at once if it waits, at its next step if it is drawn."""
-        if not job.has_ended:
-            self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
-            self._withdraw(job)
-
-    def _withdraw(self, job: ImageJob) -> None:
-        raise NotImplementedError
-
-
-class ReplicaPool(JobPool):
-    """Workers, and jobs for them.
-
-    Args:
-        observe: called with each finished job and the event of its worker.
-        workers: makes the process of a replica, and ends with the pool.
-    """
-
-    def __init__(self, settings: ServeSettings, observe: Observe, workers: Workers) -> None:
-        super().__init__(settings, max(1, len(settings.gpus)))
-        self._workers = workers
-        self._folder = ImageFolder()
-        load = Load(
-            settings.model,
-            settings.recipe,
-            settings.device,
-            settings.threads,
-            tuple((size.width, size.height) for size in settings.sizes),
-            tuple(map(str, settings.loras.values())),
-            str(self._folder.path),
-            settings.task,
-            settings.batches,
-        )
-        key = key_of(settings)
-        self.replicas = [
-            Replica(
-                number,
-                load,
-                self.line,
-                self.ledger,
-                lambda gpu=gpu: workers.make(gpu),  # type: ignore[misc]
-                observe,
-                key,
-                settings.idle_unload_s,
-            )
-            for number, gpu in enumerate(settings.gpus or (None,), 1)
-        ]
-        self._tasks: list[asyncio.Task[None]] = []
-        self._cancels: set[asyncio.Task[None]] = set()
-        """Kept from being collected before they end."""
-
-    def start(self) -> None:
-        """Start all workers."""
-        self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
-
-    async def stop(self) -> None:
-        """Stop all workers at once; waiting requests get an error."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        await self._workers.stop()
-        self._folder.cleanup()
-
-    @property
-    def state(self) -> ModelState | None:  # type: ignore[override]
-        return next((replica.state for replica in self.replicas if replica.state is not None), None)
-
-    @property
-    def is_ready(self) -> bool:  # type: ignore[override]
-        return any(replica.accepts for replica in self.replicas)
-
-    @property
-    def problem(self) -> str | None:  # type: ignore[override]
-        if all(replica.phase is Phase.UNUSABLE for replica in self.replicas):
-            return self.replicas[0].problem
-        return None
-
-    def _withdraw(self, job: ImageJob) -> None:
+        if job.has_ended:
+            return
+        self.ledger.fail(job, error or JobError(499, "the request was cancelled"), state)
         for replica in self.replicas:
             if replica.has(job):
                 task = asyncio.create_task(replica.cancel(job))

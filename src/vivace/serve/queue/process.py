@@ -36,10 +36,9 @@ _GRACE_S = 5.0
 
 
 class Workers:
-    """Makes the worker processes of a server.
+    """Makes the worker processes of a server; see `pool.WorkerSource`.
 
     Args:
-        command: the command line of a worker that is no fork.
         variables: environment variables of workers besides this process's own.
     """
 
@@ -54,6 +53,8 @@ class Workers:
         self._variables = dict(variables)
         self._templates: list[Template] = []
         self._starting = asyncio.Lock()
+        self.places: tuple[str | None, ...] = settings.gpus or (None,)
+        self.num_steady = len(self.places)
 
     async def template(self) -> Template | None:
         """Return the template, started if there is none that lives; None where each worker is a process of its own."""
@@ -64,9 +65,9 @@ class Workers:
                 self._templates.append(await Template.start((*self._command, TEMPLATE, self._model)))
             return self._templates[-1]
 
-    def make(self, gpu: str | None) -> WorkerProcess:
+    def make(self, place: str | None) -> WorkerProcess:
         """Return a process that is not started yet, on a GPU, by its UUID or index, or on the default device."""
-        variables = self._variables if gpu is None else self._variables | {"CUDA_VISIBLE_DEVICES": gpu}
+        variables = self._variables if place is None else self._variables | {"CUDA_VISIBLE_DEVICES": place}
         return WorkerProcess(self._command, variables, self.template)
 
     async def stop(self) -> None:
@@ -76,12 +77,7 @@ class Workers:
 
 
 class Template:
-    """A process that imports the libraries and forks workers. If it ends, they go on.
-
-    Attributes:
-        began: `time.monotonic()` of its start.
-        is_ready: whether it has forked a worker, so that its imports are done.
-    """
+    """A process that imports the libraries and forks workers, which outlive it. It is ready once it has forked one."""
 
     def __init__(self, process: asyncio.subprocess.Process, orders: socket.socket, began: float) -> None:
         self._process, self._orders, self.began = process, orders, began
@@ -114,11 +110,7 @@ class Template:
                 worker.note_end(None)
 
     def fork(self, worker: WorkerProcess, variables: Mapping[str, str], files: tuple[int, int]) -> None:
-        """Order a worker, which is forked once the libraries are imported.
-
-        Args:
-            files: its standard input and output.
-        """
+        """Order a worker with these files as its standard input and output."""
         order = json.dumps({"number": len(self._workers), "variables": dict(variables)}).encode()
         self._workers.append(worker)
         with contextlib.suppress(OSError):  # it ends just now, and so does the worker
@@ -135,11 +127,7 @@ class Template:
 
 
 class WorkerProcess:
-    """One worker process.
-
-    Args:
-        variables: environment variables besides this process's own.
-        find_template: returns what forks it; None for a process of its own.
+    """One worker process, forked by a template if there is one.
 
     Attributes:
         started_at: `time.monotonic()` of its start, or of its template's if it is the first one of that.
@@ -161,7 +149,6 @@ class WorkerProcess:
         self.pid: int | None = None
 
     async def start(self) -> None:
-        """Start the process."""
         self.started_at = time.monotonic()
         self._template = await self._find_template()
         if self._template is not None:
@@ -200,11 +187,7 @@ class WorkerProcess:
         self.note_end(None)
 
     def send(self, message: Message) -> None:
-        """Send a message. A death of the process is noticed by `event`.
-
-        It does not wait until the process reads the message: a hanging process could not be killed then. A worker has
-        two messages at most, so that few bytes are kept meanwhile.
-        """
+        """Send a message, without waiting until the process reads it: a hanging one could not be killed then."""
         assert self._input is not None
         if not self._input.is_closing():
             self._input.write(written(message))
@@ -241,11 +224,7 @@ class WorkerProcess:
         return f"it exited with status {status}" if by is None else f"it was ended by {by}"
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """End the process: it ends by itself when its input does. Close its pipes.
-
-        Args:
-            at_once: kill it.
-        """
+        """End the process, which ends by itself when its input does, and close its pipes."""
         if self._input is None or self._output is None:
             return
         self._input.close()

@@ -1,4 +1,4 @@
-"""A replica: a worker process that is kept alive, and draws one job after the other.
+"""A replica: a worker that is kept alive, and draws one job after the other.
 
 The worker has at most two messages: the one that it draws, and the next, which is sent when the first is nearly drawn,
 and begun while the pixels of the first are copied. A job counts as running once it is drawn. If the worker dies, that
@@ -16,13 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from vivace.serve.queue.in_flight import InFlight
-from vivace.serve.queue.job_queue import JobQueue
-from vivace.serve.queue.jobs import ImageJob, JobError, Ledger, State
-from vivace.serve.queue.messages import Cancel, Load
-from vivace.serve.queue.process import WorkerProcess
+from vivace.serve.queue.jobs import Drawn, ImageJob, JobError, JobQueue, Ledger, State
+from vivace.serve.queue.messages import Cancel, Draw, Load, Message, SentPicture, image_file, remove_images
 from vivace.serve.queue.startup import Startup
 from vivace.serve.settings import STATE, ModelState
 
@@ -38,6 +35,139 @@ _SILENCE = 5.0
 _LEAST_SILENCE_S = 20.0
 _FIRST_SILENCE_S = 900.0
 """Likewise for what the worker has not drawn yet, or compiles: kernels are compiled, and graphs captured."""
+_AHEAD_S = 0.25
+"""Seconds before the end of the current jobs at which the next are sent, so that the worker does not wait."""
+_BUSY_S = 20.0
+"""Predicted seconds of waiting at which a spare worker starts."""
+_SPARE_IDLE_S = 300.0
+_LOOK_S = 1.0
+
+
+class Worker(Protocol):
+    """A worker process, here or on another machine; `started_at` is the `time.monotonic()` of its start."""
+
+    started_at: float
+
+    async def start(self) -> None: ...
+
+    def send(self, message: Message) -> None: ...
+
+    async def event(self) -> dict[str, Any] | None: ...
+
+    def kill(self) -> None: ...
+
+    async def ended(self) -> str: ...
+
+    async def stop(self, *, at_once: bool = False) -> None: ...
+
+
+@dataclass(eq=False)
+class InFlight:
+    """Jobs of a worker: sent by one message, drawn by one call, and ended by one event.
+
+    Attributes:
+        is_nearly_drawn: so that the next message may be sent.
+        is_compiling: whether the worker said so after its last step.
+        is_called: whether its session has returned; the image comes later, and the next message is begun.
+    """
+
+    jobs: list[ImageJob]
+    is_nearly_drawn: bool = False
+    has_begun: bool = False
+    is_compiling: bool = False
+    is_called: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.jobs[0].id
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the time of the first of its kind depends on: compiled code and graphs."""
+        first = self.jobs[0]
+        return first.task, first.size, len(self.jobs), first.lora is None, "negative_prompt" in first.call
+
+    def message(self, folder: Path) -> Draw:
+        """Return the message to the worker, and write the images that the job starts from."""
+        first = self.jobs[0]
+        pictures = []
+        for number, picture in enumerate(first.pictures):
+            path = image_file(folder, first.id, f"from-{number}")
+            path.write_bytes(picture.pixels)
+            pictures.append(
+                SentPicture(picture.argument, picture.mode, picture.width, picture.height, str(path))
+            )
+        return Draw(
+            ids=tuple(job.id for job in self.jobs),
+            prompts=tuple(job.prompt for job in self.jobs),
+            seeds=tuple(job.seed for job in self.jobs),
+            call=first.call,
+            lora=None if first.lora is None else (str(first.lora.path), first.lora.scale),
+            partials=first.partials,
+            task=first.task,
+            pictures=tuple(pictures),
+        )
+
+    def note_step(self, event: dict[str, Any]) -> None:
+        """Forward a step, with its partial images."""
+        first, step = self.jobs[0], event["step"]
+        left_s = first.predicted_s * (1 - step / max(1, first.steps))
+        self.is_nearly_drawn |= step >= first.steps - 1 or left_s <= _AHEAD_S
+        for job, image in zip(self.jobs, event.get("images", ()), strict=False):
+            try:
+                partial = read_drawn(job, image, {})
+            except OSError as error:
+                LOG.warning("%s: a partial image is lost: %s", job.id, error.strerror)
+                continue
+            if job.on_partial is not None and not job.has_ended:
+                job.on_partial(step, partial)
+
+    def note_end(
+        self,
+        event: dict[str, Any],
+        ledger: Ledger,
+        on_drawn: Callable[[ImageJob, dict[str, Any]], None],
+    ) -> list[ImageJob]:
+        """End the jobs as the worker's last event says; return those to draw again, each alone."""
+        message = str(event.get("message"))
+        if event["event"] in ("refused", "failed") and len(self.jobs) > 1:
+            again = [job for job in self.jobs if not job.has_ended]
+            for job in again:
+                job.is_alone = True
+                ledger.move(job, State.WAITING)
+            LOG.warning("%d images failed together and are drawn one by one: %s", len(self.jobs), message)
+            return again
+        if event["event"] == "drawn":
+            for job, image in zip(self.jobs, event["images"], strict=True):
+                try:
+                    drawn = read_drawn(job, image, event["phases"], tuple(event.get("notes", ())))
+                except OSError as error:
+                    ledger.fail(job, JobError(500, f"the image is lost: {error.strerror}"))
+                    continue
+                if not job.has_ended:
+                    on_drawn(job, event)
+                    ledger.finish(job, drawn)
+            return []
+        for job in self.jobs:
+            match event["event"]:
+                case "cancelled":
+                    ledger.fail(job, JobError(499, "the request was cancelled"), State.CANCELLED)
+                case "refused":
+                    ledger.fail(job, JobError(400, message))
+                case _:
+                    LOG.error("%s failed: %s", job.id, message)
+                    ledger.fail(job, JobError(500, f"drawing failed: {message}"))
+        return []
+
+
+def read_drawn(
+    job: ImageJob, image: dict[str, Any], phases: dict[str, float], notes: tuple[str, ...] = ()
+) -> Drawn:
+    """Return an image of an event, and remove its file."""
+    path = Path(image["file"])
+    pixels = path.read_bytes()
+    path.unlink()
+    return Drawn(pixels, image["width"], image["height"], job.seed, phases, notes)
 
 
 class Phase(StrEnum):
@@ -56,10 +186,11 @@ class Replica:
 
     Attributes:
         key: what is started, see `startup.key_of`.
-        phase: of the worker; `doing` describes the current part of its start, and `starting` the progress.
+        doing: what the worker does, in words; `starting` is the progress of its start.
         state: of the model, once it is loaded.
         energy_j: joules of the GPU from when it was ready to its last image; None without a counter.
         idle_s: seconds without a job after which the worker ends; None for never.
+        is_spare: whether it starts only while many images wait.
         failed_starts: since the model was loaded last.
         on_drawn: called with each finished job and the event of the worker.
     """
@@ -68,10 +199,11 @@ class Replica:
     load: Load
     line: JobQueue
     ledger: Ledger
-    make_process: Callable[[], WorkerProcess]
+    make_process: Callable[[], Worker]
     on_drawn: Callable[[ImageJob, dict[str, Any]], None]
     key: str
     idle_s: float | None = None
+    is_spare: bool = False
     phase: Phase = Phase.STARTING
     doing: str = "starting"
     starting: Startup | None = None
@@ -83,7 +215,7 @@ class Replica:
     num_exchanges: int = 0
     failed_starts: int = 0
     energy_j: float | None = None
-    _process: WorkerProcess | None = None
+    _process: Worker | None = None
     _sent: list[InFlight] = field(default_factory=list)
     _known: set[tuple[Any, ...]] = field(default_factory=set)
     """The kinds of jobs that this worker has drawn."""
@@ -102,14 +234,18 @@ class Replica:
     async def run(self) -> None:
         """Keep a worker alive and let it draw, until this task is cancelled."""
         try:
+            if self.is_spare:
+                await self._until_needed()
             while True:
                 loaded = await self._start()
                 if self.phase is Phase.UNUSABLE:
                     return
                 self.failed_starts = 0 if loaded else self.failed_starts + 1
-                if loaded and await self._draw_jobs():
-                    continue  # it was unloaded, and a job has come
                 assert self._process is not None
+                if loaded and await self._draw_jobs():
+                    await self._process.stop()
+                    await self._until_needed()
+                    continue
                 end = await self._process.ended()
                 await self._process.stop()
                 end, self.problem = self.problem or end, ""
@@ -150,7 +286,7 @@ class Replica:
             elif event["event"] == "unusable":
                 self.phase, self.problem = Phase.UNUSABLE, event["message"]
                 self.doing = f"it will never draw: {self.problem}"
-                if self.line.num_workers > 1:  # else it is the error with which the command ends
+                if self.line.num_workers():  # else it is the error with which the command ends
                     LOG.error("worker %d cannot be used: %s", self.number, self.problem)
                 return False
             elif event["event"] == "loaded":
@@ -184,7 +320,7 @@ class Replica:
             LOG.info("worker %d: %s, images at once gain %s; formed: %s", self.number, size, gains, allowed)
 
     async def _draw_jobs(self) -> bool:
-        """Draw until the worker ends; return True if it was unloaded and is needed again."""
+        """Draw until the worker ends, or is idle for so long that it is to end, and return True."""
         assert self._process is not None
         self.phase = Phase.READY
         reading = asyncio.create_task(self._process.event())
@@ -194,7 +330,8 @@ class Replica:
                 if taking is None and self._may_take():
                     taking = asyncio.create_task(self._take())
                 awaited = {reading} if taking is None else {reading, taking}
-                patience_s = self._patience_s() if self._sent else self.idle_s
+                idle_s = _SPARE_IDLE_S if self.is_spare else self.idle_s
+                patience_s = self._patience_s() if self._sent else idle_s
                 done, _ = await asyncio.wait(awaited, timeout=patience_s, return_when="FIRST_COMPLETED")
                 if not done and not self._sent:
                     break  # idle for long
@@ -215,7 +352,6 @@ class Replica:
             if taking is not None:
                 await self._put_back(await _ended(taking) or [])
             await self._lose_sent()
-        await self._unload()
         return True
 
     def _patience_s(self) -> float:
@@ -246,7 +382,8 @@ class Replica:
         if not self._sent:
             return True
         (first, *others) = self._sent
-        return not others and first.is_nearly_drawn and not first.has_retried
+        has_died = any(job.attempts for job in first.jobs)  # and whose the next death is must be certain
+        return not others and first.is_nearly_drawn and not has_died
 
     async def _take(self) -> list[ImageJob]:
         state = self.state
@@ -255,11 +392,15 @@ class Replica:
             self.lora, lambda: not self._sent, lambda job: () if job.attempts else state.batches_of(job.size)
         )
 
-    async def _unload(self) -> None:
-        assert self._process is not None
-        await self._process.stop()
+    async def _until_needed(self) -> None:
+        """Wait without a worker for a job, or a spare one for many of them."""
         self.phase, self.doing, self.memory = Phase.UNLOADED, "unloaded; the next request loads it again", {}
-        await self._put_back(await self.line.take(None))
+        if not self.is_spare:
+            await self._put_back(await self.line.take(None))
+            return
+        self.doing = "not needed; it starts when many images wait"
+        while self.line.seconds() < _BUSY_S:
+            await asyncio.sleep(_LOOK_S)
 
     async def _send(self, jobs: list[ImageJob]) -> None:
         """Send jobs to the worker, which draws them at once or after those before."""
@@ -299,7 +440,7 @@ class Replica:
             self.ledger.move(job, State.RUNNING)
             job.began_at = time.monotonic()
             self.line.begin(job)
-        sent.begin()
+        sent.has_begun, sent.is_nearly_drawn = True, sent.jobs[0].predicted_s <= _AHEAD_S
 
     async def _note(self, event: dict[str, Any]) -> None:
         sent = next((each for each in self._sent if each.id == event.get("id")), None)
@@ -311,7 +452,7 @@ class Replica:
                 sent.note_step(event)
             return
         if event["event"] == "called":
-            sent.note_call()
+            sent.is_called = sent.is_nearly_drawn = True
             self._begin()
             return
         self.memory = {
@@ -332,7 +473,7 @@ class Replica:
             await self.line.look_again()
 
     def _leave(self, sent: InFlight) -> None:
-        sent.clear(Path(self.load.folder))
+        remove_images(Path(self.load.folder), (job.id for job in sent.jobs))
         for job in sent.jobs:
             self.line.leave(job)
 
@@ -374,7 +515,7 @@ class Replica:
             return
         process = self._process
         process.send(Cancel(job.id))
-        if not sent.has_ended:
+        if not all(each.has_ended for each in sent.jobs):
             return  # others' images are drawn by the same call
         for _ in range(int(10 * _CANCEL_GRACE_S)):
             await asyncio.sleep(0.1)

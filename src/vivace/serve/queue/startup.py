@@ -63,18 +63,13 @@ def key_of(settings: ServeSettings) -> str:
         ",".join(map(str, settings.sizes)) or "own size",
         settings.task or "every task",
         f"batches {','.join(map(str, settings.batches)) or 'none'}",
-        f"{len(settings.loras)} LoRAs",
+        f"{len(settings.lora_files())} LoRAs",
     )
     return " | ".join(parts)
 
 
 class Startup:
-    """A start in progress: its phase, and the time in it.
-
-    Args:
-        key: what is started, see `key_of`.
-        began: `time.monotonic()` when the process was started.
-    """
+    """A start in progress: its phase, and the time in it since the process began, by `time.monotonic()`."""
 
     def __init__(self, key: str, began: float) -> None:
         self._key, self._began = key, began
@@ -83,7 +78,6 @@ class Startup:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the process was started."""
         return time.monotonic() - self._began
 
     @property
@@ -98,12 +92,10 @@ class Startup:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the phase is at its limit."""
         return max(0.0, self.limit_s - (time.monotonic() - self._marks[-1][1]))
 
     @property
     def complaint(self) -> str:
-        """What is wrong with a phase that is at its limit, in words."""
         last_s = self._last_of_phase
         before = (
             "the last start did not have it" if last_s is None else f"it took {last_s:.1f} s the last time"
@@ -112,17 +104,12 @@ class Startup:
 
     @property
     def expectation(self) -> str:
-        """The expected time, in words."""
         if self._last is None:
             return "it is the first start of this model, recipe, device and sizes, so how long it takes is not known"
         return f"about {self._last.seconds:.1f} s, as the last start took"
 
     def enter(self, phase: str, at: float | None = None) -> None:
-        """Note that a phase begins.
-
-        Args:
-            at: when, by `time.monotonic()`, whose zero all processes of a machine share; None for now.
-        """
+        """Note that a phase begins, at a `time.monotonic()`, whose zero all processes of a machine share, or now."""
         at = time.monotonic() if at is None else at
         self._marks.append((phase, max(at, self._marks[-1][1])))
 

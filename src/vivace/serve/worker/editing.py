@@ -25,13 +25,8 @@ _WARM_STEPS = 2
 
 @dataclass
 class Editing:
-    """Sessions that draw from images.
-
-    Attributes:
-        sessions: by their task.
-        refused: why tasks are not served.
-        published: the class of the pipeline that the model is published for.
-    """
+    """Sessions that draw from images, by their task, and why others are not served; `published` is the class of the
+    pipeline that the model is published for."""
 
     published: str
     sessions: dict[Task, Session] = field(default_factory=dict)
@@ -39,12 +34,7 @@ class Editing:
 
     @classmethod
     def of(cls, located: LocatedModel, session: Session, task: Task | None) -> Editing:
-        """Return the sessions that draw from images.
-
-        Args:
-            session: opened for `task`.
-            task: the only one to serve; None for all tasks of the weights.
-        """
+        """Return the sessions that draw from images: one opened for the only task, or those of all its weights do."""
         editing = cls(located.pipeline)
         opened = task or own_task(located.pipeline)
         if opened != "text":

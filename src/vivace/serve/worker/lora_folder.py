@@ -26,12 +26,7 @@ _NONE = 0.0
 
 @dataclass
 class LoraFolder:
-    """LoRA files and the one that is loaded.
-
-    Attributes:
-        fitting: files that fit the model, and their ranks.
-        unfit: why others cannot be used, by file.
-    """
+    """LoRA files that fit the model, with their ranks, why others do not, and the one that is loaded."""
 
     fitting: dict[str, int] = field(default_factory=dict)
     unfit: dict[str, str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vivace.errors import Cancelled, NotFinite, VivaceError
@@ -35,12 +35,47 @@ from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.models.quiet import quiet
 from vivace.serve.queue.messages import Cancel, Draw, Load, Message, parsed
 from vivace.serve.queue.process import TEMPLATE, WITH_GPU
-from vivace.serve.worker.completion_thread import CompletionThread, Finish
 
 if TYPE_CHECKING:
-    from vivace.serve.worker.warm_session import Drawing
+    from vivace.serve.worker.warm_session import Drawing, Finish
 
 _SENDING = threading.Lock()
+
+
+_MOST = 1
+"""Calls that wait here beside the one that is being ended: their images take memory."""
+
+
+class CompletionThread:
+    """A thread that ends calls in their order, while the next one runs: it sends the last event of each, or what
+    `describe` makes of an exception."""
+
+    def __init__(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        describe: Callable[[Exception], dict[str, Any]],
+    ) -> None:
+        self._send, self._describe = send, describe
+        self._calls: queue.Queue[tuple[str, float, Finish]] = queue.Queue(_MOST)
+        self._last = 0.0
+        """When the last call ended: one that was queued before then has taken the time since."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, id_: str, began: float, finish: Finish) -> None:
+        """Let a call be ended, which began at a `time.perf_counter`; wait while too many are."""
+        self._calls.put((id_, began, finish))
+
+    def _run(self) -> None:
+        while True:
+            id_, began, finish = self._calls.get()
+            try:
+                event = {"event": "drawn", **finish()}
+            except Exception as error:  # noqa: BLE001 - a request that fails must not end the worker
+                event = self._describe(error)
+            ended = time.perf_counter()
+            self._send({**event, "id": id_, "seconds": ended - max(began, self._last)})
+            self._last = ended
+            del finish, event  # with their images
 
 
 class Inbox:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import Unsupported
+from vivace.errors import Unsupported, VivaceError
+from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.measure.nvml import NvmlGpu, opened_gpu
+from vivace.measure.surroundings import machine_bytes
 from vivace.models.find import find_model
 from vivace.models.tasks import own_task
 from vivace.recipes.resolve import resolve
@@ -19,33 +21,30 @@ from vivace.runtime.finite_images import has_one_colour, hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.serve.queue.messages import Draw, Load, image_file
-from vivace.serve.worker.call_times import CallTimes, phases_of
-from vivace.serve.worker.completion_thread import Finish
 from vivace.serve.worker.editing import Editing
 from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
-from vivace.serve.worker.memory_room import check_fits, memory_of
-from vivace.serve.worker.partials import Projection, fit_projection
-from vivace.serve.worker.pixels import Pixels, returns_tensors
-from vivace.serve.worker.speeds import time_batches, time_size
+from vivace.serve.worker.pixels import Pixels, Projection, fit_projection, returns_tensors
+from vivace.serve.worker.speeds import CallTimes, phases_of, time_batches, time_size
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from vivace.foundation.spec.workload import Task
+    from vivace.recipes.recipe import Recipe
     from vivace.runtime.session import Session
 
 _VERBOSITY = "DIFFUSERS_VERBOSITY"
 _SHORT = 60
 """Characters of a prompt that every text encoder reads whole."""
+_GB = 1e9
 Report = Callable[[str, dict[str, Any]], None]
+Finish = Callable[[], dict[str, Any]]
+"""Waits for a call's images, puts them into files, and returns facts about them."""
 
 
 class EnergyMeter:
-    """Reads the driver's counter of this process's GPU, which moves about ten times a second.
-
-    Args:
-        gpu: None on a CPU, and where NVML cannot read the GPU or it counts no energy.
-    """
+    """Reads the driver's counter of this process's GPU, if there is one; it moves about ten times a second."""
 
     def __init__(self, gpu: NvmlGpu | None) -> None:
         self._gpu = gpu
@@ -66,14 +65,7 @@ class EnergyMeter:
 
 @dataclass
 class Drawing:
-    """A session with its measurements.
-
-    Attributes:
-        session: that was opened; `editing` has those of other tasks, which share its weights.
-        speeds: seconds of a step and of the rest, by size.
-        batching: the gain of several images at once, by size.
-        projection: of latents to colours; None for latents of an unknown layout.
-    """
+    """A session with its measurements by size; `editing` has those of other tasks, which share its weights."""
 
     session: Session
     load_request: Load
@@ -267,10 +259,8 @@ class Drawing:
 
 
 def keep_prompts_out_of_logs() -> None:
-    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off.
-
-    The answer's notes say that something is cut off. Users who set diffusers' own variable get its logs.
-    """
+    """Let diffusers log errors only: its warnings quote the part of a prompt that a text encoder cuts off, of which the
+    answer's notes tell. Users who set diffusers' own variable get its logs."""
     if _VERBOSITY not in os.environ:
         logging.getLogger("diffusers").setLevel(logging.ERROR)
 
@@ -317,3 +307,52 @@ def _memory(device: str) -> dict[str, int]:
     if device == "cuda":
         memory["gpu_bytes"] = int(torch.cuda.memory_reserved())
     return memory
+
+
+def memory_of(device: str) -> int | None:
+    """Return the bytes of memory of a device: of the first GPU, or of this machine or container; None if unknown."""
+    import torch
+
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(machine_bytes()) if device == "cpu" else None
+
+
+def check_fits(
+    name: str,
+    recipe: Recipe,
+    sizes: Sequence[tuple[int, int]],
+    task: Task | None,
+    num_bytes: int,
+    place: str = "this GPU",
+) -> None:
+    """Raise Unsupported if a model with a recipe needs more memory than a device has, as `vivace plan` predicts.
+
+    Predicting takes seconds, and is left out for a model of the catalogue that fits as it is published, even if all
+    that it needs grew with the square of the pixels. What cannot be predicted is loaded.
+    """
+    from vivace.runtime.memory.fit import RESERVE_BYTES, fits
+    from vivace.runtime.memory.footprints import footprints
+    from vivace.runtime.memory.remembered import predicted
+    from vivace.runtime.memory.weightless import find_weightless
+
+    width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))
+    published = footprints().get(name.removeprefix("synthetic:"))
+    larger = 1.0 if published is None else (width or 0) * (height or 0) / (published.width * published.height)
+    if published is not None and fits(published, num_bytes / max(1.0, larger) ** 2):
+        return
+    if larger > 1:
+        published = None  # it says nothing of larger images
+    if published is not None and recipe.text == BASELINE:
+        prediction = published
+    else:
+        try:
+            prediction = predicted(find_weightless(name), recipe, height=height, width=width, task=task)
+        except VivaceError:
+            return
+    if not fits(prediction, num_bytes):
+        needed = (prediction.needed_bytes + RESERVE_BYTES) / _GB
+        raise Unsupported(
+            f"{name} with {recipe.text} needs {needed:.1f} GB at {prediction.width}x{prediction.height}, and {place} "
+            f"has {num_bytes / _GB:.1f} GB; `vivace plan {name} --card {num_bytes / _GB:.0f}` says what fits"
+        )

@@ -61,10 +61,7 @@ class QualityJudge:
         return replace(result, rung=Rung.SCREENED, slack=None, gate=None, reason=None)
 
     def notes(self, command: str) -> list[str]:
-        """Describe the search without a judge, what a judge would add, and the command for it.
-
-        With a judge, describe the source of its limits.
-        """
+        """Describe the source of the limits, or what a judge would add where there is none, and the command for it."""
         if not self.reason:
             return list(self.limits_from)
         number = sum(not kind.declared.same_picture for kind in TECHNIQUES.values())
@@ -84,16 +81,7 @@ def judge_of(
     trusts: bool = False,
     shows_nothing: bool = False,
 ) -> QualityJudge:
-    """Return the judges of a model's images.
-
-    Args:
-        trusts: quality is taken from another model.
-        shows_nothing: the images show nothing, though the model's weights are its own.
-
-    Raises:
-        UsageError: a limit or a judge that does not apply here.
-        UnknownModel, Unsupported: there is no such scorer or witness.
-    """
+    """Return the judges of images, which may show nothing though the weights are trained. Errors: see `find_judges`."""
     is_synthetic = located.model.is_synthetic
     flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
     check_quality_options(located, *(flag for flag, is_given in flags.items() if is_given))

@@ -25,15 +25,14 @@ from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.final.finals import Finals
-from vivace.tuning.final.image_plan import ImagePlan, needs_floor
+from vivace.tuning.final.finals import Finals, ImagePlan, needs_floor
 from vivace.tuning.final.judge import QualityJudge
-from vivace.tuning.image_request import ImageRequest
 from vivace.tuning.model.peaks import Peaks
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.pace import SCREENING, WARM_UP, Pace, typical_compile_s
 from vivace.tuning.search.results import Result, Rung, recipe_of, result_of_row
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Timetable
+from vivace.tuning.settings import ImageRequest
 
 _FEWEST_STEPS = 4
 _PURPOSES = {Rung.SCREENED: Purpose.SCREENING, Rung.JUDGED: Purpose.JUDGEMENT, Rung.FINAL: Purpose.FINAL}
@@ -67,7 +66,6 @@ class Bench:
     device: str
     timing: Timing
     left_out: tuple[Recipe, ...] = ()
-    baseline: Result | None = None
     judged_by: QualityJudge = field(default_factory=QualityJudge)
     pace: Pace = field(default_factory=lambda: Pace(on_gpu=False))
 
@@ -95,17 +93,14 @@ class Bench:
         steps = self._few_steps if self.objective.same_picture_only else None
         workload, timing = self._workload(Rung.SCREENED, steps), self._timing(Rung.SCREENED)
         row = self._rows((), workload, timing, Purpose.BASELINE, judges=False)[0]
-        self.baseline = result_of_row(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
-        if self.baseline is not None and self.baseline.seconds:
-            batch = self.request.batch
-            denoising = dict(self.baseline.stages_s).get("steps", 0.0) * (
-                1 if steps is None else self._steps / steps
-            )
-            few = self._few_steps
+        base = result_of_row(row, row, Rung.SCREENED, self.objective, self._left_of(workload))
+        if base is not None and base.seconds:
+            batch, few = self.request.batch, self._few_steps
+            denoising = dict(base.stages_s).get("steps", 0.0) * (1 if steps is None else self._steps / steps)
             left = 0.0 if few is None else denoising * (1 - few / self._steps)
-            self.pace.batch, self.pace.base_s = batch, batch * self.baseline.seconds
-            self.pace.few_s = None if few is None else batch * (self.baseline.seconds - left)
-        return self.baseline
+            self.pace.batch, self.pace.base_s = batch, batch * base.seconds
+            self.pace.few_s = None if few is None else batch * (base.seconds - left)
+        return base
 
     def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
         """Return refusals: by techniques on the model without weights, and by predicted memory."""
@@ -234,29 +229,28 @@ class Bench:
         self, recipes: Sequence[Recipe], workload: WorkloadRequest, rung: Rung, judges: bool
     ) -> list[Result]:
         timing = self._timing(rung, recipes)
-        purpose = _PURPOSES[rung]
-        rows = self._rows(
-            recipes, workload, timing, purpose, self.time.deadline(recipes, rung), judges=judges
-        )
+
+        def measure(*, draws_floor: bool = False) -> list[Row]:
+            deadline = self.time.deadline(recipes, rung)
+            purpose = _PURPOSES[rung]
+            return self._rows(
+                recipes, workload, timing, purpose, deadline, judges=judges, draws_floor=draws_floor
+            )
+
+        rows = measure()
         if not rows:  # the time ended before the baseline's round
             self.left_out = tuple(recipes) if rung is Rung.FINAL else ()
             return []
         if rung is Rung.FINAL:
             rows = self.finals.add(self._compared)
             if needs_floor(rows):
-                self._rows(
-                    recipes,
-                    workload,
-                    timing,
-                    purpose,
-                    self.time.deadline(recipes, rung),
-                    judges=judges,
-                    draws_floor=True,
-                )
+                measure(draws_floor=True)
                 rows = self.finals.add(self._compared)
         results = self._seen(rows, rung, self._left_of(workload) if rung is Rung.SCREENED else 0.0)
         self.pace.learn(results)
-        self._note_pace(rows, workload)
+        if rows[0].latency is not None and workload.num_inference_steps is None:
+            # How long the baseline takes now, since other programs come and go.
+            self.pace.base_s = self.request.batch * rows[0].latency.median.point
         if rung is Rung.FINAL:
             measured = {result.recipe for result in results}
             self._rounds |= {
@@ -268,20 +262,16 @@ class Bench:
         return results
 
     def _seen(self, rows: Sequence[Row], rung: Rung, steps_left: float) -> list[Result]:
-        """Return the results of rows. A final of one round proves nothing and counts as a judgement."""
-        results = []
-        baseline = rows[0]
+        results, baseline = [], rows[0]
         for row in rows:
-            if row.is_baseline:
-                baseline = row
-            result = self.result_of(row, baseline, rung, steps_left)
-            if result is not None:
-                results.append(result)
-        self.time.note(results)
-        return results
+            baseline = row if row.is_baseline else baseline
+            results.append(self.result_of(row, baseline, rung, steps_left))
+        readable = [result for result in results if result is not None]
+        self.time.note(readable)
+        return readable
 
     def result_of(self, row: Row, baseline: Row, rung: Rung, steps_left: float) -> Result | None:
-        """Return the result of a row; see `result_of_row`."""
+        """Return the result of a row. A final of one round proves nothing and counts as a judgement."""
         recipe = recipe_of(row.record)
         if recipe is None:
             return None
@@ -291,12 +281,6 @@ class Bench:
         if result is None or not result.is_measured or not is_short:
             return result
         return replace(result, rung=Rung.JUDGED if self.judges else Rung.SCREENED)
-
-    def _note_pace(self, rows: Sequence[Row], workload: WorkloadRequest) -> None:
-        """Record how long the baseline takes now, since other programs come and go."""
-        latency = rows[0].latency
-        if latency is not None and workload.num_inference_steps is None:
-            self.pace.base_s = self.request.batch * latency.median.point
 
     def _left_of(self, workload: WorkloadRequest) -> float:
         """Return the steps that a workload leaves out over its own."""
@@ -368,7 +352,6 @@ class Bench:
 
     _rounds: dict[Recipe, int] = field(default_factory=dict, repr=False)
     _supported: set[Recipe] = field(default_factory=set, repr=False)
-    _known: dict[Recipe, Result] = field(default_factory=dict, repr=False)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,22 +13,21 @@ from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.machinery.technique import Technique
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.model.failure_model import failure_probabilities, probability_of_running, texts_of
-from vivace.tuning.model.launches import (
+from vivace.tuning.model.leverage import (
     WAITS,
+    Leverage,
     as_of_another_host,
     expected_of_capturing,
     over_the_usual_baseline,
     wait_of,
 )
-from vivace.tuning.model.leverage import Leverage
 from vivace.tuning.model.priors import SAME, PriorSource
 from vivace.tuning.model.regression import Array, Datum, Prior, Regression, merged
-from vivace.tuning.model.utility import NUM_SAMPLES, chance_of, floor_of, value_of
-from vivace.tuning.search.paths import parts_of, path_of, tries_the_same
-from vivace.tuning.search.results import Result, Rung, latest
-from vivace.tuning.search.space import Space, is_usual
+from vivace.tuning.search.results import RUINED, Result, Rung, floor_of, latest
+from vivace.tuning.search.space import Space, is_usual, parts_of, path_of, tries_the_same
 
+NUM_SAMPLES = 512
+"""Number of posterior samples of whether recipes pass and how much they gain."""
 _SLACK_OF_CHANGES = Prior(-0.04, 0.08)
 _SLACK_OF_SAME = Prior(0.0, 0.01)
 _SLACK_OF_TRAINED, _SLACK_OF_REPLACED = Prior(-0.02, 0.05), Prior(-0.005, 0.02)
@@ -52,6 +52,8 @@ _WORTH_BEGINNING = 0.1
 """Expected gain of a recipe that a search begins with."""
 _AS_LIKELY = 0.9
 """The smallest ratio of the probabilities of keeping the limits without and with such a technique."""
+_NOT_YET = frozenset({Outcome.CRASHED, Outcome.TIMED_OUT})
+_SURE = 0.9
 
 
 @dataclass
@@ -155,6 +157,10 @@ class ModelSampler:
         if self._base_memory is not None:
             self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(measured_recipes)])
 
+    def _refit(self, history: Sequence[Result]) -> None:
+        self.learn(history)
+        self._blame = failure_probabilities(history)
+
     def _read(self, history: Sequence[Result]) -> Sequence[Result]:
         return history if self.space.objective.measures_memory else over_the_usual_baseline(history)
 
@@ -180,7 +186,7 @@ class ModelSampler:
             return [self.start]
         chosen: list[Recipe] = []
         best = self._best(list(results.values()))
-        around = sorted(results, key=lambda r: -value_of(results[r], self.space.objective))[:3]
+        around = sorted(results, key=lambda r: -results[r].value(self.space.objective))[:3]
         self._blame = failure_probabilities(history)
         measured = [
             result.recipe
@@ -233,8 +239,7 @@ class ModelSampler:
 
         A doubt that recipes share, such as about one path of the latents, is drawn once for all of them.
         """
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         recipes = [result.recipe for result in results]
         floor = floor_of(history, self.space.objective)
         gains = self.gain.draws(recipes, self.rng, NUM_SAMPLES)
@@ -272,8 +277,8 @@ class ModelSampler:
         values = [floor]
         for result in results:
             if result.slack is not None or (result.is_measured and self.space.objective.same_picture_only):
-                above = max(0.0, value_of(result, self.space.objective, failed=floor) - floor)
-                values.append(floor + chance_of(result) * above)
+                above = max(0.0, result.value(self.space.objective, failed=floor) - floor)
+                values.append(floor + result.chance * above)
         return max(values)
 
     def promise(self, results: Sequence[Result], history: Sequence[Result]) -> list[float]:
@@ -281,14 +286,13 @@ class ModelSampler:
         recipes, so that no single lucky measurement wins."""
         if not results:
             return []
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         recipes = [result.recipe for result in results]
         mean, _ = self.gain.estimate(recipes)
         chance = self._chance(recipes)
         # The posterior of a judged recipe includes its own images; after a final they alone count.
         own = [
-            chance_of(result) if result.rung is Rung.FINAL and result.slack is not None else float(chance[k])
+            result.chance if result.rung is Rung.FINAL and result.slack is not None else float(chance[k])
             for k, result in enumerate(results)
         ]
         return [
@@ -298,15 +302,13 @@ class ModelSampler:
 
     def shorter(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Return the recipe without techniques expected to gain nothing."""
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         return self._without_idle(recipe, _GIVES_LITTLE, lambda less: True)
 
     def assemble(self, recipe: Recipe, history: Sequence[Result]) -> Recipe:
         """Add techniques that keep the path of the latents and are expected to gain more than 2 %: what was tried, and
         weights that declare how much they save."""
-        self.learn(history)
-        self._blame = failure_probabilities(history)
+        self._refit(history)
         known = {option.text for option in self.space.options if option.facts.saved_share is not None}
         known = known.union(*(texts_of(result.recipe) for result in history if result.is_measured))
         current, most = recipe, _GIVES_LITTLE
@@ -423,3 +425,55 @@ def improvement(mean: Array, sd: Array, best: float) -> Array:
 
 def normal(z: Array) -> Array:
     return np.array([0.5 * (1 + math.erf(float(x) / math.sqrt(2))) for x in np.atleast_1d(z)])
+
+
+@lru_cache(maxsize=100_000)
+def texts_of(recipe: Recipe) -> frozenset[str]:
+    """Return the texts of a recipe's techniques."""
+    return frozenset(technique.text for technique in recipe)
+
+
+def failure_probabilities(history: Sequence[Result]) -> dict[frozenset[str], float]:
+    """Return the probability that each technique, alone or in pairs, makes recipes fail.
+
+    For a recipe with ruined images these are the techniques that were in no recipe of passing quality.
+    """
+    good: set[frozenset[str]] = set()
+    kept: set[str] = set()
+    for result in history:
+        if result.is_measured:
+            good |= _parts(result.recipe)
+        if result.slack is not None and result.gate is not Gate.FAILED:
+            kept |= texts_of(result.recipe)
+    blame: dict[frozenset[str], float] = {}
+    for result in history:
+        # A recipe that misses the limit by less may pass with other techniques: ending guidance gives back what a cache
+        # loses.
+        if result.gate is Gate.FAILED and (result.slack is None or result.slack < -RUINED):
+            suspected = texts_of(result.recipe) - kept
+            for text in suspected:
+                part = frozenset((text,))
+                blame[part] = max(blame.get(part, 0.0), _SURE / len(suspected))
+    for result in history:
+        if result.is_measured or result.outcome in (Outcome.FAILED_QUALITY, Outcome.OUT_OF_MEMORY):
+            continue
+        suspects = _parts(result.recipe) - good
+        for part in suspects:
+            weight = 0.5 if result.outcome in _NOT_YET else 1.0
+            # Each failure adds to the blame, so that the common part of all of them is soon avoided.
+            blame[part] = 1 - (1 - blame.get(part, 0.0)) * (1 - _SURE * weight / len(suspects))
+    return blame
+
+
+def _parts(recipe: Recipe) -> set[frozenset[str]]:
+    texts = texts_of(recipe)
+    return {frozenset((a, b)) for a in texts for b in texts}
+
+
+def probability_of_running(recipe: Recipe, blame: dict[frozenset[str], float]) -> float:
+    """Return the probability that no part of a recipe makes it fail."""
+    probability = 1.0
+    if blame:
+        for part in _parts(recipe):
+            probability *= 1 - blame.get(part, 0.0)
+    return probability

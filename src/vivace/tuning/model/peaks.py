@@ -15,12 +15,7 @@ Predict = Callable[[Sequence[Recipe]], Sequence[float | None]]
 
 @dataclass
 class Peaks:
-    """Predicted peaks on one GPU.
-
-    Attributes:
-        predict: returns bytes of each recipe; None where there is no prediction.
-        predicted: the predictions so far, by recipe.
-    """
+    """Predicted peaks on one GPU in bytes, by recipe; None where there is no prediction."""
 
     predict: Predict
     predicted: dict[Recipe, float | None] = field(default_factory=dict)
@@ -69,10 +64,7 @@ class Peaks:
 
 
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
-    """Return the recorded peaks of a model's recipes at a size, for single images, in bytes.
-
-    They also exist where nothing can be predicted, and before `vivace plan` is called.
-    """
+    """Return the recorded peaks of a model's recipes at a size, for single images, in bytes."""
     peaks: dict[Recipe, float] = {}
     for (name, text, *size), every in all_recorded().items():
         if (name, size) != (model, [height, width]):

@@ -44,10 +44,7 @@ class Datum:
 
 
 def merged(data: Sequence[Datum]) -> list[Datum]:
-    """Return one figure for each recipe: the mean, weighted by precision, with the smallest of the errors.
-
-    Sources share models and methods, so their agreement does not make them more precise.
-    """
+    """Return one figure a recipe: the mean by precision, with the smallest error, as sources share methods."""
     by_recipe: dict[Recipe, list[Datum]] = {}
     for datum in data:
         by_recipe.setdefault(datum.recipe, []).append(datum)
@@ -103,7 +100,6 @@ class Regression:
 
     @property
     def data(self) -> tuple[Datum, ...]:
-        """The data of the fit."""
         return tuple(self._data)
 
     def estimate(self, recipes: Sequence[Recipe]) -> tuple[Array, Array]:

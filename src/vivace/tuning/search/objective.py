@@ -80,11 +80,7 @@ class Objective:
 
 
 def _name_of(text: str, flag: str) -> str | None:
-    """Return the technique of a plain name; None for a technique with knobs, as an alias such as bf16 is.
-
-    Raises:
-        UsageError: there is no such technique.
-    """
+    """Return the technique of a plain name; None for a technique with knobs, as an alias such as bf16 is."""
     word = text.strip().lower()
     if word in TECHNIQUES:
         return word

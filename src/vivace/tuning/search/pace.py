@@ -96,14 +96,7 @@ class Pace:
         call_s = self.base_s if self.few_s is None or not recipe.same_picture else self.few_s
         return self.of_round() + (SCREENING + WARM_UP) * call_s + self.of_compiling(recipe)
 
-    def of_final(
-        self,
-        finalists: Sequence[Result],
-        rounds: int,
-        images: int,
-        *,
-        drawn: int = 0,
-    ) -> float:
+    def of_final(self, finalists: Sequence[Result], rounds: int, images: int, *, drawn: int = 0) -> float:
         """Estimate the seconds of a final, without its canaries, which are left out where no time is left for them.
 
         Args:
@@ -116,36 +109,26 @@ class Pace:
         return first + later + self.of_quality(1 + len(finalists), images)
 
     def of_images(self, finalists: Sequence[Result], images: int, *, drawn: int = 0) -> float:
-        """Estimate the seconds of a further batch of images, the quality pass included.
-
-        Args:
-            images: of the batch, of each recipe.
-            drawn: of these images of the baseline that are drawn already.
-        """
+        """Estimate the seconds of a further batch of images with its quality pass; for arguments see `of_final`."""
         drawing = sum(self.of_drawing(result, images) for result in finalists)
         drawing += self.of_drawing(None, max(0, images - drawn))
         return drawing + self.of_quality(1 + len(finalists), images)
 
     def of_drawing(self, result: Result | None, images: int) -> float:
         """Estimate the seconds of a round that draws images, of the baseline if `result` is None."""
-        seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
-        first = 0.0 if result is None else max(0.0, (result.first_call_s or 0.0) - seconds)
-        warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
-        return (1 + max(1.0, images / self.batch)) * seconds + warm * first + self.of_round()
+        return self._of_calls(result, 1 + max(1.0, images / self.batch))
 
     def of_final_round(self, result: Result | None, images: int) -> float:
-        """Estimate the seconds of a round of the final, of the baseline if `result` is None.
-
-        Args:
-            images: that it draws; 0 if an earlier round has drawn them.
-        """
-        is_measured = result is not None and result.seconds
-        seconds = self.batch * result.seconds if result is not None and result.seconds else self.base_s
-        first = (
-            max(0.0, (result.first_call_s or 0.0) - seconds) if is_measured and result is not None else 0.0
-        )
+        """Estimate the seconds of a round of the final with its images, of the baseline if `result` is None."""
         traced = _TRACED_ON_A_GPU if self.on_gpu else 0.0
-        calls = self.repeats + WARM_UP + traced + max(0.0, images / self.batch - self.repeats)
+        more = max(0.0, images / self.batch - self.repeats)
+        return self._of_calls(result, self.repeats + WARM_UP + traced + more)
+
+    def _of_calls(self, result: Result | None, calls: float) -> float:
+        seconds, first = self.base_s, 0.0
+        if result is not None:
+            seconds = self.batch * result.seconds if result.seconds else self.base_s
+            first = max(0.0, (result.first_call_s or 0.0) - seconds)
         warm = _WARM if self.on_gpu else _WARM_ON_A_CPU
         return calls * seconds + warm * first + self.of_round()
 
@@ -173,10 +156,7 @@ class Pace:
 
 
 def typical_compile_s(model: str) -> float:
-    """Return the seconds that a cold first call of a model takes with its denoiser compiled whole; 0 if none is known.
-
-    Records do not tell whether the compiler's cache had the code, so a high quantile of them is taken.
-    """
+    """Return a high quantile of recorded first calls with the denoiser compiled whole, in seconds; 0 if none is."""
     seconds = [
         figures.first_call_s
         for (name, text, _, _), every in all_recorded().items()

@@ -1,4 +1,4 @@
-"""Results of recipes: measured here, in an earlier run, or on another machine."""
+"""Results of recipes: measured here, in an earlier run, or on another machine; who measures, and who watches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from statistics import NormalDist
+from typing import Any, Protocol
 
 from vivace.errors import RecipeError
+from vivace.evidence.choice import simplest_of_best
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Gate
@@ -24,6 +27,12 @@ _DISTURBED_ERROR = 0.10
 _PROVEN_ERROR = 0.004  # error of a slack: what another build of a library, or another seed, makes of it
 _LUCK = 0.01  # of a final's images, where none of the recipe's were seen yet
 _SURE = 0.95  # of the bounds that a judgement before the final has
+_LEAST_LUCK = 0.004
+ANY_GAIN = -3.0
+_AS_FAST, _NOISE = 0.01, 0.03
+"""Gap, as a logarithm, within which a shorter recipe counts as equally fast: always, and within its interval."""
+_ANOTHER = 0.005
+"""The same for a shorter recipe that is not part of the best one."""
 
 
 class Rung(IntEnum):
@@ -91,14 +100,58 @@ class Result:
         of = "" if self.rung is Rung.FINAL or not self.images else f" by {self.images} images"
         return "" if self.gate is None else f"{self.gate.value}{of}"
 
+    @property
+    def own_gain(self) -> float:
+        """The gain; the smallest possible if it was not measured."""
+        return -math.inf if self.gain is None else self.gain
+
+    @property
+    def outcome_in_words(self) -> str:
+        return self.outcome.value.replace("_", " ")
+
+    @property
+    def chance(self) -> float:
+        """The probability that the quality passes in full, by the recipe's own figures alone."""
+        is_final = self.rung is Rung.FINAL
+        if self.slack is None or (is_final and self.gate is Gate.PASSED):
+            return 1.0
+        if self.gate is Gate.FAILED:
+            return 0.0
+        error = max(self.luck, _LEAST_LUCK) if is_final else math.hypot(self.slack_error, self.luck)
+        return NormalDist().cdf(self.slack / error)
+
+    def broken_limits(self, objective: Objective) -> list[str]:
+        """Return the options whose limits it does not keep."""
+        memory, first = objective.max_memory_bytes, objective.max_first_call_s
+        is_large = memory is not None and (self.peak_bytes is None or self.peak_bytes > memory)
+        is_late = first is not None and (self.first_call_s is None or self.first_call_s > first)
+        return ["--max-memory"] * is_large + ["--max-first-call"] * is_late
+
     def keeps(self, objective: Objective) -> bool:
         """Whether it was measured and keeps the limits of memory and of the first call."""
-        if not self.is_measured:
-            return False
-        memory, first = objective.max_memory_bytes, objective.max_first_call_s
-        if memory is not None and (self.peak_bytes is None or self.peak_bytes > memory):
-            return False
-        return not (first is not None and (self.first_call_s is None or self.first_call_s > first))
+        return self.is_measured and not self.broken_limits(objective)
+
+    def value(self, objective: Objective, failed: float = -math.inf) -> float:
+        """Return the gain if it may be proposed; `failed` otherwise."""
+        if not self.keeps(objective) or self.gate is Gate.FAILED or self.is_ruined:
+            return failed
+        if self.slack is not None and self.slack < 0 and failed == -math.inf:
+            return failed
+        return self.own_gain
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.text,
+            "outcome": self.outcome.value,
+            "rung": self.rung.name.lower(),
+            "gain": None if self.gain is None else math.exp(self.gain),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "first_call_s": self.first_call_s,
+            "quality": None if self.gate is None else self.gate.value,
+            "images": self.images,
+            "reason": self.reason,
+        }
 
 
 def result_of_row(
@@ -180,10 +233,7 @@ def slack_of(
     *,
     of_the_final: bool = False,
 ) -> tuple[float | None, float, float]:
-    """Return the smallest margin of a row's figures above their limits, its error and luck; None without figures.
-
-    For the arguments see `expected_low`.
-    """
+    """Return the smallest margin of a row's figures above their limits, its error and luck; see `expected_low`."""
     fidelity = row.fidelity
     if row.judgement is not None and row.judgement.figure == "broken":
         return -2 * RUINED, _PROVEN_ERROR, 0.0
@@ -264,11 +314,6 @@ def _own_error(seconds: Interval) -> float:
     return math.log(seconds.high / seconds.low) / (2 * 1.96)
 
 
-def gain_of(result: Result) -> float:
-    """Return the gain of a result; the smallest possible if it was not measured."""
-    return -math.inf if result.gain is None else result.gain
-
-
 def latest(history: Sequence[Result]) -> dict[Recipe, Result]:
     """Return the most thorough result of each recipe; of equals, the last."""
     by_recipe: dict[Recipe, Result] = {}
@@ -276,3 +321,82 @@ def latest(history: Sequence[Result]) -> dict[Recipe, Result]:
         if result.recipe not in by_recipe or result.rung >= by_recipe[result.recipe].rung:
             by_recipe[result.recipe] = result
     return by_recipe
+
+
+def floor_of(history: Sequence[Result], objective: Objective) -> float:
+    """Return the gain that a proposal must exceed: the baseline's, 0, unless it breaks a limit itself."""
+    baseline = next((result for result in history if result.recipe.is_baseline and result.is_measured), None)
+    return 0.0 if baseline is None or baseline.keeps(objective) else ANY_GAIN
+
+
+def best_of(history: Sequence[Result]) -> Result | None:
+    """Return the best result so far whose quality has not failed; None if none is better than the baseline."""
+    candidates = [
+        result
+        for result in latest(history).values()
+        if result.is_measured
+        and not result.is_ruined
+        and result.own_gain > 0
+        and not result.recipe.is_baseline
+    ]
+    return max(candidates, key=lambda result: (result.rung > Rung.SCREENED, result.own_gain), default=None)
+
+
+def shortest_as_fast(best: Result, others: Sequence[Result]) -> Result:
+    """Return the recipe with the fewest techniques that is as fast, as far as measured."""
+    shortest, _ = simplest_of_best(
+        best,
+        [best, *others],
+        _is_shorter_and_as_fast,
+        lambda result: (len(result.recipe.techniques), -result.own_gain),
+    )
+    return shortest
+
+
+def _is_shorter_and_as_fast(result: Result, best: Result) -> bool:
+    theirs, mine = set(result.recipe.techniques), set(best.recipe.techniques)
+    error = 1.96 * math.hypot(result.own_error, best.own_error)
+    gap = best.own_gain - result.own_gain
+    if theirs < mine and gap <= max(_AS_FAST, min(_NOISE, error)):
+        return True
+    return len(theirs) < len(mine) and gap <= _ANOTHER
+
+
+class Measurer(Protocol):
+    """Measures recipes. Failures are outcomes, never exceptions."""
+
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
+        """Return the recipes that cannot work here, without measuring."""
+        ...
+
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
+        """Return each recipe's result of a few calls, without quality."""
+        ...
+
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
+        """Return each recipe's result at full steps, with quality by few prompts."""
+        ...
+
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
+        """Return the results of recipes measured interleaved with the baseline, with quality by the first images."""
+        ...
+
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
+        """Draw the next batch of images of proven recipes; return those with new images, if any."""
+        ...
+
+
+class Watcher(Protocol):
+    """Observer of a search, for a terminal."""
+
+    def note(self, text: str) -> None: ...
+    def measured(self, result: Result, history: Sequence[Result]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...
+
+
+class Unwatched:
+    """An observer that does nothing."""
+
+    def note(self, text: str) -> None: ...
+    def measured(self, result: Result, history: Sequence[Result]) -> None: ...
+    def final(self, finalists: Sequence[Recipe]) -> None: ...

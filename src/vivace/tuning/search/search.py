@@ -12,21 +12,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
 from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.utility import chance_of, floor_of, shortest_as_fast
-from vivace.tuning.search.budget import Budget
-from vivace.tuning.search.finalists import MOST_USEFUL, best_of_each, portfolio, useful
-from vivace.tuning.search.measurer import Measurer, Unwatched, Watcher
+from vivace.tuning.model.priors import PriorSource
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.paths import path_of
-from vivace.tuning.search.results import Result, Rung, gain_of, latest
-from vivace.tuning.search.space import Space
+from vivace.tuning.search.results import (
+    Measurer,
+    Result,
+    Rung,
+    Unwatched,
+    Watcher,
+    floor_of,
+    latest,
+    shortest_as_fast,
+)
+from vivace.tuning.search.space import Space, path_of
+from vivace.tuning.search.timetable import Budget
 
 BATCH = 4
 PROMOTED = 0.5
@@ -41,17 +49,60 @@ _HOPELESS = 0.02
 """Probabilities that a recipe's quality passes in the final."""
 REACH = 0.10
 """Gap to the best so far, or two standard errors, beyond which a slower recipe is not judged."""
+_MOST_BELIEFS = 16
+_CONFIDENT = 1.96
 _MOST_REFUSED = 40  # recipes that are refused without being measured, one after the other
+MOST_USEFUL = 3
+"""Number of recipes in a final, any of which may be the fastest."""
+SURE = 0.95
+"""Probability that at least one finalist must pass, while there is no answer yet."""
+MOST = 5
+"""Finalists at most: each is fast, and the baseline's images are drawn once for all."""
+_OF_A_PATH = 2
+_WORTH_A_PLACE = 0.005
+"""Expected improvement that a further finalist must add."""
+_MORE_LIKELY = 0.05
+"""Increase in the probability that one passes that a further finalist must bring."""
+
+
+@dataclass(frozen=True)
+class ExpectedGain:
+    """The posterior of a technique's gain: how many times as fast a recipe is with it, with a 95 % interval."""
+
+    technique: str
+    times: float
+    low: float
+    high: float
+    was_tried: bool
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the technique was tried, or its interval lies on one side of 1."""
+        return self.was_tried or self.low > 1 or self.high < 1
+
+    def to_json(self) -> dict[str, Any]:
+        ci95 = [self.low, self.high]
+        return {"technique": self.technique, "times": self.times, "ci95": ci95, "tried": self.was_tried}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The posterior gains at the end of a search, and their sources.
+
+    Attributes:
+        beliefs: the gains of techniques that were tried or that earlier figures decide, the best first.
+        num_unknown: number of options that were not tried and that no earlier figure decides.
+        sources: earlier figures, by source.
+    """
+
+    beliefs: tuple[ExpectedGain, ...] = ()
+    num_unknown: int = 0
+    sources: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass
 class Search:
-    """One search.
-
-    Attributes:
-        judges: whether quality is judged; if not, screening is followed by the final.
-        history: all results; those of an earlier run come first.
-    """
+    """One search. Where quality is not judged, the final follows screening. Earlier results come first."""
 
     objective: Objective
     space: Space
@@ -81,9 +132,7 @@ class Search:
             self._decide(_WORTH_IMAGES, until_one_passes=True)
         self._explore(lambda: False)
         if self.judges and not self.exhausted and not self.num_trials:
-            self._final(
-                self._ask(MOST_USEFUL)
-            )  # on a machine so slow that there is no time for anything before it
+            self._final(self._ask(MOST_USEFUL))  # where there is no time for anything before it
         self._judge_until_one_may_pass()
         return self._prove()
 
@@ -92,20 +141,12 @@ class Search:
         number = self.budget.number
         if self.judges and number >= _MANY:
             number -= 1  # for recipes that passed a final, with all techniques that work; see `assemble`
-        while (
-            not self.exhausted
-            and self.num_trials < number
-            and not stops()
-            and not self.budget.is_over(
-                self.num_trials, self._add_shorter(self.finalists(self._candidates()))
-            )
-        ):
-            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
-            if not recipes:
-                self.exhausted = True
+        while not self.exhausted and self.num_trials < number and not stops():
+            if self.budget.is_over(self.num_trials, self._likely_finalists()):
                 break
-            recipes = self.budget.affordable(recipes, self._add_shorter(self.finalists(self._candidates())))
-            if not recipes:
+            recipes = self._ask(int(min(self.batch, number - self.num_trials)))
+            self.exhausted = not recipes
+            if not recipes or not (recipes := self.budget.affordable(recipes, self._likely_finalists())):
                 break
             self.watcher.note(f"screening {len(recipes)}: {', '.join(recipe.text for recipe in recipes)}")
             results = self.measurer.screen(recipes)
@@ -115,6 +156,19 @@ class Search:
             self._leave_out_failed()
             if self.judges and not stops():
                 self._judge_promising(recipes)
+
+    @property
+    def _floor(self) -> float:
+        """The gain that a proposal must exceed."""
+        return floor_of(self.history, self.objective)
+
+    def _usable(self, rung: Rung | None = None) -> list[Result]:
+        """Return the last results that keep the limits, of one rung or all, without the baseline's."""
+        return [
+            result
+            for result in latest(self.history).values()
+            if rung in (None, result.rung) and result.keeps(self.objective) and not result.recipe.is_baseline
+        ]
 
     def _has_to_prove(self) -> bool:
         """Whether there is no answer yet and it is time to prove one."""
@@ -155,32 +209,13 @@ class Search:
                 self.space.leave_out(added[0], result.reason or result.outcome.value)
 
     def _judge_promising(self, recipes: Sequence[Recipe] | None = None) -> None:
-        """Judge the better half of the screened recipes that can still win, and techniques whose quality is unknown.
-
-        Techniques that ruin the image are then known before more recipes use them.
-        """
+        """Judge the better half of what can still win, and techniques of unknown quality before others use them."""
         if not self.judges:
             return
-        screened = [
-            result
-            for result in latest(self.history).values()
-            if result.rung is Rung.SCREENED
-            and result.keeps(self.objective)
-            and not result.recipe.is_baseline
-            and (recipes is None or result.recipe in recipes)
-        ]
-        floor = floor_of(self.history, self.objective)
-        best = max(
-            [
-                floor,
-                *(
-                    gain_of(result)
-                    for result in self._candidates()
-                    if result.slack is None or result.slack >= 0
-                ),
-            ]
-        )
-        promising = [result for result in screened if gain_of(result) > best - max(REACH, 2 * result.error)]
+        screened = [r for r in self._usable(Rung.SCREENED) if recipes is None or r.recipe in recipes]
+        passing = [r for r in self._candidates() if r.slack is None or r.slack >= 0]
+        best = max([self._floor, *(result.own_gain for result in passing)])
+        promising = [result for result in screened if result.own_gain > best - max(REACH, 2 * result.error)]
         number = math.ceil(PROMOTED * len(screened))
         chosen = [result.recipe for result in self._by_promise(promising)[:number]]
         chosen += [
@@ -195,21 +230,15 @@ class Search:
     def _tells_of_quality(self, result: Result) -> bool:
         """Return whether a recipe is faster by a technique that changes the image and was never judged."""
         judged_techniques = {t for result in self.history if result.slack is not None for t in result.recipe}
-        return gain_of(result) > _WORTH_A_FINAL and any(
+        return result.own_gain > _WORTH_A_FINAL and any(
             not technique.facts.same_picture and technique not in judged_techniques
             for technique in result.recipe
         )
 
     def _judge_until_one_may_pass(self) -> None:
         """Judge recipes that were only screened, the most promising first, until one will probably pass its final."""
-        while self.judges and not any(chance_of(result) > _LIKELY for result in self._candidates()):
-            left = [
-                result
-                for result in latest(self.history).values()
-                if result.rung is Rung.SCREENED
-                and result.keeps(self.objective)
-                and gain_of(result) > _WORTH_A_FINAL
-            ]
+        while self.judges and not any(result.chance > _LIKELY for result in self._candidates()):
+            left = [result for result in self._usable(Rung.SCREENED) if result.own_gain > _WORTH_A_FINAL]
             chosen = [result.recipe for result in self._by_promise(left)[:MOST_USEFUL]]
             chosen = self.budget.affordable(chosen, [])
             if not chosen:
@@ -226,30 +255,21 @@ class Search:
         return [results[k] for k in order]
 
     def _candidates(self, *, screened: bool = False) -> list[Result]:
-        """Return the candidates, the most promising first.
-
-        Args:
-            screened: also recipes that were not judged yet.
-        """
-        floor = floor_of(self.history, self.objective)
+        """Return the candidates, the most promising first; with `screened` also recipes that were not judged yet."""
+        floor = self._floor
         candidates = [
             result
-            for result in latest(self.history).values()
-            if result.keeps(self.objective)
-            and not result.recipe.is_baseline
-            and not result.is_ruined
-            and chance_of(result) > _HOPELESS
-            and gain_of(result) > floor
+            for result in self._usable()
+            if not result.is_ruined
+            and result.chance > _HOPELESS
+            and result.own_gain > floor
             and not (result.rung is Rung.FINAL and self.judges and result.gate is not Gate.PASSED)
             and (screened or not self.judges or result.rung > Rung.SCREENED)
         ]
         return self._by_promise(candidates)
 
     def _prove(self) -> Result | None:
-        """Measure finalists beside the baseline until one passes and no other promises more; return the best.
-
-        Finals after the first with a pick are extra, and are held only while the budget lasts.
-        """
+        """Measure finalists beside the baseline until one passes and, in the budget, no other promises more."""
         tried: set[Recipe] = set()
         for _ in range(_FINALS):
             self._decide(_WORTH_IMAGES)
@@ -261,12 +281,11 @@ class Search:
             if pick is not None:
                 if not self.budget.allows_rounds(first[:1]):
                     break
-                if any(gain_of(result) < gain_of(pick) + REACH for result in first):
+                if any(result.own_gain < pick.own_gain + REACH for result in first):
                     finalists.append(pick.recipe)  # what may be as fast is measured side by side
             elif tried and not self.budget.allows_another_final():
                 break
             finalists += self._shorter(first)
-            finalists = self.replace_last_by_intersection(finalists)
             tried |= set(finalists)
             self._final(finalists)
         self._decide(_HOPELESS)
@@ -292,11 +311,7 @@ class Search:
         return Result(recipe, Outcome.MEASURED, Rung.SCREENED, gain, error, seconds=seconds)
 
     def _decide(self, least_chance: float, *, until_one_passes: bool = False) -> None:
-        """Draw more images of finalists whose quality is unclear and that would be the pick, while there is time.
-
-        Args:
-            least_chance: probability of passing that a finalist needs; less likely recipes are left for the end.
-        """
+        """Draw more images of unclear finalists that would be the pick and have this chance, while there is time."""
         while undecided := self._undecided(least_chance):
             if until_one_passes and self.pick() is not None:
                 return
@@ -313,15 +328,11 @@ class Search:
     def _undecided(self, least_chance: float) -> list[Result]:
         """Return the finalists that more images may turn into the pick."""
         pick = self.pick()
-        least = floor_of(self.history, self.objective) if pick is None else gain_of(pick) + _WORTH_A_FINAL
+        least = self._floor if pick is None else pick.own_gain + _WORTH_A_FINAL
         return [
             result
-            for result in latest(self.history).values()
-            if result.rung is Rung.FINAL
-            and result.gate is Gate.UNCLEAR
-            and result.keeps(self.objective)
-            and gain_of(result) > least
-            and chance_of(result) > least_chance
+            for result in self._usable(Rung.FINAL)
+            if result.gate is Gate.UNCLEAR and result.own_gain > least and result.chance > least_chance
         ]
 
     def open_ends(self) -> list[Result]:
@@ -330,8 +341,7 @@ class Search:
         return self._by_promise([*undecided, *self._candidates(screened=True)])
 
     def _portfolio(self) -> list[Result]:
-        """Return the finalists of a search without an answer, so that one of them almost certainly passes, if
-        possible."""
+        """Return the finalists of a search without an answer: one of them almost certainly passes, if possible."""
         # Recipes that passed but were not shown to be faster get more rounds if there is nothing else.
         candidates = self._rivals() or self._candidates()
         if not candidates:
@@ -341,13 +351,10 @@ class Search:
             return [candidates[k] for k in chosen]
         samples = self.sampler.values(candidates, self.history)
         error = float(np.median([result.error for result in candidates]))
-        return [
-            candidates[k] for k in portfolio(samples, floor_of(self.history, self.objective) + error, chosen)
-        ]
+        return [candidates[k] for k in portfolio(samples, self._floor + error, chosen)]
 
     def _rivals(self, pick: Result | None = None) -> list[Result]:
-        """Return what no final has measured: the candidates, and what is expected to be faster than these or the
-        pick."""
+        """Return what no final has measured: candidates, and what is expected to be faster than these or the pick."""
         new = [result for result in self._candidates(screened=True) if result.rung < Rung.FINAL]
         return [*new, *self.propose_unmeasured(new if pick is None else [pick, *new])]
 
@@ -363,7 +370,7 @@ class Search:
         if not candidates:
             return []
         least = 0.0 if over is None else _WORTH_A_FINAL
-        floor = floor_of(self.history, self.objective) if over is None else gain_of(over)
+        floor = self._floor if over is None else over.own_gain
         samples = self.sampler.values(candidates, self.history)
         best = best_of_each(samples, [path_of(result.recipe) for result in candidates])
         chosen = useful(samples[:, best], floor, MOST_USEFUL, least)
@@ -371,18 +378,15 @@ class Search:
 
     def pick(self) -> Result | None:
         """Return the best proven recipe, without techniques that were proven to gain nothing."""
-        floor = floor_of(self.history, self.objective)
+        floor = self._floor
         good = [
             result
-            for result in latest(self.history).values()
-            if result.rung is Rung.FINAL
-            and not result.recipe.is_baseline
-            and result.keeps(self.objective)
-            and gain_of(result) > floor
+            for result in self._usable(Rung.FINAL)
+            if result.own_gain > floor
             and (result.least_gain is None or result.least_gain > floor)
             and (not self.judges or result.gate is Gate.PASSED)
         ]
-        return shortest_as_fast(max(good, key=gain_of), good) if good else None
+        return shortest_as_fast(max(good, key=lambda result: result.own_gain), good) if good else None
 
     def _shorter(self, finalists: Sequence[Result]) -> list[Recipe]:
         """Return the first finalist without techniques expected to gain nothing, if it may win and there is time."""
@@ -415,24 +419,6 @@ class Search:
         refused = {result.recipe for result in self.measurer.refuse(list(longer))} if longer else set()
         return [result for recipe, result in longer.items() if recipe not in refused]
 
-    def replace_last_by_intersection(self, finalists: list[Recipe]) -> list[Recipe]:
-        """Replace the last of three finalists by their common part, if that may be as fast.
-
-        Where only techniques that keep the image are searched, finalists mostly differ by idle techniques, such as
-        `tf32` in bf16, which the model cannot tell from a gain of 1 %. The common part, measured beside them, is the
-        answer if it is as fast.
-        """
-        shared = set.intersection(*(set(recipe.techniques) for recipe in finalists))
-        common = Recipe(tuple(technique for technique in finalists[0] if technique in shared))
-        if self.judges or len(finalists) < MOST_USEFUL or common.is_baseline or common in finalists:
-            return finalists
-        result = latest(self.history).get(common)
-        best = max(gain_of(result) for result in latest(self.history).values() if result.recipe in finalists)
-        is_slow = result is not None and not (result.keeps(self.objective) and gain_of(result) > best - REACH)
-        if is_slow or not self.space.holds(common) or self.measurer.refuse([common]):
-            return finalists
-        return [*finalists[:-1], common]
-
     def distinct(self, finalists: Sequence[Result]) -> list[Result]:
         """Return recipes that differ by more than techniques expected to gain nothing."""
         kept: dict[Recipe, Result] = {}
@@ -440,9 +426,78 @@ class Search:
             kept.setdefault(self.sampler.shorter(result.recipe, self.history), result)
         return list(kept.values())
 
-    def _add_shorter(self, finalists: Sequence[Result]) -> list[Result]:
-        """Return the finalists, with the first one's shorter form if there is room."""
+    def explanation(self, sources: Sequence[PriorSource]) -> Explanation:
+        """Return the posterior of the search's model."""
+        tried = {technique for result in self.history if result.is_measured for technique in result.recipe}
+        options = list(dict.fromkeys([*tried, *self.space.options]))
+        gains = self.sampler.expected_gains([Recipe((option,)) for option in options], self.history)
+        beliefs = []
+        for option, (effect, error) in zip(options, gains, strict=True):
+            low, high = (math.exp(effect + sign * _CONFIDENT * error) for sign in (-1, 1))
+            beliefs.append(ExpectedGain(option.text, math.exp(effect), low, high, option in tried))
+        telling = [belief for belief in beliefs if belief.is_telling]
+        return Explanation(
+            tuple(sorted(telling, key=lambda belief: (-belief.times, belief.technique))[:_MOST_BELIEFS]),
+            len(beliefs) - len(telling),
+            tuple((source.name, len(source.data)) for source in sources if source.data),
+        )
+
+    def _likely_finalists(self) -> list[Result]:
+        """Return the finalists of now, with the first one's shorter form if there is room."""
+        finalists = self.finalists(self._candidates())
         less = self.sampler.shorter(finalists[0].recipe, self.history) if finalists else Recipe()
         if len(finalists) == MOST_USEFUL or less in {Recipe(), *(result.recipe for result in finalists)}:
             return list(finalists)
         return [*finalists, replace(finalists[0], recipe=less)]
+
+
+def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
+    """Choose finalists greedily by expected improvement over posterior samples.
+
+    Args:
+        samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
+        floor: the gain that a proposal has to exceed.
+        least: the improvement that the first candidate must add.
+    """
+    reached = np.full(len(samples), floor)
+    chosen: list[int] = []
+    while len(chosen) < min(number, samples.shape[1]):
+        more = np.maximum(samples - reached[:, None], 0.0).mean(axis=0)
+        which = int(np.argmax(more))
+        if which in chosen or more[which] <= least:
+            break
+        chosen.append(which)
+        least = max(least, _WORTH_A_PLACE)
+        reached = np.maximum(reached, samples[:, which])
+    return chosen
+
+
+def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[int]:
+    """Return the candidates, two of each path at most, as all of a path pass or fail together."""
+    best: list[int] = []
+    for k in np.argsort(-samples.mean(axis=0)):
+        if paths[k] is None or sum(paths[other] == paths[k] for other in best) < _OF_A_PATH:
+            best.append(int(k))
+    return best
+
+
+def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:
+    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
+
+    The safest comes first: where time is short, a final leaves out the last ones.
+
+    Args:
+        samples: see `useful`.
+        least: the smallest gain that a final can prove.
+    """
+    passes: NDArray[np.bool_] = np.asarray(samples > least)
+    final = list(chosen)
+    held: NDArray[np.bool_] = np.asarray(passes[:, final].any(axis=1))
+    while held.mean() < SURE and len(final) < min(MOST, samples.shape[1]):
+        more = (passes & ~held[:, None]).mean(axis=0)
+        which = int(np.argmax(more))
+        if more[which] < _MORE_LIKELY:
+            break
+        final.append(which)
+        held |= passes[:, which]
+    return sorted(final, key=lambda k: -passes[:, k].mean())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast, get_args
 
 from pydantic import ValidationError
@@ -17,11 +18,11 @@ from vivace.errors import RecipeError
 from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
-from vivace.tuning.model.utility import with_option
 from vivace.tuning.search.objective import Objective
 
 Why = Callable[[Technique], str | None]
 Components = Collection[Component] | None
+_DEPTH = 8  # techniques of a recipe that the search grows to, at most
 
 
 def tune_values(kind: type[Technique], knob: str) -> list[Any]:
@@ -41,11 +42,7 @@ def tune_values(kind: type[Technique], knob: str) -> list[Any]:
 
 
 def options(kind: type[Technique], components: Components = None) -> list[Technique]:
-    """Return a technique's options, the most usual first; empty if a required knob has no value worth tuning.
-
-    Args:
-        components: that the model has; None if unknown.
-    """
+    """Return a technique's options, the most usual first; empty if a required knob has no value worth tuning."""
     values = {name: tune_values(kind, name) for name in kind.knobs()}
     if not all(values.values()):
         return []
@@ -270,4 +267,35 @@ class Space:
         return list(recipes)
 
 
-_DEPTH = 8  # techniques of a recipe that the search grows to, at most
+def with_option(recipe: Recipe, option: Technique) -> Recipe | None:
+    """Return the recipe with one more technique; None if they conflict."""
+    try:
+        return recipe.with_(option)
+    except RecipeError:
+        return None
+
+
+@lru_cache(maxsize=10_000)
+def parts_of(technique: Technique) -> frozenset[str]:
+    """Return the texts of a technique aimed at each of its components alone, which a run also covers."""
+    if len(technique.targets) < 2:
+        return frozenset()
+    kind = type(technique)
+    return frozenset(kind(**technique.values, targets=(target,)).text for target in technique.targets)
+
+
+@lru_cache(maxsize=100_000)
+def path_of(recipe: Recipe) -> tuple[str, ...] | None:
+    """Return the techniques that decide on the path of the latents: those that change the image, except for the VAE's.
+
+    Techniques that only round leave the path as it is, and so does another decoder. The interaction of the techniques
+    on the path is then the same with and without them.
+    """
+    changing = sorted(t.text for t in recipe if not t.facts.same_picture and t.targets != ("vae",))
+    return tuple(changing) or None
+
+
+def tries_the_same(recipe: Recipe, other: Recipe, tested: set[str]) -> bool:
+    """Whether both would try an option of the same technique first, so that one of them is enough."""
+    mine = {technique.name for technique in recipe if technique.text not in tested}
+    return any(technique.name in mine for technique in other if technique.text not in tested)

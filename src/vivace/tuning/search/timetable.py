@@ -1,4 +1,4 @@
-"""Durations of a search's parts, and their deadlines, so that an answer is proven in time."""
+"""The budget of a search: durations of its parts, and their deadlines, so that an answer is proven in time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from vivace.benchmark.deadline import Deadline
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate
 from vivace.recipes.recipe import Recipe
-from vivace.tuning.final.image_plan import ImagePlan
+from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.search.pace import Pace
 from vivace.tuning.search.results import Result, Rung
 
@@ -31,6 +32,89 @@ _ROOM_TO_DECIDE = 1.5  # a search ran out of time on a busy machine
 _OF_THE_BASELINE = 0.5  # share of its time for a finalist without results
 _GRACE = 0.05
 """Share of a search's time by which the final's quality pass may exceed it."""
+_ROOM = 1.25
+"""Factor by which a final may take longer than estimated."""
+_FIRST_HALF = 0.5
+_MOST_OF_THE_SPARE = 0.75
+"""Share of the time before the final that one recipe may take: compiling SDXL as a whole takes two minutes and may pay
+off."""
+
+
+class Timed(Protocol):
+    """Estimates the times of a final, of a further batch of its images, and of a batch of recipes with its baseline."""
+
+    def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float: ...
+    def seconds_of_final(self, finalists: Sequence[Result]) -> float: ...
+    def seconds_of_rounds(self, finalists: Sequence[Result]) -> float: ...
+    def seconds_of_images(self, finalists: Sequence[Result]) -> float: ...
+
+
+@dataclass
+class Budget:
+    """A number of recipes, and a time of which enough is kept for the final.
+
+    Attributes:
+        number: recipes to measure, the baseline not counted; infinite if only time limits them.
+        minutes: infinite without a limit of time; then without a timetable.
+    """
+
+    number: float = math.inf
+    minutes: float = math.inf
+    timetable: Timed | None = None
+    started: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    final_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - (self.clock() - self.started)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds until the final must begin, by the finalists of the last query."""
+        return self.left_s - self.final_s
+
+    @property
+    def most_s(self) -> float:
+        """Longest expected time of a recipe before the final, in seconds; infinite without a limit of time."""
+        share = max(MOST_OF_THE_TIME * 60 * self.minutes, _MOST_OF_THE_SPARE * self.spare_s)
+        return min(share, self.spare_s)
+
+    def affordable(self, recipes: list[Recipe], finalists: Sequence[Result]) -> list[Recipe]:
+        """Return the first recipes, as many as can be measured before the final."""
+        if self.timetable is None:
+            return recipes
+        self.is_over(0, finalists)
+        chosen: list[Recipe] = []
+        for recipe in recipes:
+            if self.timetable.seconds_of_batch([*chosen, recipe]) < self.spare_s:
+                chosen.append(recipe)
+        return chosen
+
+    def is_over(self, num_trials: int, finalists: Sequence[Result]) -> bool:
+        """Whether only the final still fits, given the number of recipes that have been measured."""
+        if self.timetable is not None:
+            self.final_s = _ROOM * self.timetable.seconds_of_final(finalists)
+        return num_trials >= self.number or self.spare_s < 0
+
+    def is_time_to_prove(self, finalists: Sequence[Result]) -> bool:
+        """Whether the first final has to begin, so that there is an answer in the first half of the time."""
+        if self.timetable is None:
+            return False
+        spent_s = 60 * self.minutes - self.left_s
+        return spent_s + _ROOM * self.timetable.seconds_of_final(finalists) > _FIRST_HALF * 60 * self.minutes
+
+    def allows_another_final(self) -> bool:
+        """Whether there is time for one round of it."""
+        return self.timetable is None or self.left_s > self.timetable.seconds_of_final([]) / 2
+
+    def allows_rounds(self, finalists: Sequence[Result]) -> bool:
+        """Whether all rounds of a final fit."""
+        return self.timetable is None or self.left_s > _ROOM * self.timetable.seconds_of_rounds(finalists)
+
+    def allows_images(self, undecided: Sequence[Result]) -> bool:
+        """Whether another batch of images of these finalists may be drawn."""
+        return self.timetable is None or self.left_s > self.timetable.seconds_of_images(undecided)
 
 
 @dataclass
@@ -74,8 +158,7 @@ class Timetable:
         return Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, seconds=seconds)
 
     def prompts_to_come(self, rung: Rung, recipe: Recipe) -> float:
-        """Return the number of prompts that will decide on quality: the usual number, or all that remain after an
-        unclear final; 0 if none remain."""
+        """Return how many prompts will decide on quality: the usual number, or what remains after an unclear final."""
         if rung is not Rung.FINAL:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
@@ -86,15 +169,11 @@ class Timetable:
         return self.pace.of_trial(recipe)
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
-        """Estimate the seconds of screening recipes beside the baseline, and of judging the better half."""
         judging = 0.5 if self.judges else 0.0
         return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
 
     def seconds_of_final(self, finalists: Sequence[Result]) -> float:
-        """Estimate the seconds of a final with the usual number of further images.
-
-        Without any finalist, the estimate is of the smallest possible final.
-        """
+        """Estimate the seconds of a final with the usual number of images; of the smallest without a finalist."""
         seconds = self.seconds_of_rounds(finalists)
         undecided = [
             result for result in finalists if result.rung < Rung.FINAL or result.gate is not Gate.PASSED
@@ -106,10 +185,7 @@ class Timetable:
         return seconds + sum(self._seconds_of_look(undecided[:2], look) for look in looks)
 
     def seconds_of_rounds(self, finalists: Sequence[Result]) -> float:
-        """Estimate the seconds of a final's rounds, with its first images.
-
-        Those of recipes that were in an earlier one are kept, unless all were.
-        """
+        """Estimate a final's rounds with first images. Earlier ones are kept, unless all finalists have them."""
         finalists = [result for result in finalists if result.rung < Rung.FINAL] or finalists
         images, drawn = self._first_images
         return self.pace.of_final(finalists, FINAL_ROUNDS, images, drawn=drawn)
@@ -147,10 +223,7 @@ class Timetable:
         return min(usual_s, max(_LEAST_TIMEOUT_S, MOST_OF_THE_TIME * self.total_s, _LATE * expected))
 
     def deadline(self, recipes: Sequence[Recipe], rung: Rung) -> Deadline | None:
-        """Return when a comparison has to end: the final with the search, what precedes it in time for a short final.
-
-        Recipes that were not measured before are expected to be as slow as the baseline.
-        """
+        """Return when a comparison has to end: the final with the search, others in time for a short final."""
         if self.ends_at is None:
             return None
         trials = (Recipe(), *recipes)

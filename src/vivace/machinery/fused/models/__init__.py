@@ -1,0 +1,1 @@
+"""One file an architecture: its fused form."""

@@ -1,0 +1,139 @@
+"""ERNIE-Image's blocks over fused weights: one stream, RMSNorm, one modulation for all, GEGLU.
+
+Its rotary embedding turns the first half of a head's channels with the second, each by angles of its own; here such
+pairs lie side by side. With attention in fp8 texts are padded to one of a few lengths, which share plans and graphs.
+Source: diffusers, ErnieImageTransformer2DModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vivace.machinery.compilation.prompt_lengths import padded_length
+from vivace.machinery.fused.block_weights import BlockLayers, paired
+from vivace.machinery.fused.calls import cast_all, cast_last
+from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.lora_columns import name_layers
+from vivace.machinery.fused.operations import Places
+
+_TEXTS = 2
+"""Lengths of texts that are remembered."""
+
+
+def _layers(block: Any) -> BlockLayers:
+    attention, mlp = block.self_attention, block.mlp
+    heads = attention.heads
+    return BlockLayers(
+        qkv=[[paired(attention.to_q, heads), paired(attention.to_k, heads), attention.to_v]],
+        out=[[attention.to_out[0]]],
+        up=[[mlp.up_proj, mlp.gate_proj]],
+        down=[[mlp.linear_fc2]],
+        norms=[(paired(attention.norm_q, 1), paired(attention.norm_k, 1))],
+    )
+
+
+ERNIE = ChainForm(_layers, ("self_attention", "mlp"), "rms", ("shift", "scale", "gate"), activation="geglu")
+
+
+class ErnieChain(BlockChain):
+    """All blocks.
+
+    Attributes:
+        adaLN_sa_ln: the first block's, by whose output step caches decide.
+        norms: what is multiplied by the norms of attention's and the MLP's inputs, (blocks, 2, channels).
+    """
+
+    def __init__(
+        self, blocks: Sequence[Any], quantize: bool, bounded: Sequence[bool], places: Places
+    ) -> None:
+        first = blocks[0]
+        heads, eps = first.self_attention.heads, (first.adaLN_sa_ln.eps, first.self_attention.norm_q.eps)
+        super().__init__(blocks, ERNIE, (heads, heads), eps, quantize, bounded, places)
+        self.adaLN_sa_ln = first.adaLN_sa_ln
+        norms = [torch.stack([block.adaLN_sa_ln.weight, block.adaLN_mlp_ln.weight]) for block in blocks]
+        self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotary_pos_emb: torch.Tensor,
+        temb: Sequence[torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the tokens behind the last block, (tokens, batch, channels). Arguments are those of a block."""
+        angles = rotary_pos_emb[:, :, 0].float()
+        rope = angles.cos().contiguous(), angles.sin().contiguous()
+        mask = None if attention_mask is None else attention_mask[:, 0, 0]
+        num_keys = None
+        if mask is not None and self.pads:
+            mask, num_keys = None, mask.sum(dim=1, dtype=torch.int32)  # the text is behind the image
+        elif x.shape[1] == 1:
+            mask = None  # one text is as long as its tensor: see `TextTrim`
+        vectors = self._vectors(torch.stack([vector[0] for vector in temb], dim=1))
+        return self.over_stream(x.transpose(0, 1), vectors, rope, mask, num_keys).transpose(0, 1)
+
+    def _vectors(self, shared: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
+
+        A norm's own weight and its scale are one: 1 + scale is (1 + what modulates) times the weight.
+        """
+        vectors = shared.float()[:, None].repeat(1, len(self.norms), 1, 1)
+        vectors[:, :, 1::3] = (1 + vectors[:, :, 1::3]) * self.norms - 1
+        return vectors
+
+
+class TextTrim:
+    """A hook in front of the forward: texts are as long as the longest of the batch, so that one text needs no mask.
+
+    How long that is is read from the device once for each tensor of lengths, not in each step.
+
+    Args:
+        pads: they are padded to one of a few lengths.
+    """
+
+    def __init__(self, pads: bool) -> None:
+        self._pads = pads
+        self._seen: list[tuple[torch.Tensor, int, int]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": []}
+
+    def __call__(
+        self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        text, lengths = kwargs.get("text_bth"), kwargs.get("text_lens")
+        if text is None or lengths is None or lengths.is_meta:
+            return args, kwargs
+        longest = self._longest(lengths)
+        more = padded_length(longest) - longest if self._pads else 0
+        return args, kwargs | {"text_bth": nn.functional.pad(text[:, :longest], (0, 0, 0, more))}
+
+    def _longest(self, lengths: torch.Tensor) -> int:
+        for seen, version, longest in self._seen:
+            if seen is lengths and version == lengths._version:
+                return longest
+        longest = int(lengths.max())
+        self._seen = [*self._seen[1 - _TEXTS :], (lengths, lengths._version, longest)]
+        return longest
+
+
+def _fuse(
+    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
+) -> FusedTransformer:
+    name_layers(transformer)
+    transformer.x_embedder.register_forward_pre_hook(cast_all)
+    for layer in (transformer.text_proj, transformer.time_embedding):
+        if layer is not None:
+            layer.register_forward_pre_hook(cast_last)
+    chain = ErnieChain([*transformer.layers], quantize, bounded, places)
+    transformer.register_forward_pre_hook(TextTrim(chain.pads), with_kwargs=True)
+    take_blocks(transformer, "layers", chain)
+    return FusedTransformer(True, lambda: chain.num_calls)
+
+
+FORM = FusedForm(("layers",), _fuse)
