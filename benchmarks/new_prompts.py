@@ -4,15 +4,16 @@
     python -m benchmarks.new_prompts flux2-klein-4b --images 1               with a source image
     python -m benchmarks.new_prompts flux-kontext --recipe "fused(fp8, attention=fp8)@denoiser+cuda_graph@denoiser"
 
-A session is warmed as a server warms it, which captures graphs of each length of prompts in two steps. Then one prompt is
-drawn again and again, and twelve of other lengths once each; text encoder and VAE are inside of each call. A line of the
-record for each model, recipe and number of source images.
+A session is warmed as a server warms it, which captures graphs of each length of prompts in two steps. Then one prompt
+is drawn again and again, and twelve of other lengths once each; text encoder and VAE are inside of each call. The
+record has a line for each model, recipe and number of source images.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,6 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.fused_models import RECIPES
 from benchmarks.record_files import read_lines, write_text
 from benchmarks.technique_cases import RESULTS, full_length
-from vivace.foundation.stats import median
 from vivace.measure.this_environment import environment
 from vivace.models.find import SYNTHETIC
 from vivace.models.sources import example_images
@@ -33,9 +33,7 @@ from vivace.recipes.resolve import resolve
 
 RECORD = RESULTS / "new-prompts.jsonl"
 NUM_WORDS = (90, 5, 175, 12, 27, 115, 19, 58, 36, 140, 73, 44)
-_WORDS = (
-    "an old fisherman mends his net by the quiet harbour while gulls cry over grey water and boats".split()
-)
+_WORDS = ["a", "fisherman", "mends", "his", "old", "net", "by", "the", "quiet", "harbour"]
 _GRAPHS = "cuda_graph@denoiser,text_encoder+gpu_postprocess"
 _EDITS = "fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+cuda_graph@denoiser,vae+gpu_postprocess"
 FASTEST = {
@@ -141,11 +139,11 @@ def measure(
 
 def line(row: dict[str, Any]) -> str:
     """Describe a row: the time of a known prompt, and of new ones."""
-    known = median(row["known_s"])
-    new = sorted(row["new_s"])
+    known, new = statistics.median(row["known_s"]), sorted(row["new_s"])
+    middle = statistics.median(new)
     return (
         f"{row['model']}, {row['images']} source images, {row['steps']} steps: {known:.3f} s for a known prompt, "
-        f"{median(new):.3f} for one of a new length ({new[0]:.3f} to {new[-1]:.3f}, {median(new) / known:.3f}x, at most "
+        f"{middle:.3f} for one of a new length ({new[0]:.3f} to {new[-1]:.3f}; {middle / known:.3f}x, at most "
         f"{new[-1] / known:.3f}x); warmed in {row['warm_s']:.1f} s"
     )
 
