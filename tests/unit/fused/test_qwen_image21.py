@@ -287,6 +287,9 @@ def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert effect.evidence()["cuda_graph_replays"] == number * (flow_models.STEPS - 1)
     assert effect.evidence()["cuda_graphs_recorded"] == 2
+    assert effect.prompt_words == (), "in bf16 each length has a graph of its own"
+    session.pipe.transformer.transformer_blocks[0].pads = True
+    assert len(CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe)).prompt_words) > 3
 
 
 def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
