@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def time_size(session: Session, width: int, height: int) -> TimedSize:
     """
     steps, _ = in_few_steps(session, _TIMED_STEPS, lambda few: _draw(session, width, height, few))
     for prompt in session.prompts_to_warm:
-        in_few_steps(session, 2, lambda few, prompt=prompt: _draw(session, width, height, few, prompt=prompt))
+        in_few_steps(session, 2, functools.partial(_draw, session, width, height, prompt=prompt))
     times = CallTimes(session.device)
     latents: list[Any] = [None]
 

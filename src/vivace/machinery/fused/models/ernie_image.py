@@ -71,7 +71,7 @@ class ErnieChain(BlockChain):
         mask = None if attention_mask is None else attention_mask[:, 0, 0]
         num_keys = None
         if mask is not None and self.pads:
-            mask, num_keys = None, mask.sum(dim=1, dtype=torch.int32)  # the text is behind the image
+            num_keys, mask = mask.sum(dim=1, dtype=torch.int32), None  # the text is behind the image
         elif x.shape[1] == 1:
             mask = None  # one text is as long as its tensor: see `TextTrim`
         vectors = self._vectors(torch.stack([vector[0] for vector in temb], dim=1))
