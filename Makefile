@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Bytecode is kept: tests start many processes, each of which would compile what it imports.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo contract test test-long test-kernels test-ray check soak docs site wheel format clean
+.PHONY: demo contract test test-long test-kernels test-ray browser check soak docs site wheel format clean
 
 demo: $(READY)
 	$(BIN)/vivace demo
@@ -32,6 +32,11 @@ test-kernels: .venv/.triton
 # The server on a Ray cluster of two nodes; `make test-long` has it, too.
 test-ray: $(READY)
 	$(BIN)/python -m pytest -n 0 -m "" tests/unit/serve/test_ray_cluster.py
+
+# What tests/unit/browser needs: Playwright, and Debian's Chromium where none is there. Without it they are skipped.
+browser: $(READY)
+	$(PIP) playwright==1.65.2
+	command -v chromium || command -v google-chrome || (apt-get update -q && apt-get install -qy --no-install-recommends chromium)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.pairs import samples_of
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, MOST_BETWEEN, Job, rounds_of
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.rounds.schedule import missing_rounds
 from vivace.evidence.studies.judging import speed_up, spread_of
 from vivace.foundation.processes.launcher import Ending

@@ -22,7 +22,7 @@ from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.record_files import read_list, write_records, write_text
 from vivace.answers.formatting import plus_minus, ratio, seconds, size
 from vivace.benchmark import Timing, studies
-from vivace.benchmark.rounds import planned
+from vivace.benchmark.rounds import work as planned
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.cli.display.progress_display import for_this_terminal
 from vivace.errors import StoreError, UnknownModel, nearest

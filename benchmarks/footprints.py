@@ -16,8 +16,8 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.technique import DENOISERS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import largest_encoder
-from vivace.runtime.memory.footprints import FILE, Footprints, Quantised, Scheme, network, shipped
 from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.remembered import FOOTPRINTS, Footprints, Quantised, Scheme, network, shipped
 from vivace.runtime.memory.weightless import find_weightless
 
 SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
@@ -25,7 +25,7 @@ SCHEMES: tuple[Scheme, ...] = ("int8", "nf4")
 
 def main(names: list[str]) -> None:
     """Predict and write, after each model."""
-    footprints = shipped() if FILE.exists() and names else Footprints()
+    footprints = shipped() if FOOTPRINTS.exists() and names else Footprints()
     models, quantised = dict(footprints.models), dict(footprints.quantised)
     for name in names or list(CATALOGUE):
         models[name] = predict(find_weightless(name), resolve(BASELINE))
@@ -34,7 +34,7 @@ def main(names: list[str]) -> None:
         print(f"{name}: {models[name].peak_bytes / 1e9:.2f} GB", flush=True)
         ordered = {model: models[model] for model in CATALOGUE if model in models}
         content = Footprints(models=ordered, quantised=dict(sorted(quantised.items())))
-        FILE.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        FOOTPRINTS.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def _quantised(

@@ -42,7 +42,7 @@ from vivace.machinery.lora.layer_names import named_layers
 from vivace.machinery.technique import attribute_of
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.runtime.session import Session
 
 RECORD = Path(__file__).parents[1] / "results" / "lora.jsonl"

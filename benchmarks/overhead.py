@@ -31,9 +31,8 @@ from benchmarks.record_files import read_lines
 from vivace.answers.formatting import seconds
 from vivace.architectures import ARCHITECTURES, CATALOGUE
 from vivace.architectures.components import Architecture
-from vivace.benchmark.rounds.round import OpenTrial
+from vivace.benchmark.rounds.round import OpenTrial, draw
 from vivace.benchmark.rounds.worker import import_all
-from vivace.benchmark.rounds.workload_calls import draw
 from vivace.errors import StoreError, UnknownModel, nearest
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.trial import Trial
@@ -45,7 +44,7 @@ from vivace.measure.timer import PipelineTimer
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 
 RECORD = Path(__file__).parents[1] / "results" / "overhead.jsonl"
 MODELS = ("sd15", "sdxl", "flux-dev")

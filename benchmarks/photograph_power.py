@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.photograph_witnesses import TWO_SIDED
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
-from vivace.measure.calibrating.calibrate_witness import least_detected
+from vivace.measure.calibrating import least_detected
 from vivace.measure.damage import DAMAGE, HARMLESS
 from vivace.proofs.checks.pair_figures import WITNESSES
 

@@ -28,8 +28,7 @@ from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory import remembered
-from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.remembered import FILE, versions
+from vivace.runtime.memory.remembered import FILE, footprints, versions
 from vivace.runtime.memory.weightless import Weightless, find_weightless
 
 Answer = list[Any]

@@ -45,7 +45,7 @@ from vivace.measure.accelerator import synchronise
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment
 from vivace.recipes.resolve import resolve
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.runtime.session import Session
 
 RECORD = Path(__file__).parents[1] / "results" / "sizes.jsonl"

@@ -35,7 +35,7 @@ from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.stats.equivalence import mean_interval
 from vivace.machinery.quantization.layers import layers_of, replace_layer
 from vivace.machinery.technique import component_of
-from vivace.measure.folders import compare, judge_pairs
+from vivace.measure.folders import compare
 from vivace.measure.machine import choose_device
 from vivace.measure.scorer import ClipScorer
 from vivace.measure.this_environment import environment
@@ -210,10 +210,11 @@ def _compared(reference: Path, folder: Path, prompts: list[str]) -> dict[str, An
     names = [path.name for path in sorted(folder.iterdir())]
     compared = compare(reference, folder, names, prompts, ClipScorer(scorer.folder))
     limits = DEFAULT_LIMITS.for_scorer(scorer.id)
-    judgement, close = judge_pairs(compared["pairs"], prompts, limits, same_picture=True)
+    judgement, close = compared.judge(limits, same_picture=True)
+    pairs = compared.to_dict()["pairs"]
     figures = ("psnr_db", "ssim", "match", "clip_similarity")
     return {
-        "against": {name: [pair["against"][name] for pair in compared["pairs"]] for name in figures},
+        "against": {name: [pair["against"][name] for pair in pairs] for name in figures},
         "verdict": judgement.gate.value,
         "reason": judgement.reason,
         "fidelity": None if close is None else close.to_json(),

@@ -26,13 +26,13 @@ import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from vivace.errors import Unsupported
 from vivace.measure.image_metrics import paired_metrics
-from vivace.measure.lpips import Lpips
 from vivace.measure.machine import choose_device
+from vivace.measure.scorer import Lpips
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.schedule_search import Progress, calibrate_schedule, evenly_spread
+from vivace.runtime.schedule_search import SearchProgress, calibrate_schedule, evenly_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]
@@ -114,11 +114,12 @@ class Drawing:
         """Return images (height, width, 3), 0 to 255, and the mean number of computed steps."""
         session = vivace.load(self.model, recipe, device=self.device)
         images: list[Any] = []
-        steps = {} if recipe.startswith("steps(") else {"num_inference_steps": self.num_steps}
+        steps: dict[str, Any] = {} if recipe.startswith("steps(") else {"num_inference_steps": self.num_steps}
         for seed in range(FIRST_SEED, FIRST_SEED + self.num_seeds):
             call = [(k, prompt, seed + 100 * k) for k, prompt in enumerate(self.prompts[:num_prompts])]
             for one in call:  # a threshold decides each image apart
-                drawn = session(**prompts_of([one]), **generators_of([one]), **steps, output_type="np").images
+                arguments = prompts_of([one]) | generators_of([one]) | steps
+                drawn = session(**arguments, output_type="np").images
                 images += [np.rint(image * 255).astype(np.uint8) for image in drawn]
         rate = session.evidence().get("cache_hit_rate", 0.0)
         session.close()
@@ -179,7 +180,7 @@ def recipe_of(
     mask = evenly_spread(budget, num_steps)
     if how == "searched":
 
-        def on_progress(_: Progress) -> None:
+        def on_progress(_: SearchProgress) -> None:
             check_time()
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -309,8 +310,15 @@ def row_of(
         }
     computed = float(budget) if method == "steps" else computed
     return Row(
-        drawing.model, drawing.num_steps, budget, method, recipe, computed, **figures, intervals=intervals
-    )  # type: ignore[arg-type]
+        drawing.model,
+        drawing.num_steps,
+        budget,
+        method,
+        recipe,
+        computed,
+        **figures,  # type: ignore[arg-type]
+        intervals=intervals,
+    )
 
 
 def line(row: Row) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import vivace
 from vivace.errors import StoreError
-from vivace.measure.raw_trace import union
+from vivace.measure.profiling.trace import union
 from vivace.models.find import SYNTHETIC
 
 PROFILE_STEPS = 4

@@ -158,7 +158,7 @@ class Running:
         """Return the estimate of a trial; less if the compiler's cache has its code."""
         cost_s = group.known_s[recipe]
         if _code_of(group, recipe) in self.compiled:
-            cost_s = min(cost_s, max(cost_s - group.compiling_s[recipe], CACHED_S))
+            cost_s = min(cost_s, CACHED_S)
         return cost_s
 
     def missing(self, group: Group, rounds: int) -> list[str]:

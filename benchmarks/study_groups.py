@@ -39,13 +39,11 @@ class Group:
 
     Attributes:
         known_s: estimated seconds of a trial by recipe.
-        compiling_s: those of them that compiling takes with an empty cache, where the estimate is rough.
     """
 
     file: StudyFile
     parts: tuple[ModelPart, ...]
     known_s: Mapping[str, float]
-    compiling_s: Mapping[str, float]
 
     @property
     def name(self) -> str:
@@ -104,14 +102,12 @@ def groups_of(
         )
     groups = []
     for group in by_workload.values():
-        found_s = estimates(group, None)
-        seconds_by_recipe = {each.recipe: each.trial_s for each in found_s}
-        compiling_s = {each.recipe: each.compiling_s for each in found_s}
+        seconds_by_recipe = {each.recipe: each.trial_s for each in estimates(group, None)}
         known_s = {
             r: (TINY_S if tiny else UNKNOWN_S) if s is None else PROCESS_S + s
             for r, s in seconds_by_recipe.items()
         }
-        groups.append(Group(file, tuple(group), known_s, compiling_s))
+        groups.append(Group(file, tuple(group), known_s))
     return groups
 
 

@@ -25,14 +25,14 @@ from benchmarks.command import run
 from benchmarks.recorded_grids import Entry, FixedSpace, Grid, read_grid
 from benchmarks.tuner import GRIDS
 from benchmarks.tuner_grids import RESULTS
-from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.progress import Deadline
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.intervals import DEFAULT_SPREAD, mean_over_rounds, student_t
 from vivace.foundation.stats.sequential import sure_of_each
 from vivace.recipes.recipe import Recipe
-from vivace.report.fidelity import SURE_FAIL
+from vivace.report.variety import SURE_FAIL
 from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import effects, known_sources

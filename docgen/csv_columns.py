@@ -9,8 +9,8 @@ _TEXT = """{note}
 # Columns of the CSV
 
 What each column means that `vivace bench --format csv`, `vivace report --format csv` and `Run.to_dicts()` give, a row
-for each recipe. Times are seconds per image, memory is bytes. A cell is empty where a row has no such figure: `reason` and
-`warnings` say why. The name of a column never changes its meaning; new ones may come.
+for each recipe. Times are seconds per image, memory is bytes. A cell is empty where a row has no such figure: `reason`
+and `warnings` say why. The name of a column never changes its meaning; new ones may come.
 
 {columns}
 """

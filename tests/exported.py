@@ -14,7 +14,7 @@ from PIL import Image
 from tests.families import load
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import Written, write_script
+from vivace.runtime.export import Written, write_script
 from vivace.runtime.opening import session_of
 
 PROMPT = "a red circle above a blue square"

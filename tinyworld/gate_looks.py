@@ -26,7 +26,8 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.stats import Gate, Interval, gate, mean_interval
 from vivace.measure.scorer import ClipScorer
 from vivace.models.scorers import find_scorer
-from vivace.report.fidelity import CAP, SURE_FAIL, SURE_PASS
+from vivace.report.fidelity import CAP
+from vivace.report.variety import SURE_FAIL, SURE_PASS
 
 RECORD = Path(__file__).parents[1] / "results/quality-gate-looks.json"
 UNCLEAR = {

@@ -51,7 +51,7 @@ class FlowLoss:
         mixed = (1 - at) * latents + at * noise
         is_word = z_image.is_word(ids, self.end)
         with loop.mixed_precision(self.device):
-            words = z_image.encode(self.text_encoder, ids, is_word)
+            words = z_image.encode(self.text_encoder, ids)
             made = z_image.velocity(self.transformer, mixed, sigma, words, is_word, self.rotary)
         loss = (made.float() - (latents - noise)).square().mean()
         return loss, torch.zeros(0, device=self.device)

@@ -142,11 +142,12 @@ def rotations(transformer: ZImageTransformer2DModel, device: str) -> tuple[Tenso
     return tuple(transformer.rope_embedder(ids).to(device)[None] for ids in (words, image))
 
 
-def encode(text_encoder: Qwen3Model, ids: Tensor, is_word: Tensor) -> Tensor:
-    """Encode token ids (N, 32) to the states (N, 32, 128) that ZImagePipeline reads."""
-    return text_encoder(
-        input_ids=ids, attention_mask=is_word.long(), output_hidden_states=True
-    ).hidden_states[-2]
+def encode(text_encoder: Qwen3Model, ids: Tensor) -> Tensor:
+    """Encode token ids (N, 32) to the states (N, 32, 128) that ZImagePipeline reads, as far as they are words.
+
+    Attention is causal and padding at the end, so words are the same without a mask, which would end a CUDA graph.
+    """
+    return text_encoder(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-2]
 
 
 def velocity(

@@ -1,50 +1,11 @@
 """The simulation of intervals and verdicts, and what the README says of it."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks import command_coverage, coverage
-from benchmarks.command import run
 from benchmarks.noises import NOISES
-
-
-@pytest.mark.parametrize("noise", NOISES)
-def test_shares_of_a_few_comparisons(noise: str) -> None:
-    shares = coverage.simulate(noise, recipes=5, rounds=3, samples=10, process_sd=0.01, repeats=40)
-    assert shares["speedup"] > 0.85
-    assert shares["latency"] > 0.85
-    assert shares["false"] <= 0.05
-    assert shares["power_3"] < shares["power_10"]
-
-
-def test_the_stopping_rule_stops() -> None:
-    shares = coverage.simulate("Gaussian, 1 %", recipes=2, rounds=2, samples=None, process_sd=0.0, repeats=20)
-    assert shares["power_10"] > 0.8
-
-
-def test_the_command_writes_every_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(coverage, "NOISES", {"Gaussian, 1 %": NOISES["Gaussian, 1 %"]})
-    drift = "period of 2 rounds, ±12%"
-    monkeypatch.setattr(command_coverage, "MOVES", {drift: command_coverage.MOVES[drift]})
-    monkeypatch.setattr(command_coverage, "PROCESS_SDS", (0.01,))
-    for name in ("bench-5", "final", "short final"):
-        monkeypatch.delitem(command_coverage.DESIGNS, name)
-    monkeypatch.setattr(coverage, "ROUNDS", (1, 2))
-    monkeypatch.setattr(coverage, "SAMPLES", (4, None))
-    path = tmp_path / "coverage.json"
-    assert run(coverage.command, ["--repeats", "10", "--record", str(path)]) == 0
-    rows = json.loads(path.read_text())["rows"]
-    cases = {(row["process_sd"], row["recipes"], row["rounds"], row["samples"]) for row in rows}
-    assert len(cases) == len(rows) == 3 * 2 * 2 * 2
-    assert "1: covers" in capsys.readouterr().out
-    assert len(json.loads(path.read_text())["commands"]) == 2 * 2, (
-        "two commands, each of two numbers of rounds"
-    )
-    assert len(json.loads(path.read_text())["pairs"]) == len(command_coverage.SLOWDOWNS)
 
 
 def test_what_the_readme_says_holds_in_the_record() -> None:
@@ -72,17 +33,6 @@ def test_drift_of_any_period_calls_no_recipe_faster_than_itself(period: str) -> 
     shares = command_coverage.simulate("bench-2", 4, f"period of {period}, ±12%", 0.01, 12)
     assert shares["false"] == 0
     assert shares["covered"] >= 0.8
-
-
-def test_compare_is_rarely_wrong_in_a_few_simulations() -> None:
-    same, allowed, worse = command_coverage.simulate_compare("none", process_sd=0.01, repeats=6)
-    assert same["slower"] == same["faster"] == same["failed"] == 0
-    assert allowed["failed"] == 0
-    assert worse["slower"] == worse["failed"] == 1
-    assert worse["pairs"] < same["pairs"]
-    for row in command_coverage.simulate_compare("period of 2 rounds, ±12%", process_sd=0.01, repeats=6):
-        if row["slowdown"] <= command_coverage.FAIL_IF:
-            assert row["failed"] == 0
 
 
 def test_what_the_page_says_of_compare_holds_in_the_record() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from benchmarks import energy, energy_cases
+from benchmarks import energy
 from benchmarks.command import MEASURED_IN_PART, run
-from benchmarks.energy import Device, loop, power, read_rows
+from benchmarks.energy import Device, loop, read_rows
 from benchmarks.energy import energy as command
-from benchmarks.energy_cases import CASES, OPERANDS, Call, Case, Way, call_of
+from benchmarks.energy_cases import CASES
 from docgen.energy import page
 
 QUICK = ["--device", "cpu", "--shrink", "48", "--seconds", "0.01", "--warmup-s", "0"]
@@ -51,60 +49,6 @@ def test_a_calls_joules_are_power_by_time(watts: float, call_s: float) -> None:
     assert row["calls"] == pytest.approx(1.3 / call_s, rel=0.05)
 
 
-def test_no_power_is_read_from_less_than_three_moves() -> None:
-    assert power([(0.0, 0.0), (0.1, 50.0), (0.2, 120.0)]) is None
-    assert power([(0.0, None), (0.1, None)]) is None
-    assert power([(0.0, 0.0), (0.1, 70.0), (0.15, 70.0), (0.2, 140.0), (0.3, 210.0)]) == pytest.approx(700.0)
-
-
-def test_operands_of_a_kind_have_what_it_names() -> None:
-    values_by_kind = {}
-    for kind, make in OPERANDS.items():
-        torch.manual_seed(0)
-        values, weights = make(32, 16, 64, "cpu")
-        assert (values.shape, weights.shape) == ((32, 64), (16, 64))
-        assert values.abs().max() <= 448
-        values_by_kind[kind] = (values.to(torch.float8_e4m3fn), weights.to(torch.float8_e4m3fn))
-    bits = {kind: pair[0].view(torch.uint8) for kind, pair in values_by_kind.items()}
-    assert not bits["zeros"].any(), "no negative zeros"
-    assert bits["powers of two"].bitwise_and(0b111).eq(0).all(), "no fraction"
-    assert bits["one exponent"].bitwise_and(0b1111000).unique().numel() == 1
-    assert bits["few values"].unique().numel() < 30 < bits["normal"].unique().numel()
-    assert not bits["both >= 0"].ge(128).any()
-    assert (
-        values_by_kind["weights >= 0"][1].float().min() >= 0 > values_by_kind["weights >= 0"][0].float().min()
-    )
-    assert not bits["half zero"][:, 32:].any()
-    assert bits["half zero"][:, :32].any(dim=0).all()
-    products = [pair[0].float() @ pair[1].float().t() for pair in values_by_kind.values()]
-    mixed, in_order = (products[list(OPERANDS).index(kind)] for kind in ("channels", "channels sorted"))
-    assert torch.allclose(mixed, in_order, rtol=1e-4, atol=1e-2), "the order of channels changes no product"
-    norms = values_by_kind["channels sorted"][0].float().norm(dim=0)
-    assert norms[-16:].mean() > 4 * norms[:16].mean()
-
-
-@pytest.mark.parametrize("way", ["rows", "vivace"])
-def test_ways_compute_the_same_product(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    outs: list[torch.Tensor] = []
-    product = energy_cases._product
-
-    def remembered(case: Case, values: Any, weights: Any, out: torch.Tensor) -> Call:
-        outs.append(out)
-        return product(case, values, weights, out)
-
-    monkeypatch.setattr(energy_cases, "_product", remembered)
-    for computed_by in ("tensor", way):
-        call_of(Case(computed_by), "cpu", 48)(0)
-    assert outs[0].float().std() > 0.01
-    assert torch.allclose(outs[0].float(), outs[1].float(), rtol=0.02, atol=0.01)
-
-
-def test_every_case_has_a_reference() -> None:
-    names = [case.name for case in CASES]
-    assert len(set(names)) == len(names)
-    assert {case.reference for case in CASES if case.predicted is not None} <= set(names)
-
-
 def test_a_record_is_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,13 +68,6 @@ def test_a_record_is_resumed(
     assert capfd.readouterr().out.count("(in the record already)") == len(rows) - 2
     assert run(command, [*arguments, "--shrink", "96"]) == 3
     assert "give --record another file" in capfd.readouterr().err
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    record = tmp_path / "energy.json"
-    record.write_text('{"rows": 3}')
-    assert run(command, ["--record", str(record), *QUICK]) == 3
-    assert "not a record of this script" in capfd.readouterr().err
 
 
 def test_the_page_gives_joules_over_the_references(tmp_path: Path) -> None:

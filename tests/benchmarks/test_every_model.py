@@ -3,16 +3,13 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import every_model
 from benchmarks.command import run
 from benchmarks.every_model import every_model as command
 from benchmarks.every_model import plan_file, read_records
 from tests.narrow import SIDE, make_all_small
-from vivace.architectures import ARCHITECTURES
 from vivace.foundation.spec.record import Outcome
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
@@ -42,13 +39,6 @@ def folder(measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def _paths(folder: Path) -> list[str]:
     return ["--record", str(folder / "record.json"), "--store", str(folder / "store")]
-
-
-def test_all_models_are_asked_for_the_usual_ones_first() -> None:
-    names = every_model._chosen(())
-    assert sorted(names) == sorted(ARCHITECTURES)
-    assert names[:4] == ["sd15", "sdxl", "flux-schnell", "flux-dev"]
-    assert every_model._chosen(("playground", "sdxl")) == ["sdxl", "playground"]
 
 
 @pytest.mark.soak
@@ -81,52 +71,6 @@ def test_what_is_in_the_record_is_not_measured_again(folder: Path, capfd: pytest
 
 
 @pytest.mark.soak
-def test_what_crashed_is_tried_again_and_a_line_tells_of_it(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = folder / "record.json"
-    content: list[dict[str, Any]] = json.loads(path.read_text())
-    content[3]["rounds"][0] |= {"outcome": "crashed", "reason": "it did", "samples": []}
-    path.write_text(json.dumps(content))
-    shutil.rmtree(folder / "store")
-    assert run(command, [*_paths(folder), *QUICK, "--only", "sd15"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0].startswith("synthetic:sd15 baseline: ")
-    assert lines[1].startswith("synthetic:sd15 compile(backend=eager): ")
-    for word in ("an image", "peak", "built in", "first call"):
-        assert word in lines[1]
-    assert "x" in lines[1].split(", ")[1], "the speed-up over the baseline that was kept"
-    after = json.loads(path.read_text())
-    assert after[3]["rounds"][0]["outcome"] == "measured"
-    assert after[:3] == content[:3]
-
-
-@pytest.mark.soak
-def test_it_stops_between_models_when_the_time_is_over(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run(command, [*_paths(folder), *QUICK, "--limit-s", "0"]) == 0
-    err = capfd.readouterr().err
-    assert "0 s are over; the same command goes on with sdxl, flux-dev, sdxl-turbo" in err
-    assert len(read_records(folder / "record.json")) == 4
-
-
-@pytest.mark.soak
-def test_records_of_two_devices_are_not_mixed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = folder / "record.json"
-    content = json.loads(path.read_text())
-    for record in content:
-        record["environment"]["device_name"] = "another GPU"
-    path.write_text(json.dumps(content[:1]))
-    before = path.read_bytes()
-    shutil.rmtree(folder / "store")
-    assert run(command, [*_paths(folder), *QUICK, "--only", "sd15"]) == 3
-    assert "was made on another GPU, and this is" in capfd.readouterr().err
-    assert path.read_bytes() == before
-    assert not (folder / "store").exists(), "refused before anything was measured"
-
-
-@pytest.mark.soak
 def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = folder / "record.json"
     assert run(command, [*_paths(folder), "--plan"]) == 0
@@ -139,31 +83,3 @@ def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest
     (row,) = json.loads(plan_file(path).read_text())
     assert (row["model"], row["recipe"], row["reason"]) == ("synthetic:sd15", "baseline", None)
     assert row["peak_bytes"] >= row["model_bytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["--only", "flux-dve"], 2, "did you mean 'flux-dev'"),
-        (["--recipe", "tiny_vea"], 2, "did you mean 'tiny_vae'"),
-        (["--limit-s", "-1"], 2, "--limit-s"),
-        (["--record", "broken.json"], 3, "broken.json is not a record of this script"),
-        (["--record", "other.json"], 3, "other.json is not a record of this script"),
-    ],
-    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
-)
-def test_wrong_arguments_of_every_model_are_one_message(
-    arguments: list[str],
-    code: int,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.json").write_text("[")
-    (tmp_path / "other.json").write_text('{"a": 1}')
-    assert run(command, [*(_paths(tmp_path) if "--record" not in arguments else []), *arguments]) == code
-    done = capfd.readouterr()
-    assert says in done.err
-    assert done.out == ""

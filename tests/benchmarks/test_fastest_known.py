@@ -140,55 +140,9 @@ def test_a_model_card_and_steps_have_one_figure_on_all_pages() -> None:
     assert {key: values for key, values in figures.items() if len(values) > 1} == {}
 
 
-@pytest.mark.parametrize(
-    ("change", "is_candidate"),
-    [
-        ({}, True),
-        ({"recipe": "first_block_cache(hits=0.5)"}, False),
-        ({"recipe": "parallel(cfg)"}, False),
-        ({"recipe": "quantize(int8, backend=quanto)"}, False),
-        ({"height": 512}, False),
-        ({"steps": 8}, False),
-    ],
-    ids=["alone", "skips work", "several GPUs", "no longer exists", "another size", "fewer steps"],
-)
-def test_what_may_be_the_fastest(change: dict[str, object], is_candidate: bool) -> None:
-    quick = replace(measured("compile", 1.0), **change)
-    (row,) = fastest_known([measured(BASELINE, 4.0), measured("cuda_graph", 3.0), quick])
-    assert row.best.recipe == (quick.recipe if is_candidate else "cuda_graph")
-    assert row.baseline is not None
-    assert row.baseline.latency.point == 4.0
-
-
-def test_cards_have_rows_of_their_own_and_name_them() -> None:
-    rows = fastest_known([measured("compile", 1.0), measured("compile", 2.0, card="NVIDIA H100")])
-    assert [row.cells[1] for row in rows] == ["H200", "H100"]
-    assert rows[0].cells[-1] == "[record](../results/a.json)"
-    assert "(results/a.json)" in fastest.table(rows, top="")[-1]
-
-
-def test_a_recipe_counts_as_the_record_that_timed_the_most_of_its_steps_has_it() -> None:
-    scaled = measured("compile", 0.8, record="results/b.json", timed_steps=8)
-    (row,) = fastest_known(
-        [measured("compile", 1.0), scaled, measured("compile", 0.98), measured("cuda_graph", 2)]
-    )
-    assert (row.best.latency.point, row.best.timed_steps) == (0.98, None)
-
-
 def test_a_model_whose_fastest_is_the_baseline_has_no_row() -> None:
     assert fastest_known([measured(BASELINE, 4.0)]) == []
     assert fastest_known([measured(BASELINE, 4.0), measured("compile", 5.0)]) == []
-
-
-def test_two_calls_allow_an_interval_of_two_calls() -> None:
-    """8.20 s of calls of 7.14 and 9.26 s was 2.15x [2.09, 2.21] the speed of 17.6 s."""
-    (row,) = fastest_known(all_measurements(), ["qwen-image-2512"])
-    gain = row.best.gain
-    assert gain is not None
-    assert gain.low is not None
-    assert gain.high is not None
-    assert gain.low < 1.90
-    assert gain.high > 2.47
 
 
 def test_a_gain_says_what_it_is_over_and_whether_it_is_proven() -> None:

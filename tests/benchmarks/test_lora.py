@@ -8,7 +8,6 @@ from benchmarks import lora
 from benchmarks.command import run
 from benchmarks.lora import SIDES, line, ratios, read_cases
 from benchmarks.lora import lora as command
-from vivace.errors import StoreError
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
@@ -33,15 +32,3 @@ def test_a_lora_case_is_a_line_and_is_measured_once(
     monkeypatch.setattr(lora, "measure", lambda *_: pytest.fail("it is in the record"))
     assert run(command, words) == 0
     assert capfd.readouterr().out.splitlines() == [f"{line(case)} (in the record already)"]
-
-
-def test_what_cannot_run_here_fails_alone_and_other_files_are_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record = tmp_path / "lora.jsonl"
-    assert run(command, ["--record", str(record), *QUICK, "--recipe", "cuda_graph"]) == lora.FAILED_IN_PART
-    assert "cuda_graph: failed: cuda_graph: graphs are captured on NVIDIA GPUs" in capfd.readouterr().out
-    assert not record.exists()
-    record.write_text('{"model": 3}\n')
-    with pytest.raises(StoreError, match="is not a record of this script"):
-        read_cases(record)

@@ -1,7 +1,6 @@
 """What fits a card, proven under a cap: what is read of `vivace plan`, run, written and resumed."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 
 from benchmarks import memory_caps as caps
 from docgen import memory_caps as table
-from vivace.errors import StoreError
 
 ANSWER: dict[str, Any] = {
     "model": "sdxl",
@@ -87,39 +85,6 @@ def test_each_case_has_a_row_and_the_command_goes_on(
     assert cases == [8, 12], "what has a row is not run again"
 
 
-def test_several_at_a_time_share_a_context_that_was_measured_before(
-    answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases: list[dict[str, Any]] = []
-
-    def run_case(answer: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        cases.append(answer)
-        if "context" in answer:
-            return {"outcome": "ran", "context_bytes": 600}
-        ran = {"outcome": "ran", "image_s": 1.5, "load_s": 3.0, "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
-        return {key: answer[key] for key in ("model", "card_gb", "recipe")} | ran
-
-    monkeypatch.setattr(caps, "run_case", run_case)
-    record = tmp_path / "caps.jsonl"
-    result = invoked("--answers", str(answers), "--record", str(record), "--jobs", "2")
-    assert result.exit_code == 0
-    assert [case.get("context_bytes") for case in cases] == [None, 600, 600]
-    assert sorted((row["card_gb"], row["jobs"]) for row in caps.read_rows(record)) == [(8, 2), (12, 2)]
-
-
-def test_without_a_gpu_nothing_is_written(answers: Path, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    row = caps.row_of(ANSWER)
-    assert (row["outcome"], "no CUDA GPU" in row["reason"]) == ("no_gpu", True)
-    assert not (tmp_path / "caps.jsonl").exists()
-
-
-def test_without_answers_it_says_what_writes_them(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="memory_caps --plan` writes it"):
-        caps.read_answers(tmp_path / "plan.json")
-
-
 class _Gpu:
     """Stands for torch.cuda of a GPU of 80 GB whose context takes 500 MB."""
 
@@ -137,16 +102,6 @@ class _Gpu:
         self.fraction = fraction
 
 
-def test_the_cap_is_the_card_without_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = _Gpu().install(monkeypatch)
-    cap = caps.cap_memory(8_000_000_000, caps.context_bytes())
-    assert (cap["context_bytes"], cap["cap_bytes"], cap["gpu"]) == (500_000_000, 7_500_000_000, "H100")
-    assert gpu.fraction == pytest.approx(7.5 / 80)
-    _Gpu().install(monkeypatch, total=6_000_000_000)
-    with pytest.raises(ValueError, match="is none of a GPU with"):
-        caps.cap_memory(8_000_000_000, caps.context_bytes())
-
-
 def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     _Gpu().install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -160,24 +115,6 @@ def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["outcome"], row["cap_bytes"]) == ("out_of_memory", 7_500_000_000)
     assert row["reason"] == "CUDA out of memory. Tried to allocate 9 GiB"
     assert "out_of_memory: CUDA out of memory" in caps.line(row | ANSWER)
-
-
-def test_a_case_draws_with_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caps, "SYNTHETIC", "")
-    torch.set_num_threads(1)
-    answer = ANSWER | {"model": "tiny-sd", "recipe": "quantize(int8)", "steps": 2}
-    row = caps.drawn(caps.built("tiny-sd"), answer)
-    assert row["image_s"] > 0
-    assert (row["num_inference_steps"], row["reserved_bytes"]) == (2, None)
-
-
-def test_a_case_that_ends_or_hangs_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter = sys.executable
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    row = caps.run_case(ANSWER, 10)
-    assert (row["outcome"], row["recipe"]) == ("crashed", "offload(group)")
-    monkeypatch.setattr(sys, "executable", interpreter)
-    assert caps.run_case(ANSWER, 0.001)["outcome"] == "timed_out"
 
 
 # The page

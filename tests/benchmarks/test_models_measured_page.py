@@ -9,9 +9,8 @@ from benchmarks import every_model
 from benchmarks.every_model import plan_file
 from benchmarks.record_files import write_records
 from docgen import generate, models_measured
-from tests.make import make_environment, make_record, make_round
+from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome, Record, Round
-from vivace.foundation.spec.workload import Source
 from vivace.models.find import find_model
 
 
@@ -120,60 +119,6 @@ def test_a_row_of_another_card_than_its_baseline_is_marked(record: Path) -> None
     assert "†: measured on another card of the kind" in page
 
 
-def test_what_rows_have_in_common_is_said_once(tmp_path: Path) -> None:
-    """Warnings name their rows, a model alone where all of its rows share them; a slow call says why it was slow."""
-    unsteady = make_round(0).model_copy(update={"steady": False})
-    slow = make_round(0).model_copy(update={"conditions": {"python_ms": 9.0}})
-    quick = make_round(0).model_copy(update={"conditions": {"python_ms": 6.0}})
-    graphs = make_round(0, (1.0, 1.3, 1.01)).model_copy(update={"evidence": {"cuda_graphs_recorded": 3}})
-    one_graph = graphs.model_copy(update={"evidence": {"cuda_graphs_recorded": 1}})
-    cases = [
-        case("sd15", "baseline", unsteady),
-        case("sd15", "compile", unsteady),
-        case("sdxl", "baseline", quick),
-        case("sdxl", "compile", unsteady),
-        case("sdxl", "teacache", slow),
-        case("qwen-image", "cuda_graph", graphs),
-        case("flux-dev", "cuda_graph", one_graph),
-        case("sana-1600m", "compile", make_round(0).model_copy(update={"gpu_busy_s": 0.36})),
-        case("sana-1600m", "quantize(fp8)+compile", make_round(0).model_copy(update={"gpu_busy_s": 0.357})),
-        case("flux-dev", "compile", make_round(0).model_copy(update={"gpu_busy_s": 0.36})),
-        case("flux-dev", "quantize(fp8)+compile", make_round(0).model_copy(update={"gpu_busy_s": 0.25})),
-    ]
-    path = tmp_path / "every-model.json"
-    write_records(path, cases)
-    page = models_measured.page(path, generate.NOTE)
-    notes = [line for line in page.splitlines() if line.startswith("- ") and "Test GPU" not in line]
-    assert "- The warm-up ended before the times were steady: sd15; sdxl `compile`." in notes
-    assert "not comparable: sdxl `teacache` 1.5 times as slowly." in page
-    assert [note for note in notes if "graphs were captured" in note] == [
-        "- qwen-image, `cuda_graph`: 3 graphs were captured, since the model takes prompts at their own length and "
-        "each new length needs a graph. Calls take 1.00 s where the graph was there and up to 1.30 s where it had to "
-        "be captured."
-    ]
-    (less,) = [note for note in notes if "the GPU works" in note]
-    assert less.startswith(
-        "- sana-1600m, `quantize(fp8)+compile`: the GPU works 0.357 s an image, and 0.360 s without"
-    )
-
-
-def test_where_it_was_measured_is_told_once() -> None:
-    def on(**changes: object) -> Record:
-        made = make_record("baseline", make_round(0))
-        return made.model_copy(update={"environment": make_environment().model_copy(update=changes)})
-
-    records = [
-        on(),
-        on(num_cores=64, variables={"OMP_NUM_THREADS": "8"}, source_revision="1" * 40),
-        on(device_name="Test GPU", driver="580.1"),
-        on(),
-    ]
-    assert models_measured.conditions_of(records) == [
-        "- Test CPU; torch 2.13.0; vivace 0.1.0",
-        "- Test GPU, driver 580.1; torch 2.13.0; vivace 0.1.0",
-    ]
-
-
 def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
     prediction = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
     plan_file(record).write_text(json.dumps([prediction]))
@@ -181,40 +126,3 @@ def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
     assert headings[-1] == "peak by plan"
     assert [row[-1] for row in rows] == ["-", "459 MB, +2.0 %", "-", "-", "-"]
     assert {len(row) for row in rows} == {len(headings)}
-
-
-def test_the_page_is_generated_where_there_is_a_record_and_only_there() -> None:
-    assert ("docs/models-measured.md" in generate.PAGES) == every_model.RECORD.exists()
-    assert (generate.DOCS / "models-measured.md").exists() == every_model.RECORD.exists()
-
-
-def test_what_the_harness_costs_stands_below(record: Path, tmp_path: Path) -> None:
-    environment = make_environment().model_dump(mode="json")
-    case = {
-        "model": "synthetic:sdxl",
-        "mode": "eager",
-        "output": "pil",
-        "num_inference_steps": 8,
-        "plain_s": [1.0, 2.0, 4.0],
-        "vivace_s": [1.1, 2.0, 3.6],
-        "environment": environment,
-    }
-    path = tmp_path / "overhead.jsonl"
-    assert "What the harness costs" not in models_measured.page(record, generate.NOTE, path)
-    path.write_text(json.dumps(case) + "\n")
-    page = models_measured.page(record, generate.NOTE, path)
-    assert "| sdxl | eager | 8 | 2.00 s | 2.00 s | 1.000 [0.843, 1.186] | 3 |" in page
-    assert "python -m benchmarks.overhead" in page
-
-
-def test_an_editing_model_says_that_it_edits(tmp_path: Path) -> None:
-    edits = case("flux-kontext", "baseline", make_round(0))
-    source = Source(image="0" * 64)
-    workload = edits.trial.workload
-    workload = workload.model_copy(update={"task": "edit", "sources": (source,) * len(workload.prompts)})
-    edits = edits.model_copy(update={"trial": edits.trial.model_copy(update={"workload": workload})})
-    path = tmp_path / "every-model.json"
-    write_records(path, [edits])
-    page = models_measured.page(path, generate.NOTE)
-    assert tables_in(page)["Models that edit"][1][2] == "28 steps, guidance 2.5, edit"
-    assert "get source images that ship with vivace" in page

@@ -1,7 +1,6 @@
 """The start of a saved recipe beside the recipe applied afresh: rows and what is compared."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +41,3 @@ def test_both_sides_start_in_turns_and_the_best_are_compared(
     assert "a saved recipe is ready in 0.40 of the time" in result.output
     assert json.loads(record.read_text())["is_cold"]
     assert [row["ready_s"] for row in json.loads(record.read_text())["starts"]["saved"]] == [8.0, 9.0]
-
-
-def test_files_that_are_dropped_from_the_cache_keep_their_contents(tmp_path: Path) -> None:
-    (tmp_path / "unet").mkdir()
-    weights = tmp_path / "unet" / "weights"
-    weights.write_bytes(b"x" * 10_000)
-    starts.drop_from_cache(tmp_path)
-    assert weights.read_bytes() == b"x" * 10_000
-
-
-def test_host_memory_is_what_the_process_had_at_most() -> None:
-    with starts.HostMemory() as memory:
-        held = bytearray(b"x" * 50_000_000)
-        time.sleep(0.1)
-    assert memory.most_bytes > len(held)

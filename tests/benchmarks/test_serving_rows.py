@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.serving_process import phases_of
-from benchmarks.serving_rows import Part, ServingRow, added_ms, share, span_rate
+from benchmarks.serving_rows import Part, ServingRow, added_ms, span_rate
 from tests.unit.load_testing.test_load_figures import row, samples
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage
 from vivace.foundation.spec.environment import Environment
@@ -51,35 +50,3 @@ def test_eight_clients_get_what_a_loop_gets_from_a_server_that_adds_nothing() ->
     (line,) = serving_row("pairs", seconds=((0.5, 0.5),) * 3, loads=(load,) * 3).lines
     assert line.startswith("eight clients: 1 [0.9")
     assert "(0.500 s an image, 3 pairs), and the worker draws 0.000 of the time" in line
-
-
-def test_each_part_says_its_line() -> None:
-    assert serving_row("ready", seconds=((20.0, 7.5),)).lines == [
-        "ready 20.0 s after the first start, 7.5 s after the second, with warm caches"
-    ]
-    (line,) = serving_row("killed", seconds=((5.25, 4.0), (0.5,))).lines
-    assert line == "the image after its worker was killed: 5.2, 4.0 s; 0.500 s usually"
-    phases = ({}, {"importing libraries": 3.0, "warming 1024x1024": 4.25})
-    (_, line) = serving_row("ready", seconds=((20.0, 7.5),), phases=phases).lines
-    assert line == "its worker: importing libraries 3.0, warming 1024x1024 4.2"
-    assert share((0.5, 0.5), served(8, 0.5, 32)) == span_rate(served(8, 0.5, 32)) * 0.5
-    (line,) = serving_row("replicas", loads=(served(8, 0.5, 32), served(16, 0.26, 32)), number=2).lines
-    assert line == "2 replicas: 1.92 times the images a second of one, at 8 and 16 clients"
-    load = served(2, 0.5, 8)
-    load = load.model_copy(
-        update={"samples": load.samples.model_copy(update={"phases_ms": {"lora": (12.0,) * 8}})}
-    )
-    (line,) = serving_row("loras", loads=(load,), number=20).lines
-    assert line == "20 LoRAs at random: 0.500 s an image, of it 12.0 ms for the exchange (8 images)"
-
-
-def test_phases_of_a_start_are_those_of_the_log() -> None:
-    line = (
-        "worker 1: ready after 7.7 s: starting a process 0.5, applying distilled(lcm, steps=4)+tiny_vae 0.1, "
-    )
-    assert phases_of(line + "warming 128x128 0.4\n") == {
-        "starting a process": 0.5,
-        "applying distilled(lcm, steps=4)+tiny_vae": 0.1,
-        "warming 128x128": 0.4,
-    }
-    assert phases_of("worker 1: importing libraries (after 0.5 s)") == {}

@@ -9,7 +9,6 @@ from benchmarks import sizes
 from benchmarks.command import run
 from benchmarks.sizes import line, ratios, read_cases, recompiled
 from benchmarks.sizes import sizes as command
-from vivace.errors import StoreError
 
 WAY = "compile(backend=eager, blocks=repeated, sizes={announced})"
 
@@ -45,27 +44,3 @@ def test_the_committed_record_has_no_recompiles_where_it_promises_none() -> None
             assert recompiled(case, unannounced=False) == 0
         if "sizes=any" in way:
             assert recompiled(case, unannounced=True) == 0
-
-
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("compile(sizes={sizes})", "the only placeholder is {announced}"),
-        ("compile(sizes={announced})+stepz(3)", "did you mean 'steps'"),
-    ],
-)
-def test_wrong_words_are_refused_before_anything_is_compiled(
-    way: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--record", str(tmp_path / "sizes.jsonl"), "--device", "cpu", "--way", way]
-    with mock.patch.object(sizes, "_in_a_process") as compiling:
-        assert run(command, words) == 2
-    compiling.assert_not_called()
-    assert message in capfd.readouterr().err
-
-
-def test_a_record_that_is_not_of_sizes_is_refused(tmp_path: Path) -> None:
-    record = tmp_path / "sizes.jsonl"
-    record.write_text('{"model": 3}\n')
-    with pytest.raises(StoreError, match="is not a record of this script"):
-        read_cases(record)

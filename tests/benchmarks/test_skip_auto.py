@@ -1,12 +1,7 @@
 """skip=auto against random layers: random ones cost no more, and the committed record says what the page says."""
 
-from pathlib import Path
-
-import pytest
-
 from benchmarks import skip_auto
 from benchmarks.skip_auto import read_cases, root_mean_square
-from vivace.errors import StoreError
 
 
 def test_random_layers_cost_no_more_than_those_that_auto_leaves() -> None:
@@ -29,10 +24,3 @@ def test_the_record_shows_what_auto_gains() -> None:
         assert min(errors, key=lambda way: errors[way]) == "auto"
         assert case["share_of_work"] <= 0.05
         assert case["share_of_weights"] <= 0.05
-
-
-def test_a_record_that_is_not_of_skip_auto_is_refused(tmp_path: Path) -> None:
-    record = tmp_path / "skip.jsonl"
-    record.write_text('{"model": 3}\n')
-    with pytest.raises(StoreError, match="is not a record of this script"):
-        read_cases(record)

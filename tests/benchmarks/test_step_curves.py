@@ -1,19 +1,16 @@
 """The script that measures speed-up against fidelity: counted work, resumed, figures kept beside the record."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks import step_cases, step_curves
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.step_cases import read_cases, rows_with_quality
 from benchmarks.step_curves import CURVES, STEPS
 from benchmarks.step_curves import step_curves as command
 from vivace.architectures import CATALOGUE
 from vivace.benchmark.cache_calibration import CACHES
-from vivace.errors import StoreError
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
 
@@ -96,53 +93,3 @@ def test_step_curves_go_on_where_they_stopped(
     assert run(command, ["tiny-sd", *_arguments(tmp_path, RECIPES)]) == 0
     assert capfd.readouterr().out == "all in the record already\n"
     assert (tmp_path / "record.json").read_bytes() == before
-
-
-@pytest.mark.soak
-def test_other_pictures_or_another_machine_want_another_file(
-    measured: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "record.json"
-    path.write_bytes((measured / "record.json").read_bytes())
-    again = ["tiny-sd", *_arguments(tmp_path, RECIPES), "--seeds", "2"]
-    assert run(command, again) != 0
-    assert "has 2 prompts at 1 seeds, but 2 at 2 are asked for" in capfd.readouterr().err
-    cases = read_cases(path)
-    environment = cases["baseline"].record.environment.model_copy(update={"device_name": "another GPU"})
-    record = cases["baseline"].record.model_copy(update={"environment": environment})
-    with pytest.raises(StoreError, match="give --record another file"):
-        step_curves._with(cases, cases["baseline"].model_copy(update={"record": record}), path)
-    with pytest.raises(StoreError, match="the baseline's images differ from those of"):
-        step_cases.check_baseline(cases, cases["steps(2)"].record, path)
-    step_cases.check_baseline(cases, cases["baseline"].record, path)
-    path.write_text(json.dumps([{"record": 1}]))
-    assert run(command, ["tiny-sd", *_arguments(tmp_path, RECIPES)]) != 0
-    assert "is not a record of this script" in capfd.readouterr().err
-
-
-@pytest.mark.soak
-def test_what_needs_to_know_its_model_finds_it_out_first_and_is_counted_over_every_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(step_curves, "NUM_CALIBRATION_PICTURES", 2)
-    assert run(command, ["tiny-flux", *_arguments(tmp_path, ["teacache(0.1)"])]) == 0
-    assert "calibrated teacache over 2 images" in capfd.readouterr().err
-    case = read_cases(tmp_path / "record.json")["teacache(0.1)"]
-    assert case.record.outcome is Outcome.MEASURED, case.record.rounds[0].reason
-    (effect,) = case.record.rounds[0].effects.values()
-    polynomial = effect["denoiser.teacache_polynomial"]
-    assert str(polynomial).startswith("degree 4, fitted on tiny-flux@")
-    assert case.work is not None
-    assert 0.1 < case.work < 0.95
-
-
-def test_only_a_threshold_is_decided_by_content() -> None:
-    def decides(recipe: str) -> bool:
-        return step_curves._decides_by_content(resolve(recipe))
-
-    assert decides("first_block_cache(0.2)")
-    assert decides("tiny_vae+magcache(0.1)")
-    assert not decides("first_block_cache(hits=0.5)")
-    assert not decides("taylorseer(interval=3)")
-    assert not decides("baseline")

@@ -12,10 +12,10 @@ from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
 from docgen import step_curves
 from docgen.generate import NOTE
-from docgen.step_curves import Against, families, ssim_of_steps
+from docgen.step_curves import Against, families
 from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import ImageFigures
-from vivace.foundation.spec.record import ImageRecord, Outcome
+from vivace.foundation.spec.record import ImageRecord
 from vivace.recipes.resolve import resolve
 
 PROMPTS = tuple(f"image {k}" for k in range(8))
@@ -103,33 +103,6 @@ def test_the_words_say_what_dominates_and_from_where_on(results: Path) -> None:
     assert [row["recipe"] for row in rows if row["recipe"].startswith("taylorseer")] == [
         "taylorseer(2)", "taylorseer(4)", "taylorseer(8)",
     ]  # fmt: skip
-
-
-def test_where_no_cache_is_better_it_says_so(tmp_path: Path) -> None:
-    cases = [case("baseline", 1, 1), case("steps(13)", 0.5, 0.8), case("taylorseer(interval=4)", 0.5, 0.7)]
-    failed = make_record("prune(0.3)", make_round(0, outcome=Outcome.UNSUPPORTED, reason="no blocks"))
-    cases.append(Case(record=failed, figures=(), scorer=None, work=None))
-    page = step_curves.page(NOTE, write(tmp_path, cases))
-    assert "**No cache beats fewer steps here.**" in page
-    assert "- `prune(0.3)`: unsupported: no blocks" in page
-
-
-def test_a_record_of_a_gpu_takes_the_place_and_its_times_count(results: Path) -> None:
-    cases = [case("baseline", 1, 1), case("steps(13)", 0.5, 0.8, seconds=0.8)]
-    (family,) = families(write(results, cases, "cuda"))
-    assert family.is_gpu
-    assert family.points[0].speedup == pytest.approx(1.25)
-    assert "The plot shows measured speed-ups." in step_curves.page(NOTE, results)
-
-
-def test_a_number_of_steps_that_is_faster_and_no_worse_takes_the_place_of_another(tmp_path: Path) -> None:
-    cases = [case("baseline", 1, 1), case("steps(15)", 0.5, 0.7), case("steps(13)", 0.4, 0.9)]
-    (family,) = families(write(tmp_path, cases))
-    ssim = ssim_of_steps(family.points, 2.0)
-    assert ssim is not None
-    assert sum(ssim) / len(ssim) == pytest.approx(0.9)
-    assert ssim_of_steps(family.points, 1.0) == [1.0] * len(PROMPTS)
-    assert ssim_of_steps(family.points, 3.0) is None
 
 
 def test_the_plot_shows_every_point_and_marks_the_front(results: Path) -> None:

@@ -82,20 +82,6 @@ def test_the_section_has_shares_and_what_changed(tmp_path: Path) -> None:
     assert f"{OTHERS} (3) | gone" not in text
 
 
-def test_no_two_gpus_are_compared(tmp_path: Path) -> None:
-    record = tmp_path / "record.jsonl"
-    recipes = [case.recipe for case in script.runs(tiny=True).cases]
-    profiles = [
-        profile(recipe, {"a": 4.0}, "GPU A" if index < 4 else "GPU B") for index, recipe in enumerate(recipes)
-    ]
-    record.write_text("".join(each.model_dump_json() + "\n" for each in profiles))
-    text = "\n".join(lines(record, tiny=True))
-    assert re.findall(r"<summary>(.* against .*)</summary>", text) == [
-        "Initial against inference_mode, on GPU A",
-        "bf16 against FlashAttention, bf16, on GPU B",
-    ]
-
-
 @pytest.mark.soak
 def test_an_embedded_model_is_profiled_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = ["--tiny", "--record", str(tmp_path / "r.jsonl"), "--warmup", "1"]

@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 
 from benchmarks.record_files import write_records
-from benchmarks.technique_cases import configurations, first_calls_file, record_file
+from benchmarks.technique_cases import first_calls_file, record_file
 from benchmarks.technique_records import read_records
 from docgen import techniques_measured
 from docgen.generate import NOTE
-from docgen.technique_lines import measured_lines
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome, Record, Round
-from vivace.foundation.stats import Verdict
 from vivace.models.find import find_model
 
 
@@ -84,47 +82,6 @@ def test_rows_are_scaled_and_sorted_and_the_losers_are_shown(results: Path) -> N
     assert "Ten configurations" not in page, "they are not measured yet"
 
 
-def test_a_row_without_an_interval_gives_way_to_one_with_it(results: Path) -> None:
-    def seldom(recipe: str, seconds: float, calls: int = 2) -> Record:
-        return case(recipe, 28, make_round(0, (seconds,) * calls))
-
-    path = results / record_file("flux-dev").name
-    records = [
-        case("baseline", 8, round_of(2.0)),
-        case("compile", 8, round_of(1.0)),
-        seldom("baseline", 3.5),
-        seldom("compile", 1.4),
-        seldom("compile@denoiser,vae", 1.2),
-        seldom("quantize(int8)", 5.0, calls=1),
-    ]
-    write_records(path, records)
-    page = techniques_measured.page(NOTE, results)
-    rows = {row[0]: row[2:5] for row in rows_of(page)}
-    assert rows == {
-        "`compile@denoiser,vae`": ["28", "2.92x", "unclear: 2 timed calls"],
-        "`compile`": ["8", "2.00x [2.00, 2.00]", "faster"],
-        "`baseline`": ["8", "1", "baseline"],
-        "`quantize(int8)`": ["28", "0.70x", "unclear: 1 timed call"],
-    }
-    again = next(line for line in page.splitlines() if line.startswith("To be measured again: "))
-    assert {word.strip("`.,") for word in again.split()[4:]} == {
-        "compile", "compile@denoiser,vae", "quantize(int8)",
-    }  # fmt: skip
-
-
-def test_the_studys_configurations_stand_in_its_order_beside_what_it_published(results: Path) -> None:
-    path = results / record_file("flux-dev").name
-    recipes = ["baseline", *configurations("flux-dev")]
-    write_records(path, [case(recipe, 28, round_of(10.0 / (1 + k))) for k, recipe in enumerate(recipes)])
-    page = techniques_measured.page(NOTE, results)
-    rows = rows_of(page, "configuration")
-    assert [row[0] for row in rows] == [f"`{recipe}`" for recipe in recipes]
-    assert rows[0][-2:] == ["10.32 s", "1.00x"]
-    assert rows[1][-2:] == ["6.93 s", "1.49x"]
-    assert rows[9][-2:] == ["5.30 s", "1.95x"]
-    assert rows[9][2].startswith("10.00x")
-
-
 def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
     path = tmp_path / record_file("flux-dev").name
 
@@ -172,19 +129,3 @@ def test_each_gpu_has_a_table_whose_rows_are_compared_on_it(results: Path) -> No
         ("`baseline`", "1"),
     ]
     assert "`fuse_qkv`" not in page.split("Still to be measured")[1].splitlines()[0]
-
-
-def test_no_verdict_where_the_gpu_waits_for_a_cpu_whose_speed_changed() -> None:
-    """The speed-up of a row that mostly waits is that of the CPU."""
-    verdicts = []
-    for busy_s in (0.95, 0.3):
-        conditions = {"python_ms": 6.0, "python_after_ms": 6.0}
-        slow = tuple(round_of(2.0, conditions={"python_ms": 3.0, "python_after_ms": 3.0}) for _ in range(2))
-        fast = tuple(round_of(1.0, conditions=conditions, gpu_busy_s=busy_s) for _ in range(2))
-        records = [case("baseline", 8, *_numbered(slow)), case("fuse_qkv", 8, *_numbered(fast))]
-        verdicts.append(measured_lines("flux-dev", records)["fuse_qkv", 8].verdict)
-    assert verdicts == [Verdict.FASTER, Verdict.UNCLEAR]
-
-
-def _numbered(rounds: tuple[Round, ...]) -> list[Round]:
-    return [round_.model_copy(update={"index": index}) for index, round_ in enumerate(rounds)]

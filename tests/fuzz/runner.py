@@ -46,7 +46,7 @@ def warm() -> None:
     from diffusers import AutoencoderKL, PNDMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel, CLIPTextModel, CLIPTokenizer
 
-    import vivace.runtime.export.plain_script
+    import vivace.runtime.export
     import vivace.runtime.memory.fit
     import vivace.runtime.memory.predict
 

@@ -13,18 +13,18 @@ from tests.unit.report.test_run_answer import with_quality
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.answers.answer import Answer
 from vivace.answers.terminal import text_of
-from vivace.benchmark import pairs_answer
+from vivace.benchmark import pairs
 from vivace.benchmark.load_testing import load_answer
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
 from vivace.benchmark.pairs import Paired
-from vivace.evidence.recommendation import recommend_answer
+from vivace.evidence.recommendation.answer import answer_of as recommendation_answer
 from vivace.evidence.studies import study_answer
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Interval, Verdict
 from vivace.foundation.stats.sequential import Decision
 from vivace.recipes.resolve import resolve
 from vivace.report import rows_of, run_answer
-from vivace.tuning import tune_answer
+from vivace.tuning import answer as tune_answer
 from vivace.tuning.answer import Tuned
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
@@ -76,7 +76,7 @@ def load() -> Answer:
 def compare() -> Answer:
     ratio = Interval(0.5, 0.48, 0.52)
     records = (make_record("baseline", make_round(0)), make_record("tiny_vae", make_round(0)))
-    return pairs_answer.answer_of(Paired(Decision(Verdict.FASTER, None, ratio, 4), records, "verdict"))
+    return pairs.answer_of(Paired(Decision(Verdict.FASTER, None, ratio, 4), records, "verdict"))
 
 
 def tune() -> Answer:
@@ -136,7 +136,7 @@ def recommend() -> Answer:
         evidence("compile", 1.8, first_call_s=60.0),
         evidence("channels_last", 1.79),
     )
-    return recommend_answer.answer_of(ask(table(*rows, kind="committed", place="results/x.json")))
+    return recommendation_answer(ask(table(*rows, kind="committed", place="results/x.json")))
 
 
 def study() -> Answer:

@@ -18,7 +18,7 @@ from tests.families import psnr
 from vivace.errors import NoEffect, Unsupported
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.runtime.opening import open_session
 
 pytestmark = pytest.mark.gpu

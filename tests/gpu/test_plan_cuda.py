@@ -11,8 +11,8 @@ import torch
 
 from tests.targets import target_of
 from vivace.architectures import ARCHITECTURES
+from vivace.measure.accelerator import MemoryMeter
 from vivace.measure.machine import this_machine
-from vivace.measure.memory import MemoryMeter
 from vivace.models.synthetic import build, build_component
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE

@@ -9,7 +9,7 @@ import torch
 
 import vivace
 from vivace.benchmark import Timing
-from vivace.benchmark.rounds.planned import plan_again
+from vivace.benchmark.rounds.work import plan_again
 from vivace.benchmark.studies import start_launcher
 from vivace.foundation.spec.record import Outcome
 

@@ -13,6 +13,7 @@ LAYERS = {
     "foundation.hardware": 0,
     "foundation.spec": 0,
     "foundation.stats": 0,
+    "plugins": 0,
     "architectures": 1,
     "answers": 1,
     "machinery.technique": 2,

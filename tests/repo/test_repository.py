@@ -57,7 +57,7 @@ def test_extras_are_installed_from_a_clone_and_exist() -> None:
         named |= {
             extra for extras in re.findall(r"['\"]\.\[([a-z,]+)\]['\"]", text) for extra in extras.split(",")
         }
-    assert {"serve", "nvml", "ray"} <= named <= set(known)
+    assert {"serve", "ray"} <= named <= set(known)
 
 
 def test_links_within_the_docs_exist() -> None:

@@ -25,7 +25,7 @@ def test_the_batched_velocity_is_the_transformers(models, real: bool) -> None:
     ids = torch.tensor(tokenizer.encode(words, CAPTIONS))
     is_word = z_image.is_word(ids, words.eos_token_id)
     assert is_word.sum(1).tolist() == [len(row) for row in words(CAPTIONS).input_ids]
-    encoded = z_image.encode(text_encoder, ids, is_word)
+    encoded = z_image.encode(text_encoder, ids)
     latents, sigma = torch.randn(3, 16, 16, 16), torch.tensor([0.2, 0.5, 0.9])
     lists = (
         [image[:, None] for image in latents],
@@ -54,5 +54,5 @@ def test_a_trained_folder_draws_what_training_encoded(
     embedded, _ = pipe.encode_prompt(CAPTIONS[0], do_classifier_free_guidance=False)
     ids = torch.tensor(tokenizer.encode(tokenizer.build(), CAPTIONS[:1]))
     is_word = z_image.is_word(ids, tokenizer.build().eos_token_id)
-    expected = z_image.encode(pipe.text_encoder, ids, is_word)[is_word]
+    expected = z_image.encode(pipe.text_encoder, ids)[is_word]
     torch.testing.assert_close(embedded[0], expected, rtol=1e-3, atol=1e-3)

@@ -108,7 +108,7 @@ class Fact:
 
     Attributes:
         request: a command line or request that shows it, which a page folds.
-        is_command: whether the value is a command line.
+        is_command: whether the value is a command line; `is_whole` if it is never broken into several.
         is_detail: whether a short answer leaves it out.
     """
 
@@ -118,6 +118,7 @@ class Fact:
     look: Look = ""
     request: str = ""
     is_command: bool = False
+    is_whole: bool = False
     is_detail: bool = False
 
     @property
@@ -293,7 +294,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Case:
+class CiCase:
     """What a CI job counts as a test: a question or a check, and how it ended.
 
     Attributes:
@@ -345,7 +346,7 @@ class Answer:
     files: tuple[File, ...] = field(default=(), repr=False)
     explains: bool = False
     is_code: bool = False
-    cases: tuple[Case, ...] = ()
+    cases: tuple[CiCase, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all sections, and of all parts."""

@@ -57,7 +57,7 @@ def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
     shown = [fact for fact in (*facts, *answer.commands) if details or not fact.is_detail]
     if shown:
         yield "", ""
-        yield from _facts(shown, width, breaks=details)
+        yield from _facts(shown, width)
     for paragraph in answer.paragraphs:
         yield from _paragraph(paragraph, width)
     for section in answer.sections:
@@ -112,18 +112,14 @@ def _paragraph(text: str, width: int, indent: str = "", first: str = "") -> Iter
         first = indent
 
 
-def _facts(facts: Sequence[Fact], width: int, *, breaks: bool = True) -> Iterator[Line]:
-    """Yield facts with their names in a column at the left.
-
-    Args:
-        breaks: whether long command lines are broken; a short answer has each in one piece.
-    """
+def _facts(facts: Sequence[Fact], width: int) -> Iterator[Line]:
+    """Yield facts with their names in a column at the left."""
     room = _GAP + max(8, *(len(plain(fact.name)) for fact in facts))
     before = ""
     for fact in facts:
         name = "" if fact.name == before else plain(fact.name)
         before = fact.name
-        if fact.is_command and not breaks:
+        if fact.is_command and fact.is_whole:
             yield f"{name:<{room}}{plain(fact.value)}", ""
             continue
         if fact.is_command:

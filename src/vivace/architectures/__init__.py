@@ -34,6 +34,7 @@ from vivace.architectures.sana import SANA
 from vivace.architectures.sd3 import SD3
 from vivace.architectures.stable_diffusion import STABLE_DIFFUSION
 from vivace.architectures.z_image import Z_IMAGE
+from vivace.plugins import added
 
 __all__ = [
     "ARCHITECTURES",
@@ -67,6 +68,8 @@ FAMILIES: tuple[Family, ...] = (
     IDEOGRAM4,
     OVIS_IMAGE,
 )
+
+FAMILIES += tuple(added("architectures", Family, frozenset(family.name for family in FAMILIES)))
 
 
 def family_of(denoiser: object) -> Family | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Names = dict[str, tuple[str, ...]]
 Sizes = tuple[tuple[str, int, int], ...]
@@ -19,13 +19,11 @@ class FilePart:
     Attributes:
         component: of the pipeline.
         prefix: of the names of its tensors.
-        code: whose code the names are of.
         lacks_last: whether the pipeline leaves out the last layer, which is in the file.
     """
 
     component: str
     prefix: str
-    code: Literal["compvis", "clip", "open_clip", "t5"]
     lacks_last: bool = False
 
 

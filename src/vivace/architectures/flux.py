@@ -306,9 +306,9 @@ _KEY_NORM = "double_blocks.0.img_attn.norm.key_norm.scale"
 _GUIDANCE = "guidance_in.in_layer.weight"
 _SIXTY_FOUR = (("img_in.weight", 1, 64),)
 _PARTS = (
-    FilePart("vae", "vae.", "compvis"),
-    FilePart("text_encoder", "text_encoders.clip_l.transformer.", "clip"),
-    FilePart("text_encoder_2", "text_encoders.t5xxl.transformer.", "t5"),
+    FilePart("vae", "vae."),
+    FilePart("text_encoder", "text_encoders.clip_l.transformer."),
+    FilePart("text_encoder_2", "text_encoders.t5xxl.transformer."),
 )
 _BUNDLE = ("text_encoders.clip_l.*", "text_encoders.t5xxl.*", "vae.*")
 _KONTEXT_BY_NAME = {

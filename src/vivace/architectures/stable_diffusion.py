@@ -513,14 +513,14 @@ _VAE = "first_stage_model.*"
 _SDXL_TEXT = "conditioner.embedders.1.model.positional_embedding"
 _SD1_TEXT = "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
 _SD2_TEXT = "cond_stage_model.model.*"
-_OWN_VAE = FilePart("vae", "first_stage_model.", "compvis")
+_OWN_VAE = FilePart("vae", "first_stage_model.")
 _SDXL_PARTS = (
     _OWN_VAE,
-    FilePart("text_encoder", "conditioner.embedders.0.transformer.", "clip"),
-    FilePart("text_encoder_2", "conditioner.embedders.1.model.", "open_clip"),
+    FilePart("text_encoder", "conditioner.embedders.0.transformer."),
+    FilePart("text_encoder_2", "conditioner.embedders.1.model."),
 )
-_SD1_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.transformer.", "clip"))
-_SD2_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.model.", "open_clip", lacks_last=True))
+_SD1_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.transformer."))
+_SD2_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.model.", lacks_last=True))
 _REST = (
     "give the file that holds the whole model, or a folder in diffusers' format with all parts ({supported})"
 )

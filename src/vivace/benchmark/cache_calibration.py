@@ -8,16 +8,17 @@ setting gives worse images, which is true on average but not between every two s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
+from vivace.benchmark.rounds.worker_requests import start_launcher
 from vivace.benchmark.run_settings import RunSettings
-from vivace.benchmark.store.invocation import Purpose
-from vivace.benchmark.studies import run_study, start_launcher
+from vivace.benchmark.store.compared import Purpose
+from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Outcome
@@ -73,35 +74,34 @@ class Calibrated:
     reason: str | None = None
 
 
-def calibrate_caches(
-    model: str,
-    caches: Sequence[str] = (),
-    *,
-    limits: Limits | None = None,
-    runs: int = 6,
-    prompt_set: str | None = None,
-    num_seeds: int | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    store: str | Path = DEFAULT_STORE,
-    on_tried: Callable[[SettingTrial], None] = lambda tried: None,
-    progress: Progress | None = None,
-) -> list[Calibrated]:
-    """Return the best setting of each cache. Settings that the store already holds are not measured again.
+@dataclass(frozen=True)
+class CacheSearch:
+    """What is searched for the best settings of step caches.
 
-    Args:
-        caches: names of step caches; empty for all of them.
-        limits: limits of the quality gate.
-        runs: maximum number of settings tried for each cache.
+    Attributes:
+        caches: their names; empty for all of them.
+        runs: maximum number of settings tried for each.
         prompt_set: prompts to generate; None for those that the model understands.
-        on_tried: called after each setting.
-        progress: receives events while a setting is measured.
-
-    Raises:
-        UsageError: a name in `caches` is not a step cache.
-        Unsupported: the model has random weights.
-        Other errors: see `vivace.bench`.
     """
+
+    model: str
+    caches: tuple[str, ...] = ()
+    limits: Limits | None = None
+    runs: int = 6
+    prompt_set: str | None = None
+    num_seeds: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+    store: str | Path = DEFAULT_STORE
+
+
+def calibrate_caches(
+    search: CacheSearch,
+    on_tried: Callable[[SettingTrial], None] = lambda tried: None,
+    progress: Progress = SILENT,
+) -> list[Calibrated]:
+    """Return the best setting of each cache. Settings that the store already holds are not measured again."""
+    model, caches = search.model, search.caches
     for name in caches:
         if name not in CACHES:
             raise UsageError(f"no step cache '{name}'{nearest(name, CACHES)} (there are {', '.join(CACHES)})")
@@ -110,26 +110,26 @@ def calibrate_caches(
         raise Unsupported(
             f"{located.model.name} has random weights, so its images have no quality to keep; give a trained model"
         )
-    chosen = prompt_set or located.prompt_set
+    chosen = search.prompt_set or located.prompt_set
     fields: dict[str, Any] = {
         "prompt_set": chosen,
-        "num_seeds": num_seeds,
-        "timing": Timing(rounds=1, repeats=5, max_warmup=2, threads=threads),
-        "device": device,
+        "num_seeds": search.num_seeds,
+        "timing": Timing(rounds=1, repeats=5, max_warmup=2, threads=search.threads),
+        "device": search.device,
         "rivals": False,
     }
-    settings = RunSettings(store=store, progress=progress or SILENT, purpose=Purpose.CALIBRATION)
+    settings = RunSettings(store=search.store, progress=progress, purpose=Purpose.CALIBRATION)
     comparisons(Study.of(model, ["baseline"], **fields))  # report invalid input before anything starts
-    with start_launcher(device) as launcher:
+    with start_launcher(search.device) as launcher:
 
         def measure(recipe: str, setting: float) -> SettingTrial:
             study = Study.of(model, ["baseline", recipe], **fields)
             run = run_study(study, replace(settings, launcher=launcher))
-            tried = _tried_from_row(run.rows(limits or DEFAULT_LIMITS)[1], setting)
+            tried = _tried_from_row(run.rows(search.limits or DEFAULT_LIMITS)[1], setting)
             on_tried(tried)
             return tried
 
-        return [_calibrate(name, runs, measure) for name in caches or CACHES]
+        return [_calibrate(name, search.runs, measure) for name in caches or CACHES]
 
 
 def settings(cache: str) -> tuple[str, float, float]:

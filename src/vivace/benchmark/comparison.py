@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.study import Study
+from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.machinery.technique import Stage
-from vivace.measure.lpips import check as check_lpips
+from vivace.measure.scorer import check_lpips
 from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.sources import SourceImages
@@ -45,13 +46,23 @@ class Comparison:
     sources: SourceImages | None = None
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def trials(self, device: str) -> list[Trial]:
+        """Return a trial for each recipe, on torch's type of device."""
+        texts = [recipe.text for recipe in self.recipes]
+        return [
+            Trial(
+                model=self.located.model,
+                recipe=recipe.spec,
+                workload=self.workload,
+                device=device,
+                repetition=texts[:index].count(recipe.text),
+            )
+            for index, recipe in enumerate(self.recipes)
+        ]
+
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Return a study's comparisons, having checked all that can be checked before a process starts.
-
-    Raises:
-        UnknownModel, UnusableModel, Unsupported, RecipeError, WorkloadError, UsageError: see `vivace.errors`.
-    """
+    """Return a study's comparisons, having checked all that can be checked before a process starts."""
     if not study.recipes:
         raise UsageError(
             "no recipe given; the first --recipe is the baseline that the others are compared with"
@@ -103,9 +114,6 @@ def check_quality_options(located: LocatedModel, *flags: str) -> None:
 
     Args:
         flags: options about image quality, as typed; may be empty.
-
-    Raises:
-        UsageError: naming the first option.
     """
     if flags and located.model.is_synthetic and located.entry is not None:
         raise UsageError(

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.rounds.runner import ask_race
-from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.rounds.worker_requests import WORKER, RaceRequest, ask, start_launcher
 from vivace.benchmark.run import Run
 from vivace.benchmark.run_settings import RunSettings
-from vivace.benchmark.studies import run_study, start_launcher
+from vivace.benchmark.studies import run_study
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.spec.timing import Timing
@@ -41,7 +40,8 @@ def run_demo(
     """
     with start_launcher("auto", worker) as launcher:
         threads = default_threads(find_model(MODEL))
-        recipes = demo_recipes(ask_race(launcher, MODEL, ["baseline", *CANDIDATES], "auto", threads))
+        request = RaceRequest(model=MODEL, recipes=("baseline", *CANDIDATES), device="auto", threads=threads)
+        recipes = demo_recipes(ask(launcher, request, _RACE_S))
         study = Study.of(
             MODEL,
             recipes,
@@ -50,19 +50,8 @@ def run_demo(
             num_inference_steps=STEPS,
             timing=Timing(rounds=1, repeats=6, max_warmup=1),
         )
-        command = ["vivace", "bench", "--model", MODEL, "--num-inference-steps", str(STEPS)]
-        command += [
-            "--prompt-set",
-            PROMPT_SET,
-            "--seeds",
-            str(SEEDS),
-            "--rounds",
-            "1",
-            "--repeats",
-            "6",
-            "--warmup",
-            "1",
-        ]
+        line = f"vivace bench --model {MODEL} --num-inference-steps {STEPS} --prompt-set {PROMPT_SET} --seeds {SEEDS}"
+        command = [*line.split(), "--rounds", "1", "--repeats", "6", "--warmup", "1"]
         for recipe in recipes:
             command += ["--recipe", recipe]
         line = shlex.join(command)
@@ -82,3 +71,6 @@ def demo_recipes(times_s: dict[str, float]) -> list[str]:
     helps = [fastest] if times_s[fastest] < _CLEARLY_FASTER * times_s["baseline"] else []
     changes = [*helps, *_CHANGES]
     return ["baseline"] + ["+".join(changes[: n + 1]) for n in range(len(changes))]
+
+
+_RACE_S = 600.0

@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Literal
 
+from vivace.answers.answer import Answer, CiCase
+from vivace.answers.formatting import count
 from vivace.benchmark.comparison import comparisons
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.rounds.runner import ask_environment, run_trials
+from vivace.benchmark.rounds.worker_requests import start_launcher
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.store.images import save_sources
-from vivace.benchmark.store.invocation import Purpose
-from vivace.benchmark.studies import start_launcher
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
-from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.spec.settings import DEFAULT_STORE
-from vivace.foundation.spec.study import CallKeywords, Study
+from vivace.foundation.spec.study import STUDY_ONLY, Study, WorkloadRequest, pop_fields, takes_fields
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.stats import Verdict
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
+from vivace.report import run_answer
 from vivace.report.machine_speed import moves_of, steady_seconds
 from vivace.report.rows import Row, rows_of
-from vivace.report.run_answer import answer_of
 from vivace.runtime.workloads import default_threads
 
-DEFAULT_MAX_MINUTES = 60.0
-OnNote = Callable[[str], None]
-_RECIPES, _CANARY = 2, 0.5
-"""What runs in a pair: a round of each recipe, and a canary, which takes about half of one."""
+OnPair = Callable[[Decision, Sequence[Record]], None]
 
 
-class OnPair(Protocol):
-    """Called after each pair with the decision so far and the records."""
+@dataclass(frozen=True)
+class PairSettings:
+    """How two recipes are compared.
 
-    def __call__(self, decision: Decision, records: Sequence[Record]) -> None: ...
+    Attributes:
+        fail_if: allowed slowdown of the second: 0.03 is 3 %. The comparison then ends when it is sure whether the
+            second recipe is slower by more than that.
+        max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
+        store: the folder of the store; created if there is none.
+        command: the command line to store with the run; None for the equivalent `vivace compare`.
+        on_pair: called after each pair with the decision so far and the records.
+        progress: receives events while rounds run.
+        launcher: a running launcher; None to start one.
+    """
+
+    fail_if: float | None = None
+    max_pairs: int = DEFAULT_MAX_PAIRS
+    max_minutes: float = 60.0
+    store: str | Path = DEFAULT_STORE
+    command: str | None = None
+    on_pair: OnPair | None = None
+    progress: Progress = SILENT
+    launcher: Launcher | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,7 @@ class Paired:
         from vivace.answers.page import in_notebook, page_of
 
         started = self.records[0].rounds[0].started_at
-        return in_notebook(page_of(answer_of(self.rows, command="compare", started_at=started)))
+        return in_notebook(page_of(run_answer.answer_of(self.rows, command="compare", started_at=started)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as `vivace compare --format json` prints it."""
@@ -94,22 +110,8 @@ class Paired:
         }
 
 
-def compare(
-    model: str,
-    first: str,
-    second: str,
-    *,
-    fail_if: float | None = None,
-    max_pairs: int = DEFAULT_MAX_PAIRS,
-    max_minutes: float = DEFAULT_MAX_MINUTES,
-    store: str | Path = DEFAULT_STORE,
-    command: str | None = None,
-    on_pair: OnPair | None = None,
-    on_note: OnNote | None = None,
-    progress: Progress | None = None,
-    launcher: Launcher | None = None,
-    **fields: Unpack[CallKeywords],
-) -> Paired:
+@takes_fields(PairSettings, WorkloadRequest, Study, without=STUDY_ONLY)
+def compare(model: str, first: str, second: str, **keywords: Any) -> Paired:
     """Measure interleaved pairs of two recipes until the second is faster, slower or the same (within 1 %).
 
     Each round runs in a separate process and is stored; the same call goes on where an interrupted one stopped. The
@@ -118,124 +120,67 @@ def compare(
     Args:
         model: what `vivace.load` takes.
         first, second: recipes; the same text twice compares a recipe with itself.
-        fail_if: allowed slowdown of the second: 0.03 is 3 %. The comparison then ends when it is sure whether the
-            second recipe is slower by more than that.
-        max_pairs, max_minutes: limits, after which the verdict may be unclear. No pair is begun after `max_minutes`.
-        store: the folder of the store; created if there is none.
-        command: the command line to store with the run; None for the equivalent `vivace compare`.
-        on_pair, progress: receive the measurements.
-        on_note: called if no verdict can come within `max_minutes`, before that time is spent.
-        launcher: a running launcher; None to start one.
-        fields: the fields of `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`, as for
-            `vivace.bench`.
+        keywords: the fields of `PairSettings` and `WorkloadRequest`, `timing` (its `rounds` are ignored) and `device`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
-    study = Study.of(model, [first, second], quality=False, rivals=False, **fields)
+    given = pop_fields(PairSettings, keywords)
+    settings = PairSettings(**{name: value for name, value in given.items() if value is not None})
+    study = Study.of(model, [first, second], quality=False, rivals=False, **keywords)
     (comparison, *others) = comparisons(study)
     if others or comparison.largest_batch:
         raise UsageError("compare takes one model and one batch size, a number")
     timing = study.timing
     if timing.threads is None:
         timing = timing.model_copy(update={"threads": default_threads(comparison.located)})
+    command = settings.command or f"vivace compare '{first}' '{second}' --model {model}"
     with ExitStack() as stack:
-        opened = stack.enter_context(Store.create(Path(store)))
+        store = stack.enter_context(Store.create(Path(settings.store)))
         if comparison.sources is not None:
-            save_sources(opened.folder / "sources", comparison.sources.by_sha)
-        if launcher is None:
-            launcher = stack.enter_context(start_launcher(study.device))
+            save_sources(store.folder / "sources", comparison.sources.by_sha)
+        launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
         environment = ask_environment(launcher, study.device, timing.threads)
-        trials = [
-            Trial(
-                model=comparison.located.model,
-                recipe=recipe.spec,
-                workload=comparison.workload,
-                device=environment.device,
-                repetition=repetition,
-            )
-            for recipe, repetition in zip(
-                comparison.recipes,
-                (0, int(comparison.recipes[0].text == comparison.recipes[1].text)),
-                strict=True,
-            )
-        ]
-        command_line = command or f"vivace compare '{first}' '{second}' --model {model}"
-        opened.start_run(command_line, trials, environment, rounds=max_pairs, purpose=Purpose.PAIRS)
+        trials = comparison.trials(environment.device)
+        store.start_run(command, trials, environment, rounds=settings.max_pairs, purpose=Purpose.PAIRS)
+        running = RunSettings(progress=settings.progress, launcher=launcher)
 
         def measure(number: int) -> list[Record]:
             timing_ = timing.model_copy(update={"rounds": number})
-            return run_trials(trials, environment, timing_, opened, launcher, progress=progress or SILENT)
+            return run_trials(trials, environment, timing_, store, running)
 
-        number, max_s = _num_pairs(trials, environment, timing, opened), max_minutes * 60
-        stored = [list(opened.rounds(trial.key(environment)).values()) for trial in trials]
-        note = outlook(max_s, number, max_pairs, pair_seconds(stored), timing)
-        if note is not None and on_note is not None:
-            on_note(note)
-
-        def on_time(number: int, pair_s: float) -> None:
-            late = outlook(max_s, number, max_pairs, pair_s, timing, begun=True)
-            if late is not None and on_note is not None:
-                on_note(late)
-
-        return _sequential(measure, number, fail_if, max_pairs, max_s, on_pair, on_time)
+        stored = [
+            {index for index, round_ in store.rounds(trial.key(environment)).items() if _has(round_, timing)}
+            for trial in trials
+        ]
+        return measure_pairs(measure, len(stored[0] & stored[1]), settings)
 
 
-def _num_pairs(trials: Sequence[Trial], environment: Environment, timing: Timing, store: Store) -> int:
-    """Return how many pairs the store has."""
-    measured = [
-        {
-            index
-            for index, round_ in store.rounds(trial.key(environment)).items()
-            if round_.outcome is Outcome.MEASURED and len(round_.samples) >= (timing.repeats or 1)
-        }
-        for trial in trials
-    ]
-    return len(measured[0] & measured[1])
+def _has(round_: Round, timing: Timing) -> bool:
+    return round_.outcome is Outcome.MEASURED and len(round_.samples) >= (timing.repeats or 1)
 
 
-class _Measure(Protocol):
-    """Measures up to a number of pairs, stored ones included, and returns the records."""
-
-    def __call__(self, number: int) -> list[Record]: ...
-
-
-def _sequential(
-    measure: _Measure,
-    num_stored: int,
-    fail_if: float | None,
-    max_pairs: int,
-    max_s: float,
-    on_pair: OnPair | None,
-    on_time: Callable[[int, float], None] = lambda number, seconds: None,
-) -> Paired:
+def measure_pairs(measure: Callable[[int], list[Record]], num_stored: int, settings: PairSettings) -> Paired:
     """Measure pair by pair, and look at fixed numbers of pairs until the decision is final or a limit is reached.
 
     Args:
+        measure: measures up to a number of pairs, stored ones included, and returns the records.
         num_stored: pairs that the store has.
-        on_time: called after the first new pair with the number of pairs, and its seconds.
     """
-    steps = looks(max_pairs)
+    steps = looks(settings.max_pairs)
     num_looks = len(steps) + 1  # one more if time runs out
-    started = time.monotonic()
-    number = min(max_pairs, max(1, num_stored))
-    is_timed = False
+    until = time.monotonic() + 60 * settings.max_minutes
+    number = min(settings.max_pairs, max(1, num_stored))
     while True:
-        began = time.monotonic()
         records = measure(number)
-        took_s = time.monotonic() - began
         times = samples_of(records)
         if times is None:
             return Paired(None, tuple(records), None)
-        decision = decide(*times, num_looks, fail_if, moves_of(records))
-        if on_pair is not None:
-            on_pair(decision, records)
-        is_last = number >= max_pairs
-        if number > num_stored and not is_timed and not (number in steps and decision.is_final):
-            is_timed = True
-            on_time(number, took_s)
-        is_late = not is_last and time.monotonic() - started >= max_s
-        if (number in steps and decision.is_final) or is_last or is_late:
+        decision = decide(*times, num_looks, settings.fail_if, moves_of(records))
+        if settings.on_pair is not None:
+            settings.on_pair(decision, records)
+        is_sure, is_last = number in steps and decision.is_final, number >= settings.max_pairs
+        if is_sure or is_last or time.monotonic() >= until:
             by = "verdict" if decision.is_final else "pairs" if is_last else "minutes"
             return Paired(decision, tuple(records), by)
         number += 1
@@ -250,68 +195,56 @@ def samples_of(records: Sequence[Record]) -> tuple[list[list[float]], list[list[
     return [list(steady[0][i]) for i in shared], [list(steady[1][i]) for i in shared]
 
 
-def outlook(
-    max_s: float, num_pairs: int, max_pairs: int, pair_s: float | None, timing: Timing, *, begun: bool = False
-) -> str | None:
-    """Return a warning if no verdict can, or may, be reached in time; None if one is likely.
+REGRESSED, NOT_MEASURED, UNCLEAR = 1, 4, 5
+"""Exit codes, beside 0."""
 
-    Args:
-        max_s: seconds after which no pair is begun.
-        num_pairs: existing pairs; the next look at them may decide.
-        pair_s: seconds of a pair; None if it is not known yet.
-        begun: whether the last of them has been measured within this time, `pair_s` ago.
-    """
-    steps = looks(max_pairs)
-    left = [step for step in steps if step > num_pairs]
-    if not left or (num_pairs in steps and not begun):
-        return None  # the existing pairs may decide
-    missing = left[0] - num_pairs
-    before_last = missing - 1 + int(begun)
-    if pair_s is not None:
-        if before_last * pair_s < max_s:
-            return None
-        return (
-            f"a verdict needs {left[0]} pairs, {missing} more than there are, and a "
-            f"pair takes about {pair_s:.0f} s: "
-            f"--max-minutes {max_s / 60:g} ends before; give --max-minutes {_minutes(before_last * pair_s)} or more"
-        )
-    if timing.repeats is not None:
-        return None  # a call may be short
-    longest_s = _RECIPES * 2 * timing.max_seconds  # warm-up and timed calls
-    if before_last * longest_s < max_s:
-        return None
-    return (
-        f"a verdict needs {left[0]} pairs, and a pair takes up to {longest_s:.0f} s and more: --max-minutes "
-        f"{max_s / 60:g} may end before; give --max-minutes {_minutes(before_last * longest_s)} or more"
+
+def answer_of(paired: Paired) -> Answer:
+    """Return the answer; its data has the exit code."""
+    status, verdict, result = _judge(paired)
+    data = paired.to_dict() | {"exit_code": status}
+    b = paired.records[1].trial.title
+    outcome: Literal["passed", "failure", "error"] = (
+        "passed" if status == 0 else "failure" if status == REGRESSED else "error"
+    )
+    return Answer(
+        command="compare",
+        headline=f"{verdict}: {result}",
+        data=data,
+        verdict=verdict,
+        notes=tuple(data["warnings"]),
+        cases=(CiCase(f"{b} is no slower", outcome, f"{verdict}: {result}"),),
     )
 
 
-def pair_seconds(rounds: Sequence[Sequence[Round]]) -> float | None:
-    """Estimate the seconds of a pair from stored rounds of both recipes; None without any.
-
-    It includes the rounds' calls and loading, but not the start of a process.
-    """
-    each = [
-        statistics.median(measured)
-        for rounds_of_recipe in rounds
-        if (
-            measured := [
-                _seconds(round_) for round_ in rounds_of_recipe if round_.outcome is Outcome.MEASURED
-            ]
-        )
-    ]
-    return (_RECIPES + _CANARY) * statistics.mean(each) if each else None
-
-
-def _seconds(round_: Round) -> float:
-    parts = [
-        round_.load_s,
-        round_.apply_s,
-        round_.first_call_s,
-        *(sample.total_s for sample in round_.samples),
-    ]
-    return sum(part for part in parts if part is not None) + sum(round_.warmup_s)
+def _judge(paired: Paired) -> tuple[int, str, str]:
+    """Return the exit code of a comparison, its verdict and the figures in words."""
+    decision = paired.decision
+    if decision is None:
+        failed = next(record for record in paired.records if record.outcome is not Outcome.MEASURED)
+        return NOT_MEASURED, failed.trial.title, f"{failed.outcome.value}: {failed.reason}"
+    a, b = (record.trial.title for record in paired.records)
+    result = f"{b} against {a}: {difference(decision)}, {count(decision.num_pairs, 'pair')}"
+    option = "--max-minutes" if paired.stopped_by == "minutes" else "--max-pairs"
+    limit = f"give a larger {option} to the same command, or a quieter machine"
+    if decision.fail_if is not None:
+        allowed = f"{100 * decision.fail_if:g} %"
+        if decision.regressed is None:
+            unsure = f"whether it is slower by more than {allowed} is not sure"
+            return UNCLEAR, "unclear", f"{result}; {unsure}; {limit}"
+        if decision.regressed:
+            return REGRESSED, "slower than allowed", f"{result}; {allowed} is allowed"
+        return 0, f"not slower by more than {allowed}", result
+    if decision.verdict is Verdict.UNCLEAR:
+        return UNCLEAR, "unclear", f"{result}; {limit}"
+    return (REGRESSED if decision.verdict is Verdict.SLOWER else 0), decision.verdict.value, result
 
 
-def _minutes(seconds: float) -> int:
-    return math.ceil(1.2 * seconds / 60)
+def difference(decision: Decision) -> str:
+    """Return e.g. "3.1 % more time [+1.2, +5.0]"."""
+    ratio = decision.shown
+    percent = 100 * (ratio.point - 1)
+    text = f"{abs(percent):.1f} % {'more' if percent >= 0 else 'less'} time"
+    if ratio.low is None or ratio.high is None:
+        return text
+    return f"{text} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.places.local_pool import NumGpus, gpu_pool, gpus_of_this_host
-from vivace.benchmark.places.spread_trials import Pool
-from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.progress import SILENT, Deadline, Progress
+from vivace.benchmark.store.compared import Purpose
 from vivace.errors import UsageError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.spec.study import Study
 from vivace.foundation.stats.until import Until
+
+if TYPE_CHECKING:
+    from vivace.benchmark.places.local_pool import NumGpus
+    from vivace.benchmark.places.spread_trials import Pool
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,14 @@ class RunSettings:
     pool: Pool | None = None
     deadline: Deadline | None = None
     canaries: bool = True
-    until: Until | None = None
+    until: Until | str | None = None
     max_minutes: float = 60.0
     purpose: Purpose = Purpose.COMPARISON
     plan: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.until, str):
+            object.__setattr__(self, "until", Until.parse(self.until))
 
     @property
     def folder(self) -> Path:
@@ -65,11 +71,7 @@ class RunSettings:
         return self.pool is not None or self.gpus is not None or self.ray is not None
 
     def check(self, study: Study) -> None:
-        """Refuse settings that exclude each other, or that the study cannot have.
-
-        Raises:
-            UsageError: naming the option.
-        """
+        """Refuse settings that exclude each other, or that the study cannot have."""
         flag = "--gpus" if self.gpus is not None else "--ray" if self.ray is not None else None
         if self.until is not None and (flag is not None or self.rerun):
             raise UsageError(f"--until continues stored rounds, in one place; leave out {flag or '--rerun'}")
@@ -85,19 +87,6 @@ class RunSettings:
             raise UsageError(
                 f"{flag}: --batch max is found on one GPU; run that first, and give the number here"
             )
-
-    def start_pool(self, device: str, launcher: Launcher) -> Pool:
-        """Return the places that `gpus` or `ray` name.
-
-        Raises:
-            UsageError, Unsupported: there are no such places.
-        """
-        if self.ray is not None:
-            from vivace.benchmark.places.ray_nodes import RayNodes
-
-            return RayNodes(self.ray, device)
-        assert self.gpus is not None
-        return gpu_pool(gpus_of_this_host(launcher, self.gpus))
 
 
 DEFAULT_SETTINGS = RunSettings()

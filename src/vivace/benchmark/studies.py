@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.comparison import Comparison, comparisons
-from vivace.benchmark.places.local_pool import NumGpus
+from vivace.benchmark.places.local_pool import gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
-from vivace.benchmark.progress import SILENT, CountingRounds, Progress
-from vivace.benchmark.rounds import planned
+from vivace.benchmark.progress import CountingRounds
 from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.rounds.runner import (
     ask_environment,
@@ -23,8 +21,8 @@ from vivace.benchmark.rounds.runner import (
     sources_folder,
     with_batch,
 )
-from vivace.benchmark.rounds.work import add_work
-from vivace.benchmark.rounds.worker_requests import WORKER
+from vivace.benchmark.rounds.work import add_work, plan_again
+from vivace.benchmark.rounds.worker_requests import start_launcher as start_launcher
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store import Invocation, Store
@@ -32,10 +30,8 @@ from vivace.benchmark.store.images import save_sources
 from vivace.errors import UnknownModel, Unsupported, UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Record
-from vivace.foundation.spec.settings import DEFAULT_STORE
-from vivace.foundation.spec.study import QualityRequest, Study, StudyKeywords
+from vivace.foundation.spec.study import QualityRequest, Study, WorkloadRequest, pop_fields, takes_fields
 from vivace.foundation.spec.timing import Timing
-from vivace.foundation.spec.trial import Trial
 from vivace.foundation.stats.sequential import looks
 from vivace.foundation.stats.until import MOST_ROUNDS, Until
 from vivace.models.find import LocatedModel
@@ -43,24 +39,17 @@ from vivace.models.scorers import LocatedScorer, find_scorer, find_witness
 from vivace.report.rows import log_speedups
 from vivace.runtime.workloads import default_threads
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
 
+@takes_fields(RunSettings, Study, WorkloadRequest, QualityRequest)
 def bench(
-    model: str | Sequence[str],
+    model: str | Sequence[str] | DiffusionPipeline | Callable[[], DiffusionPipeline],
     recipes: Sequence[str],
-    *,
-    store: str | Path = DEFAULT_STORE,
-    rerun: bool = False,
-    progress: Progress | None = None,
-    launcher: Launcher | None = None,
-    gpus: NumGpus | None = None,
-    ray: str | None = None,
-    canaries: bool = True,
-    until: str | Until | None = None,
-    max_minutes: float = 60.0,
-    plan: bool = True,
-    **fields: Unpack[StudyKeywords],
+    **keywords: Any,
 ) -> Run:
     """Compare recipes on a model and return the run.
 
@@ -68,40 +57,33 @@ def bench(
     crashes, hangs or runs out of memory gets that outcome and does not affect the others.
 
     Args:
-        model: what `vivace.load` takes, or a list of it.
+        model: what `vivace.load` takes, or a list of it; or a diffusers pipeline, or a function that makes one. These
+            are measured in this process, each recipe on a pipeline of its own: a copy of yours, beside which it has to
+            fit, or what the function returns. There nothing limits a round's time, and a crash ends the program.
         recipes: e.g. ["baseline", "tiny_vae+steps(20)"]; the first is the baseline.
-        store: the folder of the store; created if there is none.
-        rerun: measure stored rounds again.
-        progress: receives events while rounds run.
-        launcher: a running launcher; None to start one.
-        gpus: spread the trials over this many GPUs of this host, or "all"; each measures its own baseline.
-        ray: spread the trials over a Ray cluster: its address, "auto" for a running one, "local" to start one here.
-        canaries: in each of two or more rounds, time a few calls of its first recipe once more at its end, in a process
-            of their own: the machine's changes are corrected for, or widen the interval.
-        until: go on beyond the rounds of `timing` until each recipe has an answer: "faster", "slower", "same 3%", or
-            several with | between them. `Run.answers` has them.
-        max_minutes: with `until`, start no round that would end later.
-        plan: after all timing on a GPU, predict the memory of each trial as `vivace plan` does; `Run.planned` has the
-            predictions. Takes seconds.
-        fields: the fields of `Study`, `WorkloadRequest` and `QualityRequest` (vivace.foundation.spec.study), e.g.
+        keywords: the fields of `RunSettings` (vivace.benchmark), and of `Study`, `WorkloadRequest` and
+            `QualityRequest` (vivace.foundation.spec.study), e.g. `store="measured"`, `until="faster|same 3%"`,
             `prompts=[...]`, `num_inference_steps=20`, `timing=Timing(rounds=3)`, `quality=False`.
 
     Raises:
         UsageError, UnknownModel, StoreError, Unsupported: before anything is measured.
     """
+    given = pop_fields(RunSettings, keywords)
     settings = RunSettings(
-        store=store,
-        rerun=rerun,
-        progress=progress or SILENT,
-        launcher=launcher,
-        gpus=gpus,
-        ray=ray,
-        canaries=canaries,
-        until=Until.parse(until) if isinstance(until, str) else until,
-        max_minutes=max_minutes,
-        plan=plan,
+        **{"plan": True} | {name: value for name, value in given.items() if value is not None}
     )
-    return run_study(Study.of(model, recipes, **fields), settings)
+    if isinstance(model, str | Sequence):
+        return run_study(Study.of(model, recipes, **keywords), settings)
+    from vivace.benchmark.live import InThisProcess, check_live, live_model
+
+    if settings.is_spread:
+        raise UsageError(
+            "gpus and ray measure in other processes; give bench the name or the folder of the model"
+        )
+    with live_model(model) as live, InThisProcess() as launcher:
+        study = Study.of(live.model.name, recipes, **{"device": live.device} | keywords)
+        check_live(comparisons(study))
+        return run_study(study, replace(settings, launcher=launcher, plan=False))
 
 
 def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
@@ -121,14 +103,15 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
         pool = settings.pool
         if pool is None and settings.is_spread:
-            pool = stack.enter_context(closing(settings.start_pool(study.device, launcher)))
+            pool = stack.enter_context(closing(start_pool(settings, study.device, launcher)))
         for comparison in checked:
             if comparison.sources is not None:
                 save_sources(store.folder / "sources", comparison.sources.by_sha)
-        running = replace(settings, progress=counting, launcher=launcher, pool=pool)
+        given = replace(settings, progress=counting, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:
             timing = study.timing.model_copy(update={"rounds": rounds})
+            running = replace(given, canaries=settings.canaries and rounds > 1)
             timed = study.model_copy(update={"timing": timing})
             compared: list[Compared] = []
             for comparison, scorer in zip(checked, judges, strict=True):
@@ -138,9 +121,10 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         if settings.until is None:
             run = measure(study.timing.rounds)
         else:
+            assert isinstance(settings.until, Until), "texts are parsed"
             run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
         if settings.plan and counting.num_rounds:
-            run = replace(run, planned=tuple(planned.plan_again(run.records, launcher)))
+            run = replace(run, planned=tuple(plan_again(run.records, launcher)))
     return run
 
 
@@ -166,7 +150,7 @@ class _Comparing:
         """Run it with this process's worker; the largest batch is searched for first, if the study requests it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
-        trials = self._trials(environment.device)
+        trials = self.comparison.trials(environment.device)
         if self.comparison.largest_batch:
             batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
             trials = [with_batch(trial, batch) for trial in trials]
@@ -178,33 +162,23 @@ class _Comparing:
             environment,
             timing,
             self.store,
-            self.launcher,
-            rerun=self.settings.rerun,
+            self.settings,
             largest_batch=self.comparison.largest_batch,
             rival_of=self.comparison.rival_of,
-            progress=self.settings.progress,
-            deadline=self.settings.deadline,
-            canaries=self.settings.canaries and timing.rounds > 1,
         )
         return self._judged(records, run)
 
     def _spread(self, pool: Pool, command: str) -> list[Compared]:
-        """Run it in the places of a pool; return the comparison of each place that measured a trial.
-
-        Raises:
-            WorkerError: no place is left, and trials are. What has finished is stored.
-        """
+        """Run it in the places of a pool; return the comparison of each place that measured a trial."""
         timing = self._timing()
         live = pool.environments(timing.threads)
         spread = SpreadTrials(
-            self._trials(live[0].device),
+            self.comparison.trials(live[0].device),
             timing,
             self.store,
             live,
             pool.num_places,
-            self.settings.progress,
-            rerun=self.settings.rerun,
-            canaries=self.settings.canaries and timing.rounds > 1,
+            self.settings,
         )
         try:
             pool.run(spread)
@@ -262,29 +236,12 @@ class _Comparing:
             return timing
         return timing.model_copy(update={"threads": default_threads(self.comparison.located)})
 
-    def _trials(self, device: str) -> list[Trial]:
-        texts = [recipe.text for recipe in self.comparison.recipes]
-        return [
-            Trial(
-                model=self.comparison.located.model,
-                recipe=recipe.spec,
-                workload=self.comparison.workload,
-                device=device,
-                repetition=texts[:index].count(recipe.text),
-            )
-            for index, recipe in enumerate(self.comparison.recipes)
-        ]
-
     def _scorer_id(self) -> str | None:
         return self.scorer.id if self.scorer else None
 
 
 def check_one_gpu(checked: Sequence[Comparison]) -> None:
-    """Refuse recipes that take several GPUs for one image: a place is one GPU.
-
-    Raises:
-        UsageError: naming the recipe.
-    """
+    """Refuse recipes that take several GPUs for one image: a place is one GPU."""
     for comparison in checked:
         for recipe in comparison.recipes:
             if any(technique.facts.num_gpus > 1 for technique in recipe):
@@ -294,13 +251,14 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
                 )
 
 
-def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
+def start_pool(settings: RunSettings, device: str, launcher: Launcher) -> Pool:
+    """Return the places that the settings' `gpus` or `ray` name."""
+    if settings.ray is not None:
+        from vivace.benchmark.places.ray_nodes import RayNodes
 
-    Args:
-        worker: the command line that starts a worker process.
-    """
-    return Launcher(worker, tries_gpu=device != "cpu")
+        return RayNodes(settings.ray, device)
+    assert settings.gpus is not None
+    return gpu_pool(gpus_of_this_host(launcher, settings.gpus))
 
 
 def find_judges(
@@ -312,10 +270,6 @@ def find_judges(
 
     Args:
         is_judged: whether the images show anything.
-
-    Raises:
-        UsageError: a witness without a CLIP model.
-        UnknownModel, Unsupported: see `find_scorer`.
     """
     if not is_judged:
         return None

@@ -24,6 +24,7 @@ _OTHERS = (
     "export",
     "generate",
     "lint",
+    "merge",
     "models",
     "plan",
     "recommend",

@@ -57,8 +57,7 @@ def doctor(settings: DoctorCommand) -> int:
     from vivace.answers.formatting import size
     from vivace.foundation.processes.system import limitations
     from vivace.machinery.compilation.compiled_code import code_folder
-    from vivace.measure.dtypes import probe_dtypes, slow_dtypes
-    from vivace.measure.machine import choose_device, this_machine
+    from vivace.measure.machine import choose_device, probe_dtypes, slow_dtypes, this_machine
     from vivace.measure.measured_ceilings import MEASURED
     from vivace.measure.this_environment import conditions, environment
 

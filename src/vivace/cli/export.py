@@ -32,7 +32,7 @@ from vivace.foundation.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 _NEEDS_PEFT = "# Needs peft."  # how scripts say it
@@ -66,7 +66,7 @@ def export(settings: ExportCommand) -> int:
         vivace export --model tiny-sd --recipe "bf16+tiny_vae+steps(20)" -o draw.py
     """
     from vivace.cli.watched.guarded import guarded
-    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import checked_request
 
     if settings.output is not None:
         if not settings.force:
@@ -77,7 +77,7 @@ def export(settings: ExportCommand) -> int:
     located = prepared.located
 
     from vivace.measure.machine import choose_device
-    from vivace.runtime.export.loading import check_loadable
+    from vivace.runtime.export import check_loadable
 
     check_loadable(located)
     chosen = choose_device(settings.device)
@@ -101,7 +101,7 @@ def _write(
 ) -> int:
     """Load the model, apply the recipe, and write or print the script."""
     from vivace.measure.machine import check_works
-    from vivace.runtime.export.plain_script import source_files, write_script
+    from vivace.runtime.export import source_files, write_script
     from vivace.runtime.workloads import default_threads
 
     check_works(chosen)

@@ -43,7 +43,7 @@ from vivace.foundation.untrusted.destinations import (
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Workload
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 Write = Callable[[Any, dict[str, str], str], Path]
 """Takes an image, its facts and a name, writes a file and returns its path."""
@@ -91,8 +91,7 @@ def generate(settings: GenerateCommand) -> int:
         vivace generate "a red circle above a blue square" --image old.png --mask hole.png
     """
     from vivace.cli.watched.guarded import guarded
-    from vivace.runtime.request import checked_request
-    from vivace.runtime.workloads import default_threads
+    from vivace.runtime.workloads import checked_request, default_threads
 
     prepared = checked_request(
         settings.model, settings.recipe, workload=settings.part(WorkloadRequest, prompts=(settings.prompt,))

@@ -228,7 +228,7 @@ def _brief(settings: PlanCommand, planned: Prediction, card: CardMemory | None, 
             made,
             model=settings.model,
             card=on,
-            peak_bytes=(fit.changes[0].prediction if fit.changes else planned).peak_bytes,
+            peak_bytes=made.peak_bytes or (fit.changes[0].prediction if fit.changes else planned).peak_bytes,
             command=f"{made.command} {shlex.join(size)}".strip(),
         )
     last = fit.changes[-1].prediction if fit.changes else planned

@@ -57,7 +57,7 @@ def report(settings: ReportCommand) -> int:
     """
     from vivace.answers.data import written
     from vivace.answers.page import page_of
-    from vivace.benchmark.stored_answer import answer_of_stores, charts_of_stores
+    from vivace.benchmark.run import answer_of_stores, charts_of_stores
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
 
     if settings.title is not None and settings.format_ != "html":

@@ -56,7 +56,7 @@ def _resolved(settings: ServeSettings) -> ServeSettings:
     """Return settings with the model's own name, the recipe in full, and GPUs by their UUIDs."""
     from vivace.evidence.recommendation.best import best_recipe, is_best
     from vivace.models.find import find_model
-    from vivace.models.reading_ahead import read_ahead
+    from vivace.models.reading_limits import read_ahead
     from vivace.recipes.resolve import resolve
 
     recipe, why = settings.recipe, settings.why

@@ -24,6 +24,7 @@ class TechniquesCommand(Settings):
 def techniques(settings: TechniquesCommand) -> int:
     """List the techniques and what this machine can run, or explain one."""
     from vivace.measure.machine import choose_device, this_machine
+    from vivace.plugins import ORIGINS
     from vivace.recipes.describe import describe
     from vivace.techniques import ALIASES, TECHNIQUES, missing
 
@@ -38,6 +39,8 @@ def techniques(settings: TechniquesCommand) -> int:
         chosen = list(TECHNIQUES.values())
     machine = this_machine(choose_device(settings.device))
     described = [describe(technique, machine) for technique in chosen]
+    for each in described:
+        each["origin"] = ORIGINS.get(each["name"], "vivace")
     if settings.as_json:
         click.echo(json.dumps(described, indent=2))
     elif settings.name is not None:
@@ -51,6 +54,8 @@ def _list(described: list[dict[str, Any]]) -> None:
     for technique in described:
         image = "same image" if technique["same_picture"] else "changes the image"
         click.echo(f"{technique['usage']}\n    {technique['summary']} ({image})")
+        if technique["origin"] != "vivace":
+            click.echo(f"    from the package {technique['origin']}")
         runs = [state["recipe"] for state in technique["here"] if state["unsupported"] is None]
         if runs:
             click.echo(f"    runs here: {', '.join(runs)}")

@@ -21,7 +21,7 @@ from vivace.foundation.untrusted.destinations import (
 )
 
 if TYPE_CHECKING:
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 
 class WarmCommand(CallSettings):
@@ -79,8 +79,7 @@ def warm(settings: WarmCommand) -> int:
             raise OutputError(f"{settings.output} exists; give another name, or --force")
         check_writable(settings.output)
     from vivace.cli.watched.guarded import guarded
-    from vivace.runtime.request import checked_request
-    from vivace.runtime.workloads import default_threads
+    from vivace.runtime.workloads import checked_request, default_threads
 
     workload = settings.part(WorkloadRequest, batches=(settings.batch,))
     prepared = checked_request(settings.model or "tiny-sd", settings.recipe or "compile", workload=workload)

@@ -199,7 +199,6 @@ class CutRows:
         return value
 
     def _repeated(self, output: Any) -> Any:
-        """Return the denoiser's output with the conditional rows in the place of all."""
         import torch
 
         first = output[0]

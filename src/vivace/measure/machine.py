@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from vivace.errors import Unsupported, UsageError, nearest
+from vivace.foundation.hardware.this_machine import gpu_index, present_gpu
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.spec.task_names import DEVICES
 from vivace.foundation.untrusted.files import is_out_of_memory, reason
 from vivace.machinery.technique import Machine
-from vivace.measure.accelerator import GPUS, available_gpu, is_available
-from vivace.measure.nvml import gpu_index
+from vivace.measure.accelerator import GPUS, available_gpu, is_available, synchronise
 
 
 def choose_device(device: str) -> str:
-    """Resolve "auto" to the GPU if there is one, else "cpu"; "cpu", "cuda", "xpu" and "mps" are returned as they are.
-
-    Raises:
-        UsageError: there is no such device.
-        Unsupported: a GPU was requested and there is none.
-    """
+    """Resolve "auto" to the GPU if there is one, else "cpu"; check that another one is there."""
     if device not in DEVICES:
         raise UsageError(
             f"device {str(device)[:40]!r} is none of {', '.join(DEVICES)}; CUDA_VISIBLE_DEVICES chooses one of "
@@ -47,11 +47,7 @@ def choose_device(device: str) -> str:
 
 
 def check_works(device: str) -> None:
-    """Check that a device works before a model is loaded for it.
-
-    Raises:
-        Unsupported: PyTorch sees the device but cannot use it, because of its build or the driver.
-    """
+    """Check that a device works before a model is loaded for it."""
     import torch
 
     try:
@@ -122,3 +118,111 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+@contextmanager
+def without_cuda_init() -> Iterator[None]:
+    """Import libraries inside the context without initialising CUDA, which does not survive a fork.
+
+    When transformers imports torchao, it queries the GPU's compute capability to decide which kernels to register, for
+    which PyTorch would initialise CUDA. NVML gives the same answer. Does nothing without NVML.
+    """
+    import torch
+    import torch.utils._triton as triton
+
+    gpu = present_gpu()
+    if gpu is None:
+        yield
+        return
+    measured = gpu.capability
+    capability, has_triton = torch.cuda.get_device_capability, triton.has_triton
+    is_active = True
+
+    # A library may keep a reference to these functions; outside the context they call PyTorch's own.
+    def nvml_device_capability(device: Any = None) -> tuple[int, int]:
+        return measured if is_active else capability(device)
+
+    def nvml_has_triton() -> bool:
+        return triton.has_triton_package() and measured >= (7, 0) if is_active else bool(has_triton())
+
+    torch.cuda.get_device_capability, triton.has_triton = nvml_device_capability, nvml_has_triton
+    try:
+        yield
+    finally:
+        is_active = False
+        torch.cuda.get_device_capability, triton.has_triton = capability, has_triton
+
+
+_REPEATS = 7
+_SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts as slow
+
+
+def probe_dtypes(device: str) -> dict[str, float | str]:
+    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16.
+
+    Where the device does not compute in a dtype it is the reason, in words.
+
+    A CPU without hardware support for a dtype emulates it, 10 to 30 times slower or more; only a measurement shows it.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    # Two threads on a busy two-core machine can take 40 times as long as one, which would hide the dtypes' difference.
+    torch.set_num_threads(1)
+    try:
+        return {name: _probe_or_reason(device, dtype) for name, dtype in _dtypes().items()}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _dtypes() -> dict[str, Any]:
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _probe_or_reason(device: str, dtype: Any) -> float | str:
+    try:
+        return _probe(device, dtype)
+    # AssertionError: PyTorch built without that device. TypeError: a dtype that it does not have there.
+    except (RuntimeError, AssertionError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        return reason(error)
+
+
+def _probe(device: str, dtype: Any) -> float:
+    """Return the median milliseconds of a few runs."""
+    import torch
+
+    conv = torch.nn.Conv2d(64, 64, 3, padding=1).to(device, dtype)
+    linear = torch.nn.Linear(256, 256).to(device, dtype)
+    image = torch.randn(2, 64, 32, 32).to(device, dtype)
+    tokens = torch.randn(2, 256, 256).to(device, dtype)
+    heads = torch.randn(2, 8, 256, 32).to(device, dtype)
+
+    def work() -> None:
+        conv(image)
+        linear(tokens)
+        torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+    with torch.inference_mode():
+        work()
+        return statistics.median(_time(work, device) for _ in range(_REPEATS)) * 1000
+
+
+def slow_dtypes(probed: Mapping[str, float | str]) -> dict[str, float]:
+    """Return the dtypes that are clearly slower than fp32, with the factor."""
+    times_ms = {name: ms for name, ms in probed.items() if not isinstance(ms, str)}
+    if "fp32" not in times_ms:
+        return {}
+    base = times_ms["fp32"]
+    return {name: ms / base for name, ms in times_ms.items() if ms > _SLOW * base}
+
+
+def _time(work: Callable[[], None], device: str) -> float:
+    synchronise(device)
+    start = time.perf_counter()
+    work()
+    synchronise(device)
+    return time.perf_counter() - start

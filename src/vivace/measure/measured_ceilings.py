@@ -140,11 +140,7 @@ def known_ceilings(environment: Environment) -> Ceilings | None:
 
 
 def keep(ceilings: Ceilings) -> Path:
-    """Write ceilings into the cache folder and return their file. Earlier ones of the same device are replaced.
-
-    Raises:
-        OutputError: the folder cannot be written.
-    """
+    """Write ceilings into the cache folder and return their file. Earlier ones of the same device are replaced."""
     file = _file(ceilings.identity)
     try:
         replace(file, ceilings.model_dump_json(indent=1).encode())

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vivace.foundation.hardware.this_machine import opened_nvml
 from vivace.foundation.spec.record import GpuWindow
 
 INTERVAL_S = 0.2
@@ -78,9 +79,8 @@ class NvmlGpu:
 
     def identity(self) -> tuple[int | None, str]:
         """Return the GPU's index among all of the host, and its UUID."""
-        uuid = self._nvml.nvmlDeviceGetUUID(self._handle)
         index = self._get(self._nvml.nvmlDeviceGetIndex)
-        return None if index is None else int(index), uuid.decode() if isinstance(uuid, bytes) else uuid
+        return None if index is None else int(index), self._nvml.nvmlDeviceGetUUID(self._handle)
 
     def _get(self, function: Callable[..., Any], *arguments: Any) -> float | None:
         try:
@@ -100,43 +100,16 @@ def opened_gpu() -> Iterator[NvmlGpu | str | None]:
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         yield None
         return
-    try:
-        import pynvml
-    except ImportError:
-        yield "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        yield str(error)
-        return
-    try:
-        # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, but not for NVML.
-        uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
-        gpu: NvmlGpu | str
-        try:
-            gpu = NvmlGpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-        except pynvml.NVMLError as error:
-            gpu = str(error)
+    # By UUID: CUDA_VISIBLE_DEVICES renumbers the GPUs for PyTorch, but not for NVML.
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    with opened_nvml() as nvml:
+        gpu: NvmlGpu | str = nvml
+        if not isinstance(nvml, str):
+            try:
+                gpu = NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            except nvml.NVMLError as error:
+                gpu = str(error)
         yield gpu
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def gpu_index(uuid: str) -> int | None:
-    """Return the index of a GPU among all of the host; None without NVML."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
 
 
 class GpuMeter:

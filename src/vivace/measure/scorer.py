@@ -1,18 +1,24 @@
-"""CLIP scores: how well an image fits its prompt, and how similar two images are."""
+"""Models and functions that score images: CLIP, BLIP as a second witness, LPIPS, and a function of the user's own."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vivace.errors import UnknownModel
-from vivace.foundation.untrusted.files import reading
+from vivace.errors import UnknownModel, Unsupported
+from vivace.foundation.untrusted.files import open_plain, reading, reason, user_path
+from vivace.measure.image_metrics import Pixels
 
 _MOST_ZOOMS, _FARTHEST = 9, 0.1
 
@@ -25,9 +31,6 @@ class ClipScorer:
 
     A model may ask for several views of each image, whose embeddings are averaged: `zooms` in its config.json, e.g.
     [0.98, 1.0, 1.02]. Without it, an image is scored once, as it is.
-
-    Raises:
-        UnknownModel: the folder does not hold a CLIP model, or asks for zooms other than 1 to 9 from 0.9 to 1.1.
     """
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
@@ -179,3 +182,203 @@ def _once(
 
 def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
     return [100 * float(x) for x in (a * b).sum(axis=-1)]
+
+
+class FunctionScorer:
+    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt.
+
+    Args:
+        name: "module:function".
+        folder: where the module was found.
+
+    Raises:
+        UnknownModel: it cannot be imported.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        module, _, function = name.partition(":")
+        self._name = name
+        sys.path.insert(0, str(folder))
+        try:
+            self._function = getattr(importlib.import_module(module), function)
+        except Exception as error:
+            traceback.print_exc()
+            raise UnknownModel(f"--scorer {name} cannot be imported: {reason(error)}") from error
+        finally:
+            sys.path.remove(str(folder))
+
+    def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
+        """Return the score of each image (PIL) with its prompt.
+
+        Raises:
+            Unsupported: the function fails, or returns something else.
+        """
+        try:
+            scores = [float(score) for score in self._function(list(images), list(prompts))]
+        except Exception as error:
+            traceback.print_exc()
+            raise Unsupported(f"--scorer {self._name} failed: {reason(error)}") from error
+        if len(scores) != len(images) or not np.isfinite(scores).all():
+            raise Unsupported(
+                f"--scorer {self._name} returned {scores[:3]} for {len(images)} images and prompts; it has to return a "
+                "list of as many finite numbers"
+            )
+        return scores
+
+
+class Witness:
+    """Any BLIP model for image-text matching in a local folder (transformers' format, safetensors only)."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        import torch
+        from transformers import AutoImageProcessor, AutoTokenizer, BlipForImageTextRetrieval
+
+        try:
+            model, loading = BlipForImageTextRetrieval.from_pretrained(
+                str(folder),
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+            images = AutoImageProcessor.from_pretrained(
+                str(folder), local_files_only=True, backend="pil", trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
+            lines = str(error).strip().splitlines()
+            raise UnknownModel(
+                f"{folder} does not load as a BLIP model: {lines[0] if lines else error!r}; give a folder with "
+                "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
+            ) from error
+        # A BLIP for captions or questions has no such head; transformers would make up a random one.
+        if missing := sorted(name for name in loading["missing_keys"] if name.startswith("itm_head")):
+            raise UnknownModel(
+                f"{folder} is a BLIP model without a head for image-text matching (no {missing[0]}); give one such as "
+                "Salesforce/blip-itm-base-coco"
+            )
+        self._model = model.eval().requires_grad_(False).to(device)
+        self._images, self._tokenizer, self._device = images, tokenizer, device
+
+    def scores(self, image: Any, prompts: Sequence[str]) -> list[float]:
+        """Return the probability, in percent, that an image (PIL) and each prompt belong together."""
+        import torch
+
+        longest = self._model.config.text_config.max_position_embeddings
+        pixels = self._images(images=[image.convert("RGB")], return_tensors="pt").to(self._device)
+        text = self._tokenizer(
+            list(prompts), return_tensors="pt", padding=True, truncation=True, max_length=longest
+        ).to(self._device)
+        with torch.inference_mode():
+            hidden_states = self._model.vision_model(pixel_values=pixels["pixel_values"]).last_hidden_state
+            read = self._model.text_encoder(
+                input_ids=text["input_ids"],
+                attention_mask=text["attention_mask"],
+                encoder_hidden_states=hidden_states.expand(len(prompts), -1, -1),
+            ).last_hidden_state
+            matches = self._model.itm_head(read[:, 0]).softmax(dim=-1)[:, 1]
+        return [100 * float(match) for match in matches]
+
+
+ALEXNET = "alexnet-owt-7be5be79.pth"
+_URL = f"https://download.pytorch.org/models/{ALEXNET}"
+_MAX_BYTES = 1_000_000_000
+MIN_SIDE = 32  # pixels; AlexNet's pooling reduces smaller images to nothing
+# Mean and standard deviation of ImageNet's channels for images in -1 .. 1, as in LPIPS training.
+_SHIFT = (-0.030, -0.088, -0.188)
+_SCALE = (0.458, 0.448, 0.450)
+# Convolutions of AlexNet by their index in its published `features`: in, out, kernel, stride, padding.
+_CONVOLUTIONS = {
+    0: (3, 64, 11, 4, 2),
+    3: (64, 192, 5, 1, 2),
+    6: (192, 384, 3, 1, 1),
+    8: (384, 256, 3, 1, 1),
+    10: (256, 256, 3, 1, 1),
+}
+_POOLED_BEFORE = (3, 6)
+
+
+class Lpips:
+    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different.
+
+    Args:
+        weights: file with AlexNet's weights; None: where PyTorch's libraries keep it.
+    """
+
+    def __init__(self, device: str = "cpu", weights: Path | None = None) -> None:
+        import torch
+        from torch import nn
+
+        path = weights or default_weights()
+        if not path.is_file():
+            raise Unsupported(_missing_weights(path))
+        self._stages: list[Any] = []
+        self._heads: list[Any] = []
+        with reading(path, Unsupported, f"replace it with {_URL}", problem="does not hold AlexNet's weights"):
+            with open_plain(path, _MAX_BYTES) as opened:
+                state = torch.load(opened, map_location="cpu", weights_only=True)
+            heads = resources.files("torchmetrics.functional.image") / "lpips_models" / "alex.pth"
+            with resources.as_file(heads) as file:
+                linear = torch.load(file, map_location="cpu", weights_only=True)
+            for k, (index, (num_in, num_out, kernel, stride, padding)) in enumerate(_CONVOLUTIONS.items()):
+                convolution = nn.Conv2d(num_in, num_out, kernel, stride, padding)
+                convolution.load_state_dict(
+                    {kind: state[f"features.{index}.{kind}"] for kind in ("weight", "bias")}
+                )
+                pooling = [nn.MaxPool2d(3, 2)] if index in _POOLED_BEFORE else []
+                stage = nn.Sequential(*pooling, convolution, nn.ReLU())
+                self._stages.append(stage.eval().requires_grad_(False).to(device))
+                self._heads.append(linear[f"lin{k}.model.1.weight"].to(device))
+        self._device = device
+
+    def distances(self, images: Sequence[Pixels], references: Sequence[Pixels]) -> list[float]:
+        """Return the distance of each image (H, W, 3), 0 to 255, to its reference of the same size."""
+        import torch
+
+        distances = []
+        for image, reference in zip(images, references, strict=True):
+            if image.shape != reference.shape or min(image.shape[:2]) < MIN_SIDE:
+                raise ValueError(
+                    f"LPIPS needs images of equal size, at least {MIN_SIDE} pixels a side, "
+                    f"got {image.shape[1]}x{image.shape[0]} and {reference.shape[1]}x{reference.shape[0]}"
+                )
+            pair = torch.from_numpy(np.stack([image, reference]).transpose(0, 3, 1, 2).copy())
+            with torch.inference_mode():
+                distances.append(self._distance(pair.float().to(self._device) / 127.5 - 1))
+        return distances
+
+    def _distance(self, pair: Any) -> float:
+        """Return the distance of two images (2, 3, H, W) in -1 .. 1.
+
+        It is the sum over stages of the weighted squared differences of normalised features.
+        """
+        import torch
+
+        shift, scale = (torch.tensor(v, device=pair.device)[:, None, None] for v in (_SHIFT, _SCALE))
+        features = (pair - shift) / scale
+        total = 0.0
+        for stage, head in zip(self._stages, self._heads, strict=True):
+            features = stage(features)
+            unit = features / (1e-8 + features.square().sum(dim=1, keepdim=True)).sqrt()
+            difference = (unit[:1] - unit[1:]).square()
+            total += float(torch.nn.functional.conv2d(difference, head).mean())
+        return total
+
+
+def default_weights() -> Path:
+    """Return where torch's libraries keep AlexNet's weights, without importing torch."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = user_path(os.environ.get("TORCH_HOME") or Path(cache) / "torch")
+    return home / "hub" / "checkpoints" / ALEXNET
+
+
+def check_lpips() -> None:
+    """Raise Unsupported if the weights are missing. Called before anything is measured."""
+    if not default_weights().is_file():
+        raise Unsupported(_missing_weights(default_weights()))
+
+
+def _missing_weights(path: Path) -> str:
+    return f"LPIPS needs AlexNet's weights (244 MB), which are missing; save {_URL} as {path}"

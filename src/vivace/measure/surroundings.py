@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from vivace.foundation.hardware import this_gpu
+from vivace.foundation.hardware import present_gpu
 
 _PATIENCE_S = 0.8
 """Seconds after which a silent hub is reported."""
@@ -88,16 +88,17 @@ def surroundings() -> Surroundings:
     from huggingface_hub import constants, get_token
 
     build = _torch_build()
-    gpu = None if build == "cpu" else this_gpu()
+    present = present_gpu()
+    gpu = None if build == "cpu" else present
     other = build in ("xpu", "rocm") or sys.platform == "darwin" or sys.platform == "win32"
     if build == "rocm" and not Path("/dev/kfd").exists():
         other = False
     why = "no GPU was found on this machine"
-    if build == "cpu" and this_gpu() is not None:
-        why = f"PyTorch is installed without support for the {this_gpu()}; install a build with CUDA"
+    if build == "cpu" and present is not None:
+        why = f"PyTorch is installed without support for the {present.name}; install a build with CUDA"
     return Surroundings(
-        gpu=gpu,
-        gpu_bytes=None if gpu is None else _gpu_bytes(),
+        gpu=None if gpu is None else gpu.name,
+        gpu_bytes=None if gpu is None else gpu.memory_bytes,
         may_have_gpu=gpu is None and other and build != "cpu",
         why_no_gpu=why,
         memory_bytes=machine_bytes(),
@@ -161,25 +162,3 @@ def _cgroup_limit() -> float:
     with suppress(OSError, ValueError):
         return float(_CGROUP_LIMIT.read_text(encoding="utf-8"))
     return float("inf")
-
-
-def _gpu_bytes() -> float | None:
-    """Return the memory of the first visible GPU; None without NVML's Python package."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    try:
-        pynvml.nvmlInit()
-        try:
-            handle = (
-                pynvml.nvmlDeviceGetHandleByIndex(int(first))
-                if first.isdecimal()
-                else pynvml.nvmlDeviceGetHandleByUUID(first)
-            )
-            return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None

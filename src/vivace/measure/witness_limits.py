@@ -21,18 +21,14 @@ from vivace.foundation.spec.limits import (
     WitnessCalibration,
 )
 from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import cache_folder, read_text
+from vivace.foundation.untrusted.files import cache_folder, read_text, user_path
 
 _MAX_BYTES = 1_000_000
 _TOGETHER = " and "  # between the names of a CLIP model and a second witness
 
 
 def keep(calibration: WitnessCalibration) -> Path:
-    """Write a calibration, replacing an earlier one of the same model and scorer; return its file.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Write a calibration, replacing an earlier one of the same model and scorer; return its file."""
     file = file_of(calibration.model, calibration.scorer)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,11 +41,7 @@ def keep(calibration: WitnessCalibration) -> Path:
 
 
 def kept(model: str, scorer: str) -> WitnessCalibration | None:
-    """Return the calibration of a scorer for a model, both NAME@REVISION; None if there is none.
-
-    Raises:
-        StoreError: the file is damaged, or of another version of vivace.
-    """
+    """Return the calibration of a scorer for a model, both NAME@REVISION; None if there is none."""
     file = file_of(model, scorer)
     try:
         if not file.is_file():
@@ -99,6 +91,8 @@ def limit_note(model: str, scorer: str, kind: JudgeKind) -> str:
     """Describe the source of one scorer's limit; "" if it was calibrated with vivace."""
     usual = CLIP_LIMIT if kind == "clip" else WITNESS_LIMIT
     name = _name(scorer)
+    if ":" in name and not user_path(name).exists():  # module:function
+        return f"CLIP here is {name}, and its limit that of CLIP models ({100 * usual:g} %; --min-quality clip=...)"
     calibration = kept(model, scorer) if model else None
     if calibration is None:
         if scorer in CLIP_LIMITS or name in CLIP_LIMITS:  # calibrated with vivace

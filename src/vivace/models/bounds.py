@@ -68,11 +68,6 @@ def check_files(
         small: names of configurations, tokenizers and indices ("unet/config.json").
         weights: names of the weights; those that are not downloaded yet need not exist.
         label: the model's name for error messages.
-
-    Raises:
-        UnusableModel: (or `error`) a file is not a regular file or lies outside of the folder, a configuration is not
-            JSON, refers to code, is quantised, or has a number that no model has; an index names other files than the
-            model's own safetensors.
     """
     for name in (*small, *weights):
         path, file = folder / name, PurePosixPath(name).name

@@ -12,7 +12,7 @@ from vivace.errors import UnusableModel, WorkloadError
 from vivace.foundation.untrusted.files import reading, user_path
 from vivace.machinery.technique import component_of
 from vivace.models.bounds import check_files, check_places
-from vivace.models.headers import check_whole
+from vivace.models.checkpoints.headers import check_whole
 from vivace.models.model_files import component_class, files_of, fingerprint
 from vivace.models.quiet import quiet
 
@@ -27,12 +27,7 @@ _SPREAD = 0.02
 
 
 def find_controlnet(name: str | None) -> str:
-    """Return a ControlNet's identity, FOLDER@FINGERPRINT of its files, or RANDOM for none.
-
-    Raises:
-        WorkloadError: there is no such folder.
-        UnusableModel: it holds no ControlNet in safetensors format.
-    """
+    """Return a ControlNet's identity, FOLDER@FINGERPRINT of its files, or RANDOM for none."""
     if name is None or name == RANDOM:
         return RANDOM
     folder = user_path(name)
@@ -60,9 +55,6 @@ def controlnet_for(pipe: DiffusionPipeline, identity: str) -> Any:
 
     Args:
         identity: as `find_controlnet` returns it.
-
-    Raises:
-        UnusableModel: it is of another architecture, or its files were changed.
     """
     denoiser = component_of(pipe, "denoiser")
     if identity == RANDOM:

@@ -16,9 +16,9 @@ from vivace.architectures.entry import Embedded
 from vivace.errors import OutputError, UnknownModel, nearest
 from vivace.foundation.untrusted.files import user_path
 from vivace.models.find import TINY_VAE, LocatedModel, find_model
-from vivace.models.folder_defaults import NAME, text_of
 from vivace.models.model_files import component_class, num_bytes
 from vivace.models.prompts import PROMPT_SETS
+from vivace.models.saved_folder import NAME, text_of
 
 _INDEX = "model_index.json"
 _PRIVATE = (".vivace-", ".part")
@@ -55,10 +55,6 @@ def export(name: str, destination: Path) -> Exported:
     Args:
         name: a catalogue name.
         destination: a folder that does not exist yet, or an empty one.
-
-    Raises:
-        UnknownModel: no model of that name ships with vivace.
-        OutputError: the folder is not empty, or cannot be written.
     """
     embedded = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Embedded)]
     if name.strip().lower() not in embedded:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,15 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel, nearest
 from vivace.foundation.spec.saved import SavedModel
 from vivace.foundation.spec.trial import Model
 from vivace.foundation.untrusted.files import is_path, not_there, user_path
-from vivace.models import remote
+from vivace.models import hub
 from vivace.models.bounds import check_files, check_places
+from vivace.models.checkpoints.headers import check_whole, read_metadata
 from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
+from vivace.models.checkpoints.single_file import Contents, check_format, contents_of
 from vivace.models.checkpoints.weight_scales import check_plain
-from vivace.models.folder_defaults import has_same_denoiser, has_same_weights, read_defaults
-from vivace.models.headers import check_whole, read_metadata
+from vivace.models.hub import ModelDownload
 from vivace.models.model_files import files_of, fingerprint
 from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
-from vivace.models.remote import ModelDownload
 from vivace.models.repository import (
     INDEX,
     MODULAR_INDEX,
@@ -33,8 +34,11 @@ from vivace.models.repository import (
     has_no_pipeline,
     read_index,
 )
-from vivace.models.saved_folder import entry_of, read_saved
-from vivace.models.single_file import Contents, check_format, contents_of
+from vivace.models.saved_folder import (
+    entry_of,
+    read_defaults,
+    read_saved,
+)
 from vivace.models.tasks import own_task
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -43,9 +47,7 @@ TINY_VAE = "tiny_vae"
 """Folder of the tiny VAE in a model's folder. diffusers ignores it, since the index does not name it."""
 _SUFFIXES = (".safetensors", ".gguf", ".ckpt", ".pt", ".pth", ".bin", ".json")
 """Suffixes of model files, and of files that are mistaken for them."""
-_MAX_LISTED = 20
-"""Files of a folder that are looked at for one to name."""
-_SMALL_BYTES = 200_000_000
+SMALL_BYTES = 200_000_000
 _REPOSITORY = re.compile(r"\w+(?:[.-]+\w+)*/\w+(?:[.-]+\w+)*", re.ASCII)
 _REVISION = re.compile(r"\w[\w-]*(?:[./][\w-]+)*", re.ASCII)  # without "..": it is a file name in the cache
 
@@ -69,6 +71,7 @@ class LocatedModel:
     contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
     saved: the description in a folder that `vivace save` wrote.
+    make: makes the pipeline, where it is an object of this process.
     """
 
     model: Model
@@ -86,6 +89,7 @@ class LocatedModel:
     contents: Contents | None = None
     same_as: str | None = None
     saved: SavedModel | None = None
+    make: Callable[[], Any] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,7 +113,7 @@ class LocatedModel:
         return (
             bool(self.weights)
             and all(path.is_file() for path in self.weights)
-            and (sum(path.stat().st_size for path in self.weights) < _SMALL_BYTES)
+            and (sum(path.stat().st_size for path in self.weights) < SMALL_BYTES)
         )
 
     @property
@@ -178,6 +182,10 @@ def _not_known(pipeline: str) -> str:
     )
 
 
+LIVE: dict[str, LocatedModel] = {}
+"""Models that are objects of this process, by name, while they are measured."""
+
+
 def find_model(name: str, *, download: bool = True) -> LocatedModel:
     """Find a model. For models on the hub at most the small files are downloaded.
 
@@ -186,12 +194,9 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
             optionally with `@` and a branch, tag or commit; the path of a folder in diffusers' format; the path of a
             .safetensors or .gguf file of a model or its denoiser.
         download: False uses only the hub's cache.
-
-    Raises:
-        UnknownModel: there is no model of that name.
-        UnusableModel: it is not a complete text-to-image pipeline in safetensors format.
-        Unsupported: it cannot be downloaded: no such repository, no network, no permission, no disk space.
     """
+    if name in LIVE:
+        return LIVE[name]
     text = name.strip()
     if text.lower().startswith(SYNTHETIC):
         return _synthetic(text[len(SYNTHETIC) :].strip().lower())
@@ -211,10 +216,8 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
         return _in_file(path, download)
     if is_path(text, _SUFFIXES):
         raise UnknownModel(not_there(name))
-    repo, at, revision = text.partition("@")
-    if _REPOSITORY.fullmatch(repo) and (not at or _REVISION.fullmatch(revision)):
-        origin = Hub(repo=repo, revision=revision or None)
-        return _on_the_hub(text, _published_as(repo), origin, download)
+    if (origin := repository_in(text)) is not None:
+        return _on_the_hub(text, _published_as(origin.repo), origin, download)
     raise UnknownModel(
         f"no model '{name[:200]}'{nearest(name, CATALOGUE)} (in the catalogue: {', '.join(CATALOGUE)}; or give "
         "org/repo of the Hugging Face hub, a folder with a model_index.json, a .safetensors file, or synthetic:NAME "
@@ -222,15 +225,18 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
     )
 
 
-def obtain(located: LocatedModel) -> LocatedModel:
-    """Download missing weights, and check that each file is complete according to its header.
+def repository_in(name: str) -> Hub | None:
+    """Return the repository that a name means, `org/repo` or `org/repo@revision`; None for another name."""
+    repo, at, revision = name.strip().partition("@")
+    if not _REPOSITORY.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)):
+        return None
+    return Hub(repo=repo, revision=revision or None)
 
-    Raises:
-        UnusableModel: weights are missing, damaged or truncated.
-        Unsupported: weights cannot be downloaded.
-    """
+
+def obtain(located: LocatedModel) -> LocatedModel:
+    """Download missing weights, and check that each file is complete according to its header."""
     if located.downloads:
-        remote.fetch(located.downloads)
+        hub.fetch_all(located.downloads)
         located = find_model(located.model.name, download=False)
     if located.missing is not None:
         raise UnusableModel(located.missing)
@@ -260,13 +266,42 @@ def _synthetic(name: str) -> LocatedModel:
 
 
 def _embedded(entry: Entry, origin: Embedded) -> LocatedModel:
-    folder = WEIGHTS / (origin.base or origin.folder)
-    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
-    components = {path.name: path for path in own if path.is_dir()}
+    folder, components = _embedded_folders(origin)
     files = files_of(folder, components.values())
     model = Model(name=entry.name, source="embedded", revision=fingerprint(files))
     weights = tuple(path for path in files.values() if path.suffix == ".safetensors")
     return LocatedModel(model, folder, entry, components, weights=weights)
+
+
+def _embedded_folders(origin: Embedded) -> tuple[Path, dict[str, Path]]:
+    """Return the folder of an embedded model's pipeline, and those of components of its own, by name."""
+    own = (WEIGHTS / origin.folder).iterdir() if origin.base is not None else ()
+    return WEIGHTS / (origin.base or origin.folder), {
+        path.name: path for path in sorted(own) if path.is_dir()
+    }
+
+
+def _embedded_models_like(
+    pipeline: str, files: Mapping[str, Path], weights: Collection[str]
+) -> tuple[Entry | None, Entry | None]:
+    """Return the embedded model that has a folder's weights, and one that has its denoiser's configuration."""
+    same = alike = None
+    for entry in CATALOGUE.values():
+        if isinstance(entry.origin, Embedded) and entry.pipeline == pipeline:
+            folder, components = _embedded_folders(entry.origin)
+            own = files_of(folder, components.values())
+            stored = {name for name, path in own.items() if path.suffix == ".safetensors"}
+            config = "unet/config.json" if "unet/config.json" in own else "transformer/config.json"
+            if stored == {*weights} and all(filecmp.cmp(own[n], files[n], shallow=False) for n in stored):
+                same = same or entry
+            if config in files and _is_configured_like(files[config], own[config]):
+                alike = alike or entry
+    return same, alike
+
+
+def _is_configured_like(file: Path, other: Path) -> bool:
+    mine, theirs = read_config(file), read_config(other)
+    return all(key in mine and mine[key] == value for key, value in theirs.items() if not key.startswith("_"))
 
 
 def _published_as(repo: str) -> Entry | None:
@@ -279,7 +314,7 @@ def _published_as(repo: str) -> Entry | None:
 
 
 def _on_the_hub(name: str, entry: Entry | None, origin: Hub, download: bool) -> LocatedModel:
-    located = remote.locate(origin, download=download)
+    located = hub.locate(origin, download=download)
     return LocatedModel(
         model=Model(name=name, source="hub", revision=located.revision),
         folder=located.folder,
@@ -305,10 +340,9 @@ def _in_folder(path: Path) -> LocatedModel:
             raise UnusableModel(
                 f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder"
             )
-        readable = next(filter(_is_readable, sorted(folder.glob("*.safetensors"))[:_MAX_LISTED]), None)
-        advice = f"; or give a single file such as {readable}" if readable else ""
         raise UnusableModel(
-            f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote{advice}"
+            f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote, or the path of a file "
+            "that holds a whole model"
         )
     check_places(folder, ())
     files = files_of(folder)
@@ -327,7 +361,7 @@ def _in_folder(path: Path) -> LocatedModel:
         weights = tuple(file for name, file in files.items() if name.endswith(".safetensors"))
         entry = entry_of(folder, saved, pipeline)
         return LocatedModel(model, folder, entry, weights=weights, saved=saved)
-    same, alike = _embedded_models_like(pipeline, files, {name: files[name] for name in chosen.weights})
+    same, alike = _embedded_models_like(pipeline, files, chosen.weights)
     return LocatedModel(
         model,
         folder,
@@ -337,34 +371,6 @@ def _in_folder(path: Path) -> LocatedModel:
         missing=chosen.missing,
         same_as=None if same is None else same.name,
     )
-
-
-def _is_readable(file: Path) -> bool:
-    try:
-        check_format(file)
-        contents_of(file)
-    except (UnusableModel, Unsupported):
-        return False
-    return True
-
-
-def _embedded_models_like(
-    pipeline: str, files: Mapping[str, Path], weights: Mapping[str, Path]
-) -> tuple[Entry | None, Entry | None]:
-    """Return the embedded model that has a folder's weights, and one that has its denoiser's architecture."""
-    same = alike = None
-    for entry in CATALOGUE.values():
-        if isinstance(entry.origin, Embedded) and entry.pipeline == pipeline:
-            own = _embedded_files(entry.origin)
-            same = same or (entry if has_same_weights(weights, own) else None)
-            alike = alike or (entry if has_same_denoiser(files, own) else None)
-    return same, alike
-
-
-def _embedded_files(origin: Embedded) -> dict[str, Path]:
-    """Return the files of an embedded model by their names in it."""
-    own = sorted((WEIGHTS / origin.folder).iterdir()) if origin.base is not None else []
-    return files_of(WEIGHTS / (origin.base or origin.folder), [path for path in own if path.is_dir()])
 
 
 def _in_file(path: Path, download: bool) -> LocatedModel:
@@ -384,7 +390,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
         contents = replace(contents, notes=(*contents.notes, note))
     if contents.component is not None:
         # All other components come from the catalogue model.
-        located = remote.locate(origin, download=download, elsewhere=(contents.component,))
+        located = hub.locate(origin, download=download, elsewhere=(contents.component,))
         return LocatedModel(
             model=model,
             folder=located.folder,
@@ -399,7 +405,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
     folder = file.parent
     if not (folder / INDEX).is_file():
         try:
-            folder = remote.locate(origin, download=download, config_only=True).folder
+            folder = hub.locate(origin, download=download, config_only=True).folder
         except Unsupported as error:
             raise Unsupported(
                 f"{path} holds only weights; its configuration and tokenizers (a few MB) come from {entry.name}, "
@@ -419,11 +425,7 @@ def _in_file(path: Path, download: bool) -> LocatedModel:
 
 
 def _with_configuration(model: Model, file: Path, contents: Contents) -> LocatedModel:
-    """Find a file of SD 2, whose configuration must lie beside it, since it has the prediction type.
-
-    Raises:
-        UnusableModel: the configuration contradicts the file.
-    """
+    """Find a file of SD 2, whose configuration must lie beside it, since it has the prediction type."""
     folder = file.parent
     kind = read_index(folder, str(folder))["_class_name"]
     scheduler = folder / "scheduler" / "scheduler_config.json"

@@ -1,4 +1,8 @@
-"""Files from Hugging Face hub repositories, through its client and cache. Failures become vivace's errors."""
+"""Files and pipelines on the Hugging Face hub, through its client and cache. Failures become vivace's errors.
+
+The cache comes first; if everything is cached, the network is not used. Small files (configuration, tokenizers) are
+downloaded at once, since they identify the model. Weights are downloaded only when images are to be generated.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,47 @@ import errno
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from vivace.errors import UnknownModel, Unsupported, VivaceError
+from vivace.architectures.entry import Hub, StoredPart
+from vivace.errors import UnknownModel, Unsupported, UnusableModel, VivaceError
 from vivace.foundation.untrusted.files import user_path
 from vivace.foundation.untrusted.streams import unchecked
+from vivace.models.bounds import check_files
+from vivace.models.repository import INDEX, MODULAR_INDEX, choose, has_no_pipeline, read_index
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EFBIG}
+_LORA = "lora"  # no component has this name
+
+
+@dataclass(frozen=True)
+class ModelDownload:
+    """Files of a repository at a commit or tag, not all cached yet."""
+
+    repo: str
+    revision: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A pipeline in the hub's cache, possibly without all its weights.
+
+    folder: holds model_index.json, the other small files, and the cached weights.
+    parts: cached components from other repositories.
+    weights: the safetensors files to load, cached or not.
+    revision: the first 12 digits of the commit of each repository.
+    """
+
+    folder: Path
+    parts: dict[str, Path]
+    lora: Path | None
+    variant: str | None
+    weights: tuple[Path, ...]
+    downloads: tuple[ModelDownload, ...]
+    revision: str
 
 
 def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None:
@@ -37,10 +74,6 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
 
     Args:
         bars: show the client's progress bars if there is a terminal.
-
-    Raises:
-        UnknownModel: this is not a valid repository name.
-        Unsupported: no such repository or revision, no network, no permission, no disk space.
     """
     from huggingface_hub import snapshot_download
 
@@ -52,9 +85,6 @@ def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
     """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned.
 
     Without `download` and without a cached listing, these are the files in `folder`.
-
-    Raises:
-        Unsupported: see `fetch`.
     """
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -85,6 +115,113 @@ def check_disk_space(repo: str, revision: str, files: Sequence[str]) -> None:
         )
 
 
+def fetch_all(downloads: Iterable[ModelDownload]) -> None:
+    """Download files into the hub's cache, with progress bars if there is a terminal."""
+    for download in downloads:
+        check_disk_space(download.repo, download.revision, download.files)
+        fetch(download.repo, download.revision, download.files, bars=True)
+
+
+def locate(
+    origin: Hub, *, download: bool = True, elsewhere: Collection[str] = (), config_only: bool = False
+) -> Located:
+    """Find a pipeline in the cache, or on the hub.
+
+    Args:
+        download: download missing small files; False uses only the cache.
+        elsewhere: components that are taken from somewhere else.
+        config_only: leave all weights out.
+    """
+    label = origin.repo if origin.revision is None else f"{origin.repo}@{origin.revision}"
+    folder = cached(origin.repo, origin.revision, [INDEX])
+    if folder is None or not _all_there(folder, [INDEX]):
+        if not download:
+            raise _not_cached(label)
+        folder = fetch(origin.repo, origin.revision, [INDEX])
+        if not _all_there(folder, [INDEX]):
+            raise UnusableModel(_no_index(label, names(origin.repo, folder)))
+    index = read_index(folder, label)
+    for may_ask in (False, True) if download else (False,):
+        # The cache may hold only some of the repository's files.
+        chosen = choose(
+            index,
+            names(origin.repo, folder, download=may_ask),
+            label,
+            variants=origin.variants,
+            without=origin.without,
+            elsewhere={*origin.parts, *elsewhere},
+        )
+        if chosen.missing is None:
+            break
+    if chosen.missing is not None:
+        raise UnusableModel(chosen.missing)
+    if not _all_there(folder, chosen.small):
+        if not download:
+            raise _not_cached(label)
+        fetch(origin.repo, folder.name, chosen.small)
+    check_files(folder, chosen.small, chosen.weights, label)
+    if config_only:
+        return Located(folder, {}, None, chosen.variant, (), (), folder.name[:12])
+    others = origin.parts | ({_LORA: origin.lora} if origin.lora is not None else {})
+    others = {name: part for name, part in others.items() if name not in elsewhere}
+    there = {name: path for name, part in others.items() if (path := cached_part(part)) is not None}
+    needed = [] if _all_there(folder, chosen.weights) else [(origin.repo, folder.name, chosen.weights)]
+    needed += [(p.repo, p.revision, p.files) for name, p in others.items() if name not in there]
+    weights = [folder / name for name in chosen.weights]
+    for name, path in there.items():
+        inside = [path / file for file in others[name].files if file.endswith(".safetensors")]
+        weights += [path] if path.is_file() else inside
+    commits = [folder.name, *(part.revision for part in others.values())]
+    return Located(
+        folder=folder,
+        lora=there.pop(_LORA, None),
+        parts=there,
+        variant=chosen.variant,
+        weights=tuple(weights),
+        downloads=tuple(ModelDownload(*each) for each in needed),
+        revision="+".join(commit[:12] for commit in commits),
+    )
+
+
+def cached_part(part: StoredPart) -> Path | None:
+    """Return its folder in the cache, or its single file; None if it is not completely cached."""
+    folder = cached(part.repo, part.revision, part.files)
+    if folder is None or not _all_there(folder, part.files):
+        return None
+    return folder / part.files[0] if len(part.files) == 1 else folder
+
+
+def fetch_part(part: StoredPart) -> Path:
+    """Return `cached_part`, downloaded if necessary."""
+    path = cached_part(part)
+    if path is None:
+        fetch_all([ModelDownload(part.repo, part.revision, part.files)])
+        path = cached_part(part)
+    if path is None:
+        raise Unsupported(f"{part.repo} has no {' or '.join(part.files)} at {part.revision}; update vivace")
+    return path
+
+
+def _no_index(label: str, files: Collection[str]) -> str:
+    if MODULAR_INDEX in files:
+        return has_no_pipeline(label)
+    single = sorted(name for name in files if "/" not in name and name.endswith(".safetensors"))
+    advice = "give one that is"
+    if single:
+        advice = f"download its file `hf download {label.partition('@')[0]} {single[0]}`, and give its path"
+    return f"{label} has no {INDEX}, so it is not a pipeline in diffusers' format; {advice}"
+
+
+def _not_cached(label: str) -> Unsupported:
+    return Unsupported(
+        f"{label} is not in the local cache of the Hugging Face hub; download it while there is a network"
+    )
+
+
+def _all_there(folder: Path, files: Iterable[str]) -> bool:
+    return all((folder / name).is_file() for name in files)
+
+
 @contextlib.contextmanager
 def _bars(visible: bool) -> Iterator[None]:
     """Hide the client's progress bars unless wanted: it also prints them to files and pipes."""
@@ -98,25 +235,29 @@ def _bars(visible: bool) -> Iterator[None]:
         with contextlib.redirect_stderr(unchecked(sys.stderr)):  # bars move the cursor
             yield
         return
-    if are_progress_bars_disabled():
-        yield
-        return
+    were_disabled = are_progress_bars_disabled()
     disable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
+        if not were_disabled:
+            enable_progress_bars()
 
 
 @contextlib.contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
     """Turn the client's failures into vivace's errors, and silence its log meanwhile."""
+    from huggingface_hub import errors
+
+    # The base class of errors of the HTTP library that this version of the client uses; and of invalid answers.
+    transport: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+    invalid = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
     log = logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
-    except _failures() as error:
+    except (transport, OSError, RuntimeError, *invalid) as error:
         raise _translated(repo, revision, error) from error
     finally:
         log.setLevel(level)
@@ -145,38 +286,26 @@ def _translated(repo: str, revision: str | None, error: BaseException) -> Vivace
             f"{repo} has no revision '{revision}'; give one of its branches, tags or commits, or none for the main "
             "branch"
         )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return Unsupported(
+            f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; unset it"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        said = {
+            401: f"{hub} rejects your token; renew it with `hf auth login`, or correct HF_TOKEN",
+            403: f"{hub} forbids access to {repo}; give your token read access to it",
+        }
+        return Unsupported(
+            said.get(status, f"{hub} answered {status} when asked for {repo}; try again later")
+        )
     if isinstance(error, OSError) and error.errno in _DISK:
         return Unsupported(
             f"{repo} cannot be stored: {error.filename or constants.HF_HUB_CACHE}: {error.strerror}; free disk space, "
             "or set HF_HOME to another folder"
         )
-    return Unsupported(_unreachable(repo, hub, error))
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions for refusals, broken connections, full disks and invalid answers."""
-    from huggingface_hub import errors
-
-    # The base class of errors of the HTTP library that this version of the client uses.
-    transport: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    invalid_answer = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
-    return (transport, OSError, RuntimeError, *invalid_answer)
-
-
-def _unreachable(repo: str, hub: str, error: BaseException) -> str:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; unset it"
-    if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code
-        if status == 401:
-            return f"{hub} rejects your token; renew it with `hf auth login`, or correct HF_TOKEN"
-        if status == 403:
-            return f"{hub} forbids access to {repo}; give your token read access to it"
-        return f"{hub} answered {status} when asked for {repo}; try again later"
     lines = str(error).strip().splitlines()
-    return (
+    return Unsupported(
         f"{repo} could not be downloaded from {hub} ({lines[0] if lines else type(error).__name__}); check the network "
         "and try again"
     )

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vivace.architectures.components import Architecture, ComponentConfig
-from vivace.architectures.entry import SamplerEntry, StoredPart
+from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import reading
 from vivace.machinery.technique.script import literal
+from vivace.models.checkpoints.gguf_file import SUFFIX
+from vivace.models.checkpoints.headers import check_whole, main_dtype, read_header
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
+from vivace.models.checkpoints.single_file import Contents, check_parts
 from vivace.models.checkpoints.weight_scales import is_marker
-from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.gguf_file import SUFFIX
-from vivace.models.headers import check_whole, main_dtype
+from vivace.models.hub import fetch_part
 from vivace.models.model_files import component_class
 from vivace.models.pipeline_defaults import read_config
 from vivace.models.quiet import quiet
-from vivace.models.remote import fetch_part
 from vivace.models.repository import INDEX, components_of
-from vivace.models.single_file import Contents
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
-from vivace.models.text_encoders import check_files_used, check_shape, check_tokenizers, load_text_encoders
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
 os.environ.setdefault("DIFFUSERS_DISABLE_REMOTE_CODE", "1")
@@ -53,12 +53,8 @@ def load_pipeline(
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
         merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
-
-    Raises:
-        UnusableModel: the files cannot be read as a pipeline.
-        Unsupported: missing files cannot be downloaded; random weights do not fit in the CPU's memory; there is no
-            pipeline for the task.
     """
+    import diffusers
     import torch
 
     kind = pipeline_of(located.pipeline, task or own_task(located.pipeline), located.model.name)
@@ -69,17 +65,21 @@ def load_pipeline(
         torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[precision(located, device)]
     )
     if located.architecture is not None:
-        built = _built(located.model.name, located.architecture, device, dtype)
-        return built if kind == located.pipeline else for_task(built, kind, controlnet)
+        from vivace.models.synthetic import build
+
+        if device == "cpu":
+            _check_memory(located.model.name, located.architecture, dtype)
+        return for_task(build(located.architecture, device, dtype), kind, controlnet)
     with quiet(), _reading(located), _lacking(located):
         pipe = _from_files(located, dtype)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
-        _check_filled(located, pipe)
-        _check_folders_used(located, pipe)
-        check_tokenizers(pipe, located.model.name)
+        _check_networks(located, pipe)
+        _check_tokenizers(pipe, located.model.name)
         if located.entry is not None and located.entry.scheduler is not None:
-            _set_scheduler(pipe, located.entry.scheduler)
+            scheduler = located.entry.scheduler
+            sampler = getattr(diffusers, scheduler.class_name)
+            pipe.register_modules(scheduler=sampler.from_config(pipe.scheduler.config, **scheduler.overrides))
     for component in pipe.components.values():
         if isinstance(component, torch.nn.Module):
             _convert(component, dtype)
@@ -93,15 +93,11 @@ def load_pipeline(
         with quiet(), _reading(located):
             merge(pipe, located.lora)
     pipe.set_progress_bar_config(disable=True)
-    return pipe if kind == located.pipeline else for_task(pipe, kind, controlnet)
+    return for_task(pipe, kind, controlnet)
 
 
 def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
-    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU.
-
-    Raises:
-        Unsupported: it is not cached and cannot be downloaded.
-    """
+    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU."""
     import torch
 
     if isinstance(source, ComponentConfig):
@@ -117,15 +113,6 @@ def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
             str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
-
-
-def _built(name: str, architecture: Architecture, device: str, dtype: Any) -> Any:
-    """Build a pipeline with random weights on its final device and in its final dtype."""
-    from vivace.models.synthetic import build
-
-    if device == "cpu":
-        _check_memory(name, architecture, dtype)
-    return build(architecture, device, dtype)
 
 
 def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
@@ -162,7 +149,7 @@ def _from_files(located: LocatedModel, dtype: Any) -> Any:
             **arguments,
         )
     if located.model.source != "embedded":
-        arguments |= load_text_encoders(located.folder, dtype, located.variant, arguments)
+        arguments |= _load_text_encoders(located.folder, dtype, located.variant, arguments)
     return diffusers.DiffusionPipeline.from_pretrained(
         str(located.folder),
         dtype=dtype,
@@ -179,67 +166,44 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
     try:
         yield
     except (NotImplementedError, ValueError) as error:
-        is_lacking = "meta tensor" in str(error)
-        if located.contents is None and isinstance(error, ValueError):
-            check_shape(located.weights, str(error))
-        if located.contents is None or not (is_lacking or isinstance(error, ValueError)):
+        is_lacking, contents = "meta tensor" in str(error), located.contents
+        if contents is None:
+            _check_shape(located.weights, str(error))
             raise
-        if located.contents.component is None:
-            _check_parts(located, _parts_without_values(located))
-        _check_names(located, located.contents)
+        if not is_lacking and not isinstance(error, ValueError):
+            raise
+        _check_names(located, contents)
         if not is_lacking:
             raise
-        entry = located.contents.entry
         raise UnusableModel(
-            f"{located.model.name} lacks weights that {entry}'s configuration has; it is a smaller or another model, "
-            "or only part of one: give it as a folder in diffusers' format"
+            f"{located.model.name} lacks weights that {contents.entry}'s configuration has; it is a smaller or another "
+            "model, or only part of one: give it as a folder in diffusers' format"
         ) from error
 
 
-def _check_parts(located: LocatedModel, components: Mapping[str, Any]) -> None:
-    assert located.contents is not None
-    assert located.checkpoint is not None
-    check_whole_file(located.checkpoint, located.contents.signature.parts, components)
-
-
-def _parts_without_values(located: LocatedModel) -> dict[str, Any]:
-    """Return a pipeline's VAE and text encoders by their configuration, on the meta device."""
-    import diffusers
-    import transformers
+def _without_values(folder: Path, name: str, kind: Any) -> Any:
+    """Return a network of diffusers as its configuration makes it."""
     from accelerate import init_empty_weights
 
-    assert located.folder is not None
-    parts: dict[str, Any] = {}
-    for name, (library, class_name) in components_of(read_config(located.folder / INDEX)).items():
-        kind: Any = getattr(diffusers if library == "diffusers" else transformers, class_name, object)
-        with init_empty_weights():
-            if name == "vae" and issubclass(kind, diffusers.ModelMixin):
-                config = kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
-                parts[name] = kind.from_config(config)
-            elif issubclass(kind, transformers.PreTrainedModel) and name not in located.without:
-                own = str(located.folder / name)
-                parts[name] = kind(kind.config_class.from_pretrained(own, local_files_only=True))
-    return parts
+    with init_empty_weights():
+        return kind.from_config(kind.load_config(str(folder), subfolder=name, local_files_only=True))
 
 
 def _check_names(located: LocatedModel, contents: Contents) -> None:
     """Raise UnusableModel, with the tensor's name, if a file's denoiser has other tensors than its configuration."""
     import diffusers
-    from accelerate import init_empty_weights
 
     assert located.folder is not None
     name = contents.denoiser_name
-    kind: Any = getattr(diffusers, components_of(read_config(located.folder / INDEX))[name][1])
-    with init_empty_weights():
-        skeleton = kind.from_config(
-            kind.load_config(str(located.folder), subfolder=name, local_files_only=True)
-        )
+    kind = getattr(diffusers, components_of(read_config(located.folder / INDEX))[name][1])
+    layout = original_layout(_without_values(located.folder, name, kind))
     files = {own: file for file, own in contents.denoiser.items() if not is_marker(file)}
-    check_tensors(located.checkpoint or located.weights[-1], files, original_layout(skeleton), contents.codes)
+    check_tensors(located.checkpoint or located.weights[-1], files, layout, contents.codes)
 
 
-def _check_filled(located: LocatedModel, pipe: Any) -> None:
-    """Raise UnusableModel for weights missing in the model's files, which libraries leave without values."""
+def _check_networks(located: LocatedModel, pipe: Any) -> None:
+    """Raise UnusableModel for weights that libraries left without values, or left out of a folder's files."""
+    import diffusers
     import torch
 
     for part, component in pipe.components.items():
@@ -251,24 +215,17 @@ def _check_filled(located: LocatedModel, pipe: Any) -> None:
                     f"{located.model.name} lacks {name} of its {part}; copy or download it again, or give a model that "
                     "has all its weights"
                 )
-
-
-def _check_folders_used(located: LocatedModel, pipe: Any) -> None:
-    """Check that diffusers left out no weights of a folder. What transformers left out is checked as it loads."""
-    import diffusers
-
-    for part, component in pipe.components.items():
         if isinstance(component, diffusers.ModelMixin):
-            files = [path for path in located.weights if path.parent.name == part]
-            check_files_used(
-                (path for path in files if path != located.components.get(part)), part, component
-            )
+            for path in located.weights:
+                if path.parent.name == part and path != located.components.get(part):
+                    _check_file_used(path, part, component)
 
 
 def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> None:
     """Raise UnusableModel if a single file has more weights than its model; diffusers would leave them out."""
     if contents.component is None:
-        _check_parts(located, pipe.components)
+        assert located.checkpoint is not None
+        check_parts(located.checkpoint, contents.signature.parts, pipe.components)
     num_loaded = sum(tensor.numel() for tensor in getattr(pipe, contents.denoiser_name).state_dict().values())
     if contents.num_values is not None and contents.num_values > num_loaded:
         _check_names(located, contents)
@@ -282,7 +239,6 @@ def _check_all_used(located: LocatedModel, contents: Contents, pipe: Any) -> Non
 def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) -> Any:
     """Load a component from its folder or from a single file. Its class must be a model class of diffusers."""
     import diffusers
-    from accelerate import init_empty_weights
 
     assert located.folder is not None
     if path.is_dir():
@@ -303,10 +259,7 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
         source: Any = str(path)
         contents = located.contents
         if contents is not None and not contents.is_plain:
-            with init_empty_weights():
-                skeleton = model.from_config(
-                    model.load_config(str(located.folder), subfolder=name, local_files_only=True)
-                )
+            skeleton = _without_values(located.folder, name, model)
             source = read_denoiser(path, contents.denoiser, contents.codes, skeleton, dtype)
         return model.from_single_file(
             source, config=str(located.folder), subfolder=name, dtype=dtype, local_files_only=True, **stored
@@ -315,13 +268,6 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
     return model.from_pretrained(
         str(path), dtype=dtype, variant=variant, local_files_only=True, use_safetensors=True
     )
-
-
-def _set_scheduler(pipe: Any, scheduler: SamplerEntry) -> None:
-    import diffusers
-
-    kind = getattr(diffusers, scheduler.class_name)
-    pipe.register_modules(scheduler=kind.from_config(pipe.scheduler.config, **scheduler.overrides))
 
 
 def explained(
@@ -386,3 +332,142 @@ def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
     if isinstance(tiny, StoredPart):
         return literal(tiny.repo), f"revision={literal(tiny.revision)}"
     return ()
+
+
+_LEAST_LENGTH = 3
+"""Tokens of a prompt of one word, with start and end."""
+_OLDER = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
+"""Names of VAEs' attention in older folders, which diffusers reads."""
+_OTHER_SHAPE = re.compile(
+    r"because (\S+) expected shape torch\.Size\((\[[\d, ]*\])\), but got torch\.Size\((\[[\d, ]*\])\)"
+)
+"""diffusers' message."""
+_NUMBERED = re.compile(r"(.+?)\.\d+\.")
+
+
+class UnusedWeightsWarning(UserWarning):
+    """A model's files have weights that are not used."""
+
+
+def _load_text_encoders(
+    folder: Path, dtype: Any, variant: str | None, without: Collection[str]
+) -> dict[str, Any]:
+    """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them.
+
+    Args:
+        variant: of the files, such as "fp16"; a component that has none of it is read from its plain files.
+        without: components that are not to be loaded.
+    """
+    import transformers
+
+    models: dict[str, Any] = {}
+    for name, (library, class_name) in components_of(read_config(folder / INDEX)).items():
+        kind: Any = getattr(transformers, class_name, object) if library == "transformers" else object
+        if name in without or not issubclass(kind, transformers.PreTrainedModel):
+            continue
+        own = folder / name
+        has_variant = variant is not None and any(own.glob(f"*.{variant}*.safetensors"))
+        models[name], loading = kind.from_pretrained(
+            str(own),
+            dtype=dtype,
+            variant=variant if has_variant else None,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, with their names
+        )
+        for key, stored, expected in sorted(loading["mismatched_keys"]):
+            raise UnusableModel(
+                f"{own} has {key} with the shape {list(stored)}, and its config.json means {list(expected)}; it is "
+                "another model's"
+            )
+        if missing := sorted(loading["missing_keys"]):
+            raise UnusableModel(
+                f"{own} lacks {missing[0]}"
+                + (f" and {len(missing) - 1} more weights" if missing[1:] else "")
+                + "; copy or download it again"
+            )
+        _report_unused(own, name, models[name], loading["unexpected_keys"])
+    return models
+
+
+def _check_tokenizers(pipe: Any, model: str) -> None:
+    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder.
+
+    Args:
+        model: its name for messages.
+    """
+    for name, tokenizer in pipe.components.items():
+        encoder: Any = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
+        if (
+            not name.startswith("tokenizer")
+            or tokenizer is None
+            or not hasattr(encoder, "get_input_embeddings")
+        ):
+            continue
+        words = getattr(encoder.get_input_embeddings(), "num_embeddings", None)
+        vocabulary = tokenizer.get_vocab().values() if hasattr(tokenizer, "get_vocab") else ()
+        positions = getattr(encoder.config, "max_position_embeddings", None)
+        has_positions = encoder.config.model_type.startswith("clip") and positions is not None
+        length = tokenizer.model_max_length if has_positions else None
+        problem = None
+        if words and vocabulary and len(vocabulary) < words // 2:
+            problem = f"knows {len(vocabulary):,} tokens: its files are missing, or another model's"
+        elif words and vocabulary and max(vocabulary) >= words:
+            problem = f"has ids up to {max(vocabulary):,}: it is another model's"
+        elif length is not None and not _LEAST_LENGTH <= length <= positions:
+            shown = f"{length:,}" if length < 1e6 else "no length"
+            problem = (
+                f"has the model_max_length {shown} in its tokenizer_config.json; it takes at most {positions}"
+            )
+        if problem is not None:
+            raise UnusableModel(
+                f"{model}'s {name} does not fit its {name.replace('tokenizer', 'text_encoder')}, which has "
+                f"{words:,} tokens: it {problem}; copy the model's own {name} folder again"
+            )
+
+
+def _check_file_used(file: Path, part: str, component: Any) -> None:
+    """Check that a network of diffusers has every tensor of a file; see `_report_unused`."""
+    names = component.state_dict().keys()
+    ignored = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
+    more = []
+    for name in read_header(file):
+        own = name
+        for older, newer in _OLDER.items():
+            own = own.replace(older, newer)
+        if not {name, own} & names and not any(re.search(pattern, name) for pattern in ignored):
+            more.append(name)
+    _report_unused(file, part, component, more)
+
+
+def _report_unused(where: Path, part: str, component: Any, names: Iterable[str]) -> None:
+    """Say which weights are not used, or refuse them where they are more layers than the network has."""
+    modules = {name for name, _ in component.named_modules()}
+    names = sorted(name for name in names if not name.endswith(".position_ids"))
+    for name in names:
+        match = _NUMBERED.match(name)
+        if match is not None and any(module.endswith(match[1]) for module in modules):
+            raise UnusableModel(
+                f"{where} has {name}, and its {part} has no such layer by its config.json; it is "
+                "another model's, or its configuration is"
+            )
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        text = f"{where} has weights that its {part} does not use: {', '.join(names[:3])}{more}"
+        warnings.warn(text, UnusedWeightsWarning, stacklevel=2)
+
+
+def _check_shape(files: Iterable[Path], problem: str) -> None:
+    """Raise UnusableModel with the file whose tensor has another shape, if that is the problem."""
+    match = _OTHER_SHAPE.search(problem)
+    if match is None:
+        return
+    name, expected, stored = match.groups()
+    for file in files:
+        about = read_header(file).get(name)
+        if about is not None and str(about["shape"]) == stored:
+            raise UnusableModel(
+                f"{file} has {name} with the shape {stored}, and its config.json means {expected}; it is another "
+                "model's"
+            )

@@ -6,6 +6,9 @@ with them: loop, allocate, or abort the process. So another process watches the 
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,3 +50,42 @@ def is_trusted(located: LocatedModel) -> bool:
 
 def complaint(name: str, excess: str) -> str:
     return f"{name} took more than {excess} to read, which its size does not explain; check its configuration files"
+
+
+_MOST = 0.5
+"""Of the free memory; files beyond it would drive out what is needed sooner."""
+_CHUNK = 1 << 24
+
+
+def read_ahead(files: Sequence[Path]) -> threading.Thread | None:
+    """Ask the system to read files, in a thread that ends with this process.
+
+    Returns:
+        The thread; None where the system takes no such request, or has too little free memory.
+    """
+    if not hasattr(os, "posix_fadvise") or not files:
+        return None
+    import psutil
+
+    try:
+        total = sum(file.stat().st_size for file in files)
+    except OSError:
+        return None  # who loads them says so
+    if total > _MOST * psutil.virtual_memory().available:
+        return None
+    thread = threading.Thread(target=_request, args=(files,), name="read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _request(files: Sequence[Path]) -> None:
+    for file in files:
+        try:
+            number = os.open(file, os.O_RDONLY)
+        except OSError:
+            continue  # who loads it says so
+        try:
+            for offset in range(0, os.fstat(number).st_size, _CHUNK):
+                os.posix_fadvise(number, offset, _CHUNK, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(number)

@@ -63,9 +63,6 @@ def read_index(folder: Path, label: str) -> dict[str, Any]:
     Args:
         folder: the pipeline's folder.
         label: the model's name for error messages.
-
-    Raises:
-        UnusableModel: it is invalid, not for a text-to-image pipeline, or refers to code in the repository.
     """
     path = folder / INDEX
     with reading(path, problem="is not a diffusers pipeline's index"):
@@ -163,9 +160,6 @@ def choose(
             variant. None: half precision, bf16 first for a transformer, fp16 first for a UNet.
         without: components to leave out.
         elsewhere: components whose weights come from somewhere else.
-
-    Raises:
-        UnusableModel: a component needs its own code.
     """
     below: dict[str, list[str]] = {}
     for name in names:

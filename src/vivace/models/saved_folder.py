@@ -1,4 +1,7 @@
-"""Folders that `vivace save` wrote: the content of `vivace.json`, and whether their files are unchanged."""
+"""`vivace.json` in a folder: what `vivace save` wrote, or the settings of a model that `vivace models` exported.
+
+diffusers' format has no place for either. Without that file a folder is recognised by its denoiser's configuration.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,61 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Entry
 from vivace.errors import UnusableModel, nearest
+from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import expectation_of
 from vivace.foundation.spec.saved import FORMAT, SavedModel
 from vivace.foundation.untrusted.files import open_plain, read_object, reading
-from vivace.models.folder_defaults import NAME
 from vivace.models.model_files import files_of
 
+NAME = "vivace.json"
 _MAX_BYTES = 20_000_000
 _AGAIN = "save the model again with `vivace save`"
+_KEYS = ("height", "width", "num_inference_steps", "guidance_scale", "threads")
 _BLOCK = 1 << 22  # bytes that are read at a time
-_READERS = 8
-"""Number of files that are hashed at once."""
 _PIECE = 1 << 26
 """Bytes of a file that one thread hashes: a single one takes 6 s and more for 12 GB."""
-_PIECE_READERS = 32
+_READERS = 32
+
+
+class FolderDefaults(Spec):
+    """The content of `vivace.json` in an exported folder.
+
+    model: the catalogue's name of the model that was exported.
+    """
+
+    model: str
+    height: int = Field(ge=8, le=8192)
+    width: int = Field(ge=8, le=8192)
+    num_inference_steps: int = Field(ge=1, le=1000)
+    guidance_scale: float = Field(ge=0, le=100)
+    threads: int | None = Field(default=None, ge=1, le=1024)
+
+
+def text_of(entry: Entry) -> str:
+    """Return the content of `vivace.json` for an exported model."""
+    own = FolderDefaults.model_validate({"model": entry.name} | {key: getattr(entry, key) for key in _KEYS})
+    return own.model_dump_json(indent=2) + "\n"
+
+
+def read_defaults(folder: Path, pipeline: str) -> Entry | None:
+    """Return the catalogue's entry of an exported model, with the folder's own defaults; None without `vivace.json`."""
+    path = folder / NAME
+    if not path.exists():
+        return None
+    advice = "correct it, or delete it"
+    with reading(path, advice=advice):
+        own = FolderDefaults.model_validate(read_object(path, _MAX_BYTES))
+    entry = _entry(own.model, pipeline, str(path), advice)
+    return entry.model_copy(update={key: getattr(own, key) for key in _KEYS})
 
 
 def read_saved(folder: Path) -> SavedModel | None:
-    """Return the description of a folder; None for one that `vivace save` did not write.
-
-    Raises:
-        UnusableModel: it was saved by a newer version, or says something else than `vivace save` writes.
-    """
+    """Return the description of a folder; None for one that `vivace save` did not write."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -56,25 +87,25 @@ def read_saved(folder: Path) -> SavedModel | None:
 
 
 def entry_of(folder: Path, saved: SavedModel, pipeline: str) -> Entry | None:
-    """Return the catalogue's entry that a saved folder names, with the folder's own defaults; None if it names none.
-
-    Raises:
-        UnusableModel: there is no such entry, or it is another pipeline's.
-    """
+    """Return the catalogue's entry that a saved folder names, with the folder's own defaults; None if it names none."""
     if saved.entry is None:
         return None
-    entry = CATALOGUE.get(saved.entry)
+    entry = _entry(saved.entry, pipeline, f"{folder / NAME}: the key 'entry'", _AGAIN)
+    return entry.model_copy(update=saved.defaults.model_dump())
+
+
+def _entry(name: str, pipeline: str, where: str, advice: str) -> Entry:
+    """Return the catalogue's entry that a file names for a folder with a pipeline, or refuse it."""
+    entry = CATALOGUE.get(name)
     if entry is None:
         raise UnusableModel(
-            f"{folder / NAME}: the key 'entry' names {saved.entry[:80]!r}, which this vivace does not have"
-            f"{nearest(saved.entry, CATALOGUE)}; {_AGAIN}"
+            f"{where} names {name[:80]!r}, which this vivace does not have{nearest(name, CATALOGUE)}; {advice}"
         )
     if entry.pipeline != pipeline:
         raise UnusableModel(
-            f"{folder / NAME}: the key 'entry' names {entry.name}, a {entry.pipeline}, but the folder holds a "
-            f"{pipeline}; {_AGAIN}"
+            f"{where} names {entry.name}, a {entry.pipeline}, but the folder holds a {pipeline}; {advice}"
         )
-    return entry.model_copy(update=saved.defaults.model_dump())
+    return entry
 
 
 def check_contents(folder: Path, saved: SavedModel) -> None:
@@ -82,14 +113,14 @@ def check_contents(folder: Path, saved: SavedModel) -> None:
 
     Every file is read as a whole.
     """
-    files = {name: path for name, path in files_of(folder).items() if name != NAME}
+    files = saved_files(folder)
     for name in sorted(saved.files.keys() - files.keys()):
         raise UnusableModel(
             f"{folder / NAME}: the key 'files' names {name[:200]!r}, which is not there; copy it again"
         )
     for name in sorted(files.keys() - saved.files.keys()):
         raise UnusableModel(f"{files[name]} is not among the files that were saved; remove it")
-    for name, digest in (digests if saved.format == 1 else piecewise_digests)(files).items():
+    for name, digest in digests(files, in_pieces=saved.format > 1).items():
         if digest != saved.files[name]:
             raise UnusableModel(
                 f"{files[name]} is not the file that was saved: its digest begins with {digest[:12]}, and {NAME} has "
@@ -97,58 +128,41 @@ def check_contents(folder: Path, saved: SavedModel) -> None:
             )
 
 
-def sha256(path: Path) -> str:
-    """Return the sha256 of a regular file, in hex."""
-    with open_plain(path) as file:
-        total = hashlib.sha256()
-        while block := file.read(_BLOCK):
-            total.update(block)
-    return total.hexdigest()
+def saved_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a saved folder that `vivace.json` lists."""
+    return {name: path for name, path in files_of(folder).items() if name != NAME}
 
 
-def digests(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the sha256 of files, by their names; several are read at once, since a core hashes slower than disks read.
+def digests(files: Mapping[str, Path], *, in_pieces: bool) -> dict[str, str]:
+    """Return the digests of files by their names; several are read at once, since a core hashes slower than disks read.
 
-    Raises:
-        UnusableModel: one cannot be read.
+    Args:
+        in_pieces: the sha256 of the sha256s of pieces of 64 MiB; else the sha256 of the file.
     """
-    names = sorted(files, key=PurePosixPath)
-
-    def digest(name: str) -> str:
-        with reading(files[name]):
-            return sha256(files[name])
-
-    with ThreadPoolExecutor(_READERS) as readers:
-        return dict(zip(names, readers.map(digest, names), strict=True))
-
-
-def piecewise_digests(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the digest of files, by their names: the sha256 of the sha256s of their pieces of 64 MiB.
-
-    Raises:
-        UnusableModel: one cannot be read.
-    """
-    starts = [
+    parts = [
         (name, start)
         for name in sorted(files, key=PurePosixPath)
-        for start in range(0, max(1, _size(files[name])), _PIECE)
+        for start in (range(0, max(1, _size(files[name])), _PIECE) if in_pieces else (0,))
     ]
 
-    def digest(at: tuple[str, int]) -> bytes:
-        name, start = at
-        with reading(files[name]), open_plain(files[name]) as file:
+    def digest(part: tuple[str, int]) -> bytes:
+        path, start = files[part[0]], part[1]
+        with reading(path), open_plain(path) as file:
             file.seek(start)
-            total, left = hashlib.sha256(), _PIECE
-            while left and (block := file.read(min(_BLOCK, left))):
+            total, left = hashlib.sha256(), _PIECE if in_pieces else _size(path)
+            while left > 0 and (block := file.read(min(_BLOCK, left))):
                 total.update(block)
                 left -= len(block)
             return total.digest()
 
-    totals = {name: hashlib.sha256() for name, _ in starts}
-    with ThreadPoolExecutor(min(_PIECE_READERS, os.cpu_count() or 1)) as readers:
-        for (name, _), piece in zip(starts, readers.map(digest, starts), strict=True):
-            totals[name].update(piece)
-    return {name: total.hexdigest() for name, total in totals.items()}
+    by_name: dict[str, list[bytes]] = {}
+    with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
+        for (name, _), piece in zip(parts, readers.map(digest, parts), strict=True):
+            by_name.setdefault(name, []).append(piece)
+    return {
+        name: (hashlib.sha256(b"".join(pieces)).digest() if in_pieces else pieces[0]).hex()
+        for name, pieces in by_name.items()
+    }
 
 
 def _size(path: Path) -> int:

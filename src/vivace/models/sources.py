@@ -76,9 +76,6 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
 
     Args:
         task: as asked; None if it was not.
-
-    Raises:
-        WorkloadError: naming the options that do not go together.
     """
     meant: Task = (
         "inpaint" if files.masks else "control" if files.controls else "image" if files.images else "text"
@@ -122,10 +119,6 @@ def source_images_of(
     Args:
         size: height and width as asked, in pixels; None where they were not.
         limits: what the model can take.
-
-    Raises:
-        WorkloadError: the numbers of files do not match, or a mask has another size than its image.
-        UsageError: a file cannot be read as an image.
     """
     images = list(_read_files(files)) if files else list(_default(task))
     for each in images:
@@ -247,12 +240,7 @@ def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(files: Files) -> tuple[list[Image], list[Image]]:
-    """Return the images of files, and their masks, as they are.
-
-    Raises:
-        WorkloadError: a mask has another size than its image, or is black.
-        UsageError: a file cannot be read as an image.
-    """
+    """Return the images of files, and their masks, as they are."""
     images = list(_read_files(files))
     _check_masks(images)
     by_kind = {each.kind: each.images for each in images}

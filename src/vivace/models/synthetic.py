@@ -13,9 +13,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 import math
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, FAMILIES
@@ -23,7 +26,6 @@ from vivace.architectures.components import Architecture, ComponentConfig
 from vivace.architectures.family import RandomWeights, Rules
 from vivace.architectures.gains import SHARED
 from vivace.errors import UnknownModel, nearest
-from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.quiet import quiet
 
 _BIAS, _NORM_SPREAD = 0.02, 0.1
@@ -41,17 +43,21 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
 
     Returns:
         A pipeline of `architecture.pipeline`'s class, its progress bar off.
-
-    Raises:
-        UnknownModel: there is no architecture of that name.
     """
     if isinstance(architecture, str):
         architecture = _named(architecture)
+    return assemble(
+        architecture, lambda name, component: build_component(component, device, dtype, seed, name)
+    )
+
+
+def assemble(architecture: Architecture, make: Callable[[str, ComponentConfig], Any]) -> Any:
+    """Return the pipeline of an architecture, its progress bar off, with networks that `make` makes."""
     with quiet():
         import diffusers
     parts: dict[str, Any] = {}
     for name, component in architecture.components.items():
-        parts[name] = build_component(component, device, dtype, seed, name)
+        parts[name] = make(name, component)
         if name in architecture.text_lengths:
             length = architecture.text_lengths[name]
             parts[name.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[name].config, length)
@@ -209,3 +215,268 @@ def _compiled(rules: Rules) -> list[tuple[re.Pattern[str], float]]:
 
 def _first(rules: list[tuple[re.Pattern[str], float]], name: str) -> float:
     return next((gain for pattern, gain in rules if pattern.search(name)), 1.0)
+
+
+_PIECES = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
+"""Up to six letters, a digit or a sign make one token. This gives about as many tokens as byte-pair encoding."""
+_WORDS = re.compile(r"<\|\w+\|>|</?think>|\[/?[A-Z_]+\]|\n+|[^\W\d_]{1,14}|\d|[^\w\s]|_")
+"""A mark, newlines, a word, a digit or a sign make one token: large vocabularies hold most words."""
+_IMAGE_MARK = "<|image_pad|>"
+"""Text that stands for an image's token in the texts of Qwen's models."""
+_MIN_PIXELS, _MAX_PIXELS = 3136, 12_845_056
+"""Limits of the preprocessor_config.json of Qwen/Qwen2.5-VL-7B-Instruct and Qwen/Qwen-Image-Edit."""
+Message = dict[str, Any]
+
+
+class TokenBatch(dict[str, Any]):
+    """`input_ids` and `attention_mask`, (prompts, tokens), by key or attribute as in transformers."""
+
+    @property
+    def input_ids(self) -> Any:
+        return self["input_ids"]
+
+    @property
+    def attention_mask(self) -> Any:
+        return self["attention_mask"]
+
+    def to(self, device: Any) -> TokenBatch:
+        return TokenBatch({name: value.to(device) for name, value in self.items()})
+
+
+@dataclass
+class HashedTokenizer:
+    """Replaces the tokenizer of CLIP, T5 or a language model, or the processor of Mistral 3, in a pipeline.
+
+    Attributes:
+        model_max_length: number of tokens to which a prompt is truncated or padded where the call names none, start and
+            end included.
+        first_word, last_word: the range of word ids, both included.
+        padding: id of the padding token.
+        start, end: ids around every text.
+        has_words: whether the vocabulary is a language model's, which holds most words whole.
+        template: the text of a conversation, from its messages and whether a reply without thinking is to follow.
+        marks: ids of the tokens that no hash may give, because a model tells them from words.
+        padding_side: set by pipelines, and ignored: padding is on the right.
+    """
+
+    model_max_length: int
+    first_word: int
+    last_word: int
+    padding: int
+    start: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    has_words: bool = True
+    template: Callable[[list[Message], bool], str] | None = None
+    marks: Mapping[str, int] = field(default_factory=dict)
+    padding_side: str = "right"
+
+    def __call__(
+        self,
+        text: str | list[str],
+        *,
+        padding: bool | str = False,
+        max_length: int | None = None,
+        truncation: bool = False,
+        return_tensors: str | None = None,
+        **_: Any,
+    ) -> TokenBatch:
+        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others.
+
+        Returns:
+            Tensors, or lists: flat ones for a single prompt that was not in a list.
+        """
+        prompts = [text] if isinstance(text, str) else text
+        limit = self.model_max_length if max_length is None else max_length
+        rows = [self.encode(prompt, limit if truncation else None) for prompt in prompts]
+        width = limit if padding == "max_length" else max(len(row) for row in rows) if padding else 0
+        rows, mask = self.padded(rows, width)
+        if return_tensors == "pt":
+            import torch
+
+            return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
+        flat = isinstance(text, str)
+        return TokenBatch(input_ids=rows[0] if flat else rows, attention_mask=mask[0] if flat else mask)
+
+    def padded(self, rows: list[list[int]], width: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Return rows of ids of at least this width, and their mask."""
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        return [row + [self.padding] * (width - len(row)) for row in rows], mask
+
+    def pad(self, encoded: Mapping[str, Any], *, max_length: int | None = None, **_: Any) -> TokenBatch:
+        """Return rows of ids, as tensors, of at least this width."""
+        import torch
+
+        rows, mask = self.padded(encoded["input_ids"], max_length or max(map(len, encoded["input_ids"])))
+        return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask))
+
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        count = self.last_word - self.first_word + 1
+        words = [
+            self.marks[token] if token in self.marks else self.first_word + zlib.crc32(token.encode()) % count
+            for token in self.tokenize(text)
+        ]
+        if limit is not None:
+            words = words[: max(0, limit - len(self.start) - len(self.end))]
+        return [*self.start, *words, *self.end]
+
+    def tokenize(self, text: str) -> list[str]:
+        return _WORDS.findall(text) if self.has_words else _PIECES.findall(text.lower())
+
+    def apply_chat_template(
+        self, messages: list[Any], *, tokenize: bool = True, enable_thinking: bool = True, **call: Any
+    ) -> Any:
+        """Return the text of a conversation or, with `tokenize`, the tokens of several."""
+        assert self.template is not None
+        if not tokenize:
+            return self.template(messages, enable_thinking)
+        return self([self.template(message, enable_thinking) for message in messages], **call)
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.padding
+
+    def batch_decode(self, rows: Any, **_: Any) -> list[str]:
+        """Return the ids as text, since hashes cannot be inverted. Pipelines log it for truncated prompts."""
+        return [" ".join(f"<{int(i)}>" for i in row) for row in rows]
+
+    def __len__(self) -> int:
+        """Return the size of the vocabulary."""
+        return max(self.last_word, self.padding, *self.start, *self.end) + 1
+
+    @property
+    def added_tokens_encoder(self) -> dict[str, int]:
+        """Empty: there are no added tokens for textual inversion."""
+        return {}
+
+
+def _text_of(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _turns(messages: list[Message]) -> str:
+    return "".join(f"<|im_start|>{m['role']}\n{_text_of(m)}<|im_end|>\n" for m in messages)
+
+
+def _qwen(messages: list[Message], thinking: bool) -> str:
+    return _turns(messages) + "<|im_start|>assistant\n" + ("" if thinking else "<think>\n\n</think>\n\n")
+
+
+def _mistral(messages: list[Message], _: bool) -> str:
+    marks = {"system": "SYSTEM_PROMPT", "user": "INST"}
+    return "".join(f"[{marks[m['role']]}]{_text_of(m)}[/{marks[m['role']]}]" for m in messages)
+
+
+def tokenizer_for(config: Any, length: int) -> HashedTokenizer:
+    """Return the tokenizer for a text encoder's config of transformers.
+
+    Args:
+        config: of CLIP, T5, or a language model: Qwen3, Qwen2.5-VL, Qwen3-VL, Gemma 2, GLM or Mistral 3.
+        length: number of tokens per prompt.
+    """
+    text = getattr(config, "text_config", config)
+    # The last ids are marks: a thousand of them in Mistral's and Qwen's vocabularies.
+    last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
+    kind = config.model_type
+    if kind in ("qwen3", "qwen2_5_vl", "qwen3_vl"):
+        # No word may have the id of an image's token.
+        last = min(last, getattr(config, "vision_start_token_id", last + 1) - 1)
+        marks = {_IMAGE_MARK: config.image_token_id} if hasattr(config, "image_token_id") else {}
+        return HashedTokenizer(length, 0, last, padding=0, template=_qwen, marks=marks)
+    if kind == "mistral3":
+        return HashedTokenizer(length, 20, last, padding=11, start=(1,), template=_mistral)
+    if kind == "gemma2":
+        return HashedTokenizer(length, 5, last, padding=0, start=(2,))
+    if kind == "glm":
+        # Its marks, among them the two that begin a text and the padding, are behind 151,329 words.
+        words = last + 1 - 223 if text.vocab_size > 100_000 else last - 2
+        return HashedTokenizer(length, 0, words - 1, padding=words, start=(words + 2, words + 1))
+    if kind == "t5":
+        # 0 to 2 are padding, end, unknown; the last 128 are sentinels of T5's training, or unused.
+        last = config.vocab_size - 129 if config.vocab_size > 1000 else config.vocab_size - 1
+        return HashedTokenizer(length, 3, last, padding=0, end=(1,), has_words=False)
+    # CLIP's start and end are the two highest ids. Encoders with the published eos_token_id of 2 take the pooled vector
+    # at the highest id, so that must be the end token. It is also the padding.
+    end = config.vocab_size - 1
+    return HashedTokenizer(length, 0, end - 2, padding=end, start=(end - 1,), end=(end,), has_words=False)
+
+
+@dataclass
+class HashedProcessor:
+    """Replaces Qwen2VLProcessor or Qwen3VLProcessor: hashed text, and real patches of images.
+
+    An image becomes patches as it does when published, so that the vision tower and the language model get as many
+    tokens: 5,476 patches and 1,369 tokens of a megapixel.
+
+    Attributes:
+        tokenizer: of the same model.
+        images: makes patches of images, as transformers does.
+        place: the id of an image's token, whose embedding the vision tower replaces.
+        merged: patches that make one token.
+    """
+
+    tokenizer: HashedTokenizer
+    images: Any
+    place: int
+    merged: int
+
+    def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> TokenBatch:
+        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids.
+
+        Each `<|image_pad|>` of a text becomes the tokens of the next image.
+        """
+        import torch
+
+        processed = {} if images is None else dict(self.images(images=images, return_tensors="pt"))
+        counts = iter([int(grid.prod()) // self.merged for grid in processed.get("image_grid_thw", ())])
+        rows = [self._ids(line, counts) for line in text]
+        rows, mask = self.tokenizer.padded(rows, max(map(len, rows)) if padding else 0)
+        return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
+
+    def apply_chat_template(self, messages: list[Message], **_: Any) -> list[list[int]]:
+        """Return the ids of a conversation that still awaits its reply, as the only one of a list.
+
+        Qwen-Image 2.1 asks for the length of its first turn.
+        """
+        return [self.tokenizer.encode(_turns(messages))]
+
+    def _ids(self, text: str, counts: Any) -> list[int]:
+        words = self.tokenizer.tokenize(text)
+        ids = self.tokenizer.encode(text)
+        return [
+            token
+            for word, id_ in zip(words, ids, strict=True)
+            for token in ([self.place] * next(counts) if word == _IMAGE_MARK else [id_])
+        ]
+
+
+def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a pipeline's components with the processor that it takes, if it takes one.
+
+    Args:
+        pipeline: its class.
+        parts: has the text encoder and its tokenizer.
+    """
+    accepted = inspect.signature(pipeline.__init__).parameters  # type: ignore[misc]
+    name = next((each for each in ("processor", "text_processor") if each in accepted), None)
+    if name is None:
+        return parts
+    with quiet():
+        import transformers
+
+    # Without torchvision the usual name is that of the other one, with a warning.
+    kind = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    config = parts["text_encoder"].config
+    vision = config.vision_config
+    images = kind(
+        min_pixels=_MIN_PIXELS,
+        max_pixels=_MAX_PIXELS,
+        patch_size=vision.patch_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        merge_size=vision.spatial_merge_size,
+    )
+    processor = HashedProcessor(
+        parts["tokenizer"], images, config.image_token_id, vision.spatial_merge_size**2
+    )
+    # Qwen-Image 2.1 takes the tokenizer in its processor alone.
+    return {part: value for part, value in parts.items() if part in accepted} | {name: processor}

@@ -43,9 +43,6 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
 
     Args:
         model: its name, for the message.
-
-    Raises:
-        Unsupported: there is none.
     """
     known = pipeline_named(pipeline)
     classes = dict(known.tasks) if known is not None else {}
@@ -70,9 +67,6 @@ def check_batch(pipeline: str, batch: int | str, model: str) -> None:
     Args:
         batch: images per call, or "max".
         model: its name, for the message.
-
-    Raises:
-        WorkloadError: it edits one image a call.
     """
     known = pipeline_named(pipeline)
     if known is not None and known.one_a_call and batch != 1:
@@ -82,11 +76,7 @@ def check_batch(pipeline: str, batch: int | str, model: str) -> None:
 
 
 def check_installed(pipeline: str, model: str) -> None:
-    """Refuse a pipeline with weights of its own that lacks a library, before anything is downloaded.
-
-    Raises:
-        Unsupported: naming the library.
-    """
+    """Refuse a pipeline with weights of its own that lacks a library, before anything is downloaded."""
     known = pipeline_named(pipeline)
     for package in () if known is None else known.packages:
         if importlib.util.find_spec(package) is None:

@@ -18,11 +18,7 @@ _TARGET_ALIASES: dict[str, Component] = dict.fromkeys(DENOISERS, "denoiser")
 
 
 def resolve(text: str) -> Recipe:
-    """Parse and check a recipe.
-
-    Raises:
-        RecipeError: an unknown technique, knob or target, a value out of range, or two techniques that conflict.
-    """
+    """Parse and check a recipe."""
     parsed = parse_recipe(text)
     techniques = [_resolve_one(text, spec) for spec in parsed]
     places = {id(technique): spec for technique, spec in zip(techniques, parsed, strict=True)}

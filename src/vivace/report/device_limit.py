@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vivace.foundation.spec.ceilings import Ceilings, ComponentWork, Operation
 from vivace.foundation.spec.record import Record, Round
@@ -31,25 +30,13 @@ class Limit:
     """
 
     limit_s: float | None = None
-    components_s: Mapping[str, float] | None = None
     share: float | None = None
+    components_s: Mapping[str, float] | None = None
     kernels_s: float | None = None
     gaps_s: float | None = None
     outside_s: float | None = None
     problem: str | None = None
     reason: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "limit_s": self.limit_s,
-            "share": self.share,
-            "components_s": None if self.components_s is None else dict(self.components_s),
-            "kernels_s": self.kernels_s,
-            "gaps_s": self.gaps_s,
-            "outside_s": self.outside_s,
-            "problem": self.problem,
-            "reason": self.reason,
-        }
 
 
 class _NoCeiling(Exception):
@@ -97,7 +84,7 @@ def _split(
         problem = f"the limit is {limit_s / busy_s:.0%} of the time in which the GPU was busy"
     if problem is not None:
         problem += ": the count of operations or the measured ceilings are wrong"
-    return Limit(limit_s, parts, limit_s / median_s, kernels, gaps, outside, problem)
+    return Limit(limit_s, limit_s / median_s, parts, kernels, gaps, outside, problem)
 
 
 def _component_s(work: ComponentWork, ceilings: Ceilings) -> float:

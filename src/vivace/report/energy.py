@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from vivace.foundation.spec.record import GpuWindow, Record
+from vivace.foundation.spec.record import Record
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,6 @@ class GpuUse:
         not."""
         return ", ".join(name for name in self.throttled if name != "power cap") or None
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "throttled": list(self.throttled)}
-
 
 def gpu_use(record: Record) -> GpuUse | None:
     """Return the GPU's state in the rounds of a measured record; None on a CPU and in older records."""
@@ -58,7 +54,7 @@ def gpu_use(record: Record) -> GpuUse | None:
         min_sm_clock_mhz=min((w.min_sm_clock_mhz for w in windows if w.min_sm_clock_mhz), default=None),
         max_temperature_c=max((w.max_temperature_c for w in windows if w.max_temperature_c), default=None),
         throttled=tuple(dict.fromkeys(name for w in windows for name in w.throttled)),
-        reason=None if read else _reason(windows),
+        reason=None if read else next((w.reason for w in windows if w.reason is not None), None),
     )
 
 
@@ -70,7 +66,3 @@ def cost_per_1000(median_s: float, price_per_hour: float) -> float:
 def _median(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return statistics.median(numbers) if numbers else None
-
-
-def _reason(windows: list[GpuWindow]) -> str | None:
-    return next((w.reason for w in windows if w.reason is not None), None)

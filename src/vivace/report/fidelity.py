@@ -16,15 +16,11 @@ from numpy.typing import NDArray
 from vivace.foundation.spec.figures import ImageFigures, QualityPass, key_of, unpacked
 from vivace.foundation.spec.record import ImageRecord, Record
 from vivace.foundation.stats import Interval, mean_interval
-from vivace.report.variety import Variety, variety
+from vivace.report.variety import Variety, bounds_of, variety
 
 CAP = 0.2
 """At the gate no single image counts for less than 80 % or more than 120 %: the number of damaged images says more than
 the damage of one, and one lost image in 39 should not disappear in the spread of the others."""
-SURE_PASS, SURE_FAIL = 0.95, 0.9
-"""Confidence that a passing recipe reaches the limit, and that a failing one does not. A ruined recipe that passes
-misleads; a good one that fails costs a second look and more prompts. Chosen on the calibrated half of docs/quality.md,
-where all from 0.55 to 0.93 judge alike."""
 ALONE = ("sharpness", "colourfulness", "entropy_bits", "clip_score")
 LOST = 0.5
 """Share of its CLIP margin below which an image shows something other than its prompt."""
@@ -133,21 +129,19 @@ class Fidelity:
         return None if self.clip is None else self.clip.mean
 
     def to_json(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"num_pictures": self.num_pictures, "num_identical": self.num_identical}
-        fields["num_prompts"] = self.num_prompts
-        fields["worst_psnr_db"] = self.worst_psnr_db
+        fields: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("num_pictures", "num_identical", "num_prompts", "worst_psnr_db")
+        }
         for name in ("psnr_db", "ssim", "clip_score", "clip_similarity", "lpips"):
             fields[name] = interval_json(getattr(self, name))
         for name in ("outside_psnr_db", "source_similarity"):
-            if getattr(self, name) is not None:
-                fields[name] = interval_json(getattr(self, name))
+            fields |= {name: interval_json(of)} if (of := getattr(self, name)) is not None else {}
         for name in ("clip", "witness", "match", *(n for n in ("outside", "source") if getattr(self, n))):
             kept: KeptShare | None = getattr(self, name)
-            fields[f"{name}_kept"] = None if kept is None else interval_json(kept.mean)
-            fields[f"{name}_bounds"] = None if kept is None else interval_json(kept.bounds, "bounds")
-            fields[f"{name}_worst"] = (
-                None if kept is None else {"prompt": kept.worst.prompt, "best": kept.worst.best}
-            )
+            fields[f"{name}_kept"] = kept and interval_json(kept.mean)
+            fields[f"{name}_bounds"] = kept and interval_json(kept.bounds, "bounds")
+            fields[f"{name}_worst"] = kept and {"prompt": kept.worst.prompt, "best": kept.worst.best}
         for name in ("others", "holes"):
             if images := getattr(self, name):
                 fields[name] = [{"image": each.name, "match": each.match} for each in images]
@@ -286,15 +280,10 @@ def _kept(shares: Sequence[float], prompts: Sequence[str]) -> KeptShare:
     prompt, of_prompt = min(best.items(), key=lambda item: (len(item[1]) == 1, max(item[1])))
     return KeptShare(
         mean_interval(shares, prompts),
-        _bounds([min(max(share, 1 - CAP), 1 + CAP) for share in shares], prompts),
+        bounds_of([min(max(share, 1 - CAP), 1 + CAP) for share in shares], prompts),
         Worst(prompt, max(of_prompt), len(of_prompt)),
         min(shares),
     )
-
-
-def _bounds(shares: Sequence[float], prompts: Sequence[str]) -> Interval:
-    lower, upper = (mean_interval(shares, prompts, 2 * sure - 1) for sure in (SURE_PASS, SURE_FAIL))
-    return Interval(lower.point, lower.low, upper.high)
 
 
 def _mean(rows: Sequence[ImageFigures], name: str, *, identical: float) -> Interval | None:

@@ -48,19 +48,14 @@ def changes(before: Profile, after: Profile) -> list[ProfileChange]:
     is_gpu = before.gpu_busy_s is not None and after.gpu_busy_s is not None
     old, new = ({row.name: row for row in profile.operators} for profile in (before, after))
     changes = []
-    for name in {**old, **new}:
+    for name, row in {**old, **new}.items():
         b, a = old.get(name), new.get(name)
-        b_s, a_s = (0.0 if row is None else row.self_cuda_s if is_gpu else row.self_cpu_s for row in (b, a))
-        row = a or b
-        assert row is not None
-        if a is None:
-            kind = "gone"
-        elif b is None:
-            kind = "new"
-        else:
+        b_s, a_s = (0.0 if of is None else of.self_cuda_s if is_gpu else of.self_cpu_s for of in (b, a))
+        b_calls, a_calls = (0 if of is None else of.num_calls for of in (b, a))
+        kind = "gone" if a is None else "new"
+        if a is not None and b is not None:
             kind = "shrank" if a.most_s < b.least_s else "grew" if a.least_s > b.most_s else "same"
-        calls = (0 if b is None else b.num_calls, 0 if a is None else a.num_calls)
-        changes.append(ProfileChange(name, row.family, kind, b_s, a_s, *calls))
+        changes.append(ProfileChange(name, row.family, kind, b_s, a_s, b_calls, a_calls))
     return sorted(changes, key=lambda change: (-abs(change.difference_s), change.name))
 
 
@@ -169,35 +164,31 @@ def tables_of(profile: Profile, top: int = TOP) -> Iterator[Table]:
         yield _memory(profile.memory, profile.traced_s)
 
 
+_OPERATOR_COLUMNS = {
+    "Self CPU %": "self_cpu_percent",
+    "Self CPU": "self_cpu_s",
+    "CPU total %": "cpu_total_percent",
+    "CPU total": "cpu_total_s",
+    "CPU time avg": "cpu_time_avg_s",
+    "Self CUDA": "self_cuda_s",
+    "Self CUDA %": "self_cuda_percent",
+    "CUDA total": "cuda_total_s",
+    "CUDA time avg": "cuda_time_avg_s",
+}
+
+
 def _operators(profile: Profile, top: int) -> Table:
-    columns = [
-        (heading, key)
-        for heading, key in (
-            ("Self CPU %", "self_cpu_percent"),
-            ("Self CPU", "self_cpu_s"),
-            ("CPU total %", "cpu_total_percent"),
-            ("CPU total", "cpu_total_s"),
-            ("CPU time avg", "cpu_time_avg_s"),
-            ("Self CUDA", "self_cuda_s"),
-            ("Self CUDA %", "self_cuda_percent"),
-            ("CUDA total", "cuda_total_s"),
-            ("CUDA time avg", "cuda_time_avg_s"),
-        )
-        if "cuda" not in key or profile.gpu_busy_s is not None
-    ]
-    operators = table_rows(profile)
+    is_gpu, operators = profile.gpu_busy_s is not None, table_rows(profile)
+    columns = {heading: key for heading, key in _OPERATOR_COLUMNS.items() if is_gpu or "cuda" not in key}
     rows: list[tuple[str | Cell, ...]] = [
-        (_name(row["name"]), *(_figure(key, row[key]) for _, key in columns), str(row["num_calls"]))
+        (_name(row["name"]), *(_figure(key, row[key]) for key in columns.values()), str(row["num_calls"]))
         for row in operators[:top]
     ]
-    rest = len(operators) - top
-    note = (
-        f"Self CPU time total: {seconds(profile.self_cpu_s)}"
-        + ("" if profile.gpu_busy_s is None else f"; self CUDA time total: {seconds(profile.self_cuda_s)}")
-        + (f"; {rest} more rows with --top {len(operators)}" if rest > 0 else "")
-    )
-    headings = ("Name", *(heading for heading, _ in columns), "# of Calls")
-    return Table.of(headings, rows, title="Operators", note=note)
+    note = f"Self CPU time total: {seconds(profile.self_cpu_s)}"
+    note += f"; self CUDA time total: {seconds(profile.self_cuda_s)}" if is_gpu else ""
+    if (rest := len(operators) - top) > 0:
+        note += f"; {rest} more rows with --top {len(operators)}"
+    return Table.of(("Name", *columns, "# of Calls"), rows, title="Operators", note=note)
 
 
 def _shares(title: str, what: str, shares: Sequence[Share], is_gpu: bool) -> Table:
@@ -229,20 +220,13 @@ def place(wait: HostWait) -> str:
 
 
 def _memory(memory: MemoryTimeline, length_s: float) -> Table:
-    rows = [
-        (name, size(memory.at_peak_bytes.get(name, 0)), size(peak) if peak is not None else "-")
-        for name, peak in _by_component(memory)
-    ]
+    at_peak, peaks = memory.at_peak_bytes, memory.peak_by_component_bytes
+    names = sorted({**peaks, **at_peak}, key=lambda name: -at_peak.get(name, 0))
+    rows = [(name, size(at_peak.get(name, 0)), size(peaks[name]) if name in peaks else "-") for name in names]
     what = f"{memory.kind}, {size(memory.before_bytes)} at the start" if memory.before_bytes else memory.kind
     note = f"peak {size(memory.peak_bytes)} ({what})\n{sparkline(memory, length_s)}"
     headings = ("allocated by", "held at the peak", "most held meanwhile")
     return Table.of(headings, rows, title="Memory", note=note)
-
-
-def _by_component(memory: MemoryTimeline) -> Iterator[tuple[str, int | None]]:
-    names = {**memory.peak_by_component_bytes, **memory.at_peak_bytes}
-    for name in sorted(names, key=lambda name: -memory.at_peak_bytes.get(name, 0)):
-        yield name, memory.peak_by_component_bytes.get(name)
 
 
 def sparkline(memory: MemoryTimeline, length_s: float, width: int = _BAR_WIDTH) -> str:
@@ -283,17 +267,18 @@ def _side_by_side(before: Profile, after: Profile, top: int) -> Iterator[Table]:
         shares_s = [(name, *_pair(b.get(name, 0), a.get(name, 0))) for name in order]
         yield Table.of(headings, shares_s, title=title)
     least = _SHOWN_CHANGE * max(before.plain_s, after.plain_s)
-    differing = [
-        change
-        for change in changes(before, after)
-        if abs(change.difference_s) >= least and change.kind != "same"
-    ]
+    shown = [c for c in changes(before, after) if abs(c.difference_s) >= least and c.kind != "same"]
     operators = [
-        (_name(change.name), change.kind, seconds(change.before_s) if change.before_calls else "-",
-         seconds(change.after_s) if change.after_calls else "-", _signed(change.difference_s),
-         f"{change.before_calls} / {change.after_calls}")
-        for change in differing[:top]
-    ]  # fmt: skip
+        (
+            _name(change.name),
+            change.kind,
+            seconds(change.before_s) if change.before_calls else "-",
+            seconds(change.after_s) if change.after_calls else "-",
+            _signed(change.difference_s),
+            f"{change.before_calls} / {change.after_calls}",
+        )
+        for change in shown[:top]
+    ]
     yield Table.of(
         ("Name", "change", *names, "difference", "# of Calls"),
         operators,
@@ -316,11 +301,9 @@ def _name(name: str) -> Cell:
 
 
 def _figure(key: str, value: float) -> str:
-    return f"{value:.2f}%" if key.endswith("percent") else _time(value)
-
-
-def _time(value: float) -> str:
-    """Format a time as torch.profiler does, in s, ms or us."""
+    """Format a percentage, or a time as torch.profiler does, in s, ms or us."""
+    if key.endswith("percent"):
+        return f"{value:.2f}%"
     if value >= 1:
         return f"{value:.3f}s"
     return f"{value * 1e3:.3f}ms" if value >= 1e-3 else f"{value * 1e6:.3f}us"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.recipe_syntax import short_form
-from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record, Round
+from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, Memory, Outcome, Record
 from vivace.foundation.stats import (
     ONE_ROUND_MARGIN,
     Gate,
@@ -64,13 +64,6 @@ class Compilation:
         assert seconds is not None
         return seconds
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fresh_s": self.fresh_s,
-            "cached_s": self.cached_s,
-            "break_even_images": self.break_even_images,
-        }
-
 
 @dataclass(frozen=True)
 class Row:
@@ -82,14 +75,14 @@ class Row:
 
     record: Record
     is_baseline: bool
-    latency: Latency | None
-    stages_s: dict[str, float]
-    num_denoiser_calls: int | None
-    first_call_s: float | None
-    load_s: float | None
-    memory: Memory | None
-    speedup: Interval | None
-    verdict: Verdict | None
+    latency: Latency | None = None
+    stages_s: dict[str, float] = field(default_factory=dict)
+    num_denoiser_calls: int | None = None
+    first_call_s: float | None = None
+    load_s: float | None = None
+    memory: Memory | None = None
+    speedup: Interval | None = None
+    verdict: Verdict | None = None
     fidelity: Fidelity | None = None
     """None without a quality pass."""
     judgement: Judgement | None = None
@@ -259,14 +252,14 @@ class Row:
             "images_per_s": None if self.latency is None else 1 / self.latency.median.point,
             "stages": self.stages_s or None,
             "gpu_busy_s": self.gpu_busy_s,
-            "limit": None if self.limit is None else self.limit.to_json(),
-            "gpu": None if self.gpu is None else self.gpu.to_json(),
+            "limit": None if self.limit is None else asdict(self.limit),
+            "gpu": None if self.gpu is None else asdict(self.gpu) | {"throttled": list(self.gpu.throttled)},
             "price_per_hour": self.price_per_hour,
             "cost_per_1000": self.cost_per_1000,
             "num_denoiser_calls": self.num_denoiser_calls,
             "first_call_s": self.first_call_s,
             "load_s": self.load_s,
-            "compilation": None if self.compilation is None else self.compilation.to_json(),
+            "compilation": None if self.compilation is None else asdict(self.compilation),
             "memory": None if self.memory is None else self.memory.model_dump(mode="json"),
             "speedup": None
             if self.speedup is None
@@ -411,7 +404,7 @@ def _row(
     is_baseline: bool,
 ) -> Row:
     if not steady:
-        return Row(record, is_baseline, None, {}, None, None, None, None, None, None)
+        return Row(record, is_baseline)
     ratio = None if is_baseline else _log_speedup(baseline, steady, spread)
     timed = [s for r in record.rounds for s in r.samples]
     batch = record.trial.workload.batch
@@ -429,7 +422,8 @@ def _row(
         num_denoiser_calls=round(statistics.median(s.num_denoiser_calls for s in timed)),
         first_call_s=record.rounds[0].first_call_s,
         load_s=record.rounds[0].load_s,
-        memory=_memory(record),
+        # What a GPU must provide.
+        memory=max((r.memory for r in record.rounds if r.memory), key=lambda m: m.peak_bytes, default=None),
         gpu_busy_s=busy_s,
         gpu=gpu_use(record),
         limit=limit_of(record, latency.median.point, busy_s),
@@ -441,40 +435,24 @@ def _row(
     )
 
 
-def _memory(record: Record) -> Memory | None:
-    """Return the memory of the round with the highest peak, which a GPU must provide."""
-    memories = [r.memory for r in record.rounds if r.memory is not None]
-    return max(memories, key=lambda m: m.peak_bytes) if memories else None
-
-
 def compilation(record: Record, gain_s: float | None) -> Compilation | None:
     """Return the compilation cost of a measured record; None if nothing was compiled.
 
     Args:
         gain_s: seconds that the recipe saves per image; None if no gain was shown.
     """
-    rounds = [r for r in record.rounds if _num(r, "compiled_graphs") and r.first_call_s is not None]
-    if not rounds:
+    fresh: list[float | None] = []
+    cached: list[float | None] = []
+    for round_ in record.rounds:
+        number = {name: value for name, value in round_.evidence.items() if isinstance(value, int | float)}
+        if number.get("compiled_graphs", 0) >= 1 and round_.first_call_s is not None:
+            is_cached = number.get("graphs_from_cache", 0) and not number.get("graphs_not_in_cache", 0)
+            usual = [sample.total_s for sample in round_.samples]
+            longer = max(0.0, round_.first_call_s - statistics.median(usual)) if usual else None
+            (cached if is_cached else fresh).append(longer)
+    fresh_s, cached_s = (next((s for s in of if s is not None), None) for of in (fresh, cached))
+    spent = fresh_s if fresh_s is not None else cached_s
+    if spent is None:
         return None
-    fresh = _first_compile_time([r for r in rounds if not _is_cached(r)])
-    cached = _first_compile_time([r for r in rounds if _is_cached(r)])
-    spent = fresh if fresh is not None else cached
-    assert spent is not None
     images = max(1, math.ceil(spent / gain_s)) if gain_s is not None and gain_s > 0 else None
-    return Compilation(fresh, cached, images)
-
-
-def _first_compile_time(rounds: Sequence[Round]) -> float | None:
-    for round_ in rounds:
-        if round_.samples and round_.first_call_s is not None:
-            return max(0.0, round_.first_call_s - statistics.median(s.total_s for s in round_.samples))
-    return None
-
-
-def _is_cached(round_: Round) -> bool:
-    return _num(round_, "graphs_from_cache") > 0 and _num(round_, "graphs_not_in_cache") == 0
-
-
-def _num(round_: Round, name: str) -> int:
-    value = round_.evidence.get(name, 0)
-    return int(value) if isinstance(value, int | float) else 0
+    return Compilation(fresh_s, cached_s, images)

@@ -46,16 +46,24 @@ def image_grid(rows: Sequence[Row], read: ReadImage) -> ImageGrid | None:
     if not columns:
         return None
     losses = {number: _losses(row, images[number], rows[0], images[1]) for number, row in columns}
-    ranks = {number: _ranks(by_key) for number, by_key in losses.items()}
-    keys = sorted({key for _, by_key in images.items() for key in by_key})
-    ordered = sorted(keys, key=lambda key: _order(key, ranks, losses))
+    ranks = {  # 1 for a recipe's worst image, 2 for the next, ...
+        number: {key: rank for rank, key in enumerate(sorted(of, key=lambda key: (-of[key], key)), 1)}
+        for number, of in losses.items()
+    }
+
+    def order(key: ImageKey) -> tuple[float, float, ImageKey]:
+        rank = min((of[key] for of in ranks.values() if key in of), default=math.inf)
+        return rank, -max((of[key] for of in losses.values() if key in of), default=0.0), key
+
+    keys = sorted({key for of in images.values() for key in of}, key=order)
     missing = [str(number) for number in images if not images[number]]
     without = f" No images of {', '.join(missing)}." if missing else ""
+    num_ranked = sum(bool(of) for of in ranks.values())
     return ImageGrid(
         tuple(f"{number} {short_form(row.recipe)}" for number, row in columns),
-        tuple(_row(key, columns, images, ranks, rows[0]) for key in ordered[:MAX_ROWS]),
+        tuple(_row(key, columns, images, ranks, rows[0]) for key in keys[:MAX_ROWS]),
         read,
-        f"One prompt and seed per row. {_order_in_words(len(keys), columns, ranks)}{without}",
+        f"One prompt and seed per row. {_order_in_words(len(keys), num_ranked)}{without}",
         has_reference=columns[0][1].is_baseline,
     )
 
@@ -76,23 +84,19 @@ def _row(
     ranks: Mapping[int, Mapping[ImageKey, int]],
     baseline: Row,
 ) -> ImageRow:
-    reference = images[1].get(key)
-    cells = []
+    reference, cells = images[1].get(key), []
     for number, row in columns:
         image = images[number].get(key)
-        if image is None:
-            cells.append(ImageCell(None, "not generated"))
-            continue
         is_worst = ranks[number].get(key) == 1 and len(ranks[number]) > 1
-        cells.append(ImageCell(image.sha256, _note(row, image, reference, is_worst)))
+        note = "not generated" if image is None else _note(row, image, reference, is_worst)
+        cells.append(ImageCell(None if image is None else image.sha256, note))
     source = baseline.record.trial.workload.source_of(key[0])
-    named = (
-        ()
-        if source is None
-        else (("source", source.image), ("mask", source.mask), ("control", source.control))
-    )
+    named = ((name, getattr(source, field)) for name, field in _SOURCES if source is not None)
     sources = tuple((name, sha) for name, sha in named if sha is not None)
     return ImageRow(key[1], f"seed {key[2]}", tuple(cells), sources)
+
+
+_SOURCES = (("source", "image"), ("mask", "mask"), ("control", "control"))
 
 
 def _note(row: Row, image: ImageRecord, reference: ImageRecord | None, is_worst: bool) -> str:
@@ -123,19 +127,13 @@ def _losses(
     losses = {}
     for key, image in images.items():
         reference = references.get(key)
-        if image.faults:
-            if row.is_baseline or reference is None or not reference.faults:
-                losses[key] = math.inf
-            continue
-        if reference is None:
-            continue
-        loss = _loss(
-            figures.get((image.sha256, reference.sha256, image.prompt)),
-            originals.get((reference.sha256, reference.sha256, image.prompt)),
-            margin,
-        )
-        if loss > _MIN_LOSS:
-            losses[key] = loss
+        if image.faults and (row.is_baseline or reference is None or not reference.faults):
+            losses[key] = math.inf
+        elif reference is not None and not image.faults:
+            sha = reference.sha256
+            own = figures.get((image.sha256, sha, image.prompt))
+            loss = _loss(own, originals.get((sha, sha, image.prompt)), margin)
+            losses |= {key: loss} if loss > _MIN_LOSS else {}
     return losses
 
 
@@ -164,31 +162,11 @@ def _margin(baseline: Row) -> float | None:
     return margin if margin > 0 else None
 
 
-def _ranks(losses: Mapping[ImageKey, float]) -> dict[ImageKey, int]:
-    """Rank a recipe's images: 1 for the worst, 2 for the next, ..."""
-    ordered = sorted(losses, key=lambda key: (-losses[key], key))
-    return {key: rank for rank, key in enumerate(ordered, 1)}
-
-
-def _order(
-    key: ImageKey,
-    ranks: Mapping[int, Mapping[ImageKey, int]],
-    losses: Mapping[int, Mapping[ImageKey, float]],
-) -> tuple[float, float, ImageKey]:
-    """Order rows by their best rank, then by their greatest loss."""
-    rank = min((by_key[key] for by_key in ranks.values() if key in by_key), default=math.inf)
-    loss = max((by_key[key] for by_key in losses.values() if key in by_key), default=0.0)
-    return rank, -loss, key
-
-
-def _order_in_words(
-    number: int, columns: Sequence[tuple[int, Row]], ranks: Mapping[int, Mapping[ImageKey, int]]
-) -> str:
+def _order_in_words(number: int, num_ranked: int) -> str:
     part = "" if number <= MAX_ROWS else f" {MAX_ROWS} of {number}"
-    ranked = [column for column, _ in columns if ranks[column]]
-    if not ranked:
+    if not num_ranked:
         return f"The first{part}, in the order of generation." if part else "In the order of generation."
     start = f"The worst{part}" if part else "Worst first"
-    if len(ranked) == 1:
+    if num_ranked == 1:
         return f"{start}, by the recipe’s loss against the baseline."
     return f"{start}: every recipe’s worst image, then every recipe’s second worst, and so on."

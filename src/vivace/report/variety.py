@@ -33,7 +33,9 @@ from vivace.foundation.stats import Interval, mean_interval
 Vectors = NDArray[np.float64]
 
 SURE_PASS, SURE_FAIL = 0.95, 0.9
-"""As in `report.fidelity`."""
+"""Confidence that a passing recipe reaches the limit, and that a failing one does not. A ruined recipe that passes
+misleads; a good one that fails costs a second look and more prompts. Chosen on the calibrated half of docs/quality.md,
+where all from 0.55 to 0.93 judge alike."""
 _FARTHEST = math.log(4)
 _ROUNDING = {"colours": 0.5, "shapes": 0.5, "content": 0.01}
 """Added to both distances of a ratio: the distance that rounding to 8 bits gives equal images. Out of 255; of a unit
@@ -113,11 +115,11 @@ def variety(figures: Sequence[ImageFigures], references: Sequence[ImageFigures])
             values.setdefault(prompt, []).append(value)
     means = [(prompt, float(np.mean(of))) for prompt, of in values.items()]
     shares = [
-        VarietyShare(*label, bounds=_bounds(by_prompt))
+        VarietyShare(*label, bounds=_over_prompts(by_prompt))
         for label, by_prompt in sorted((*seeds, *across), key=str)
     ]
     return Variety(
-        bounds=_bounds(means),
+        bounds=_over_prompts(means),
         shares=tuple(shares),
         num_seeds=max(len(of) for of in of_prompt.values()),
         copies=_copies(of_prompt, *(_distances(side["colours"]) for side in sides)),
@@ -206,7 +208,12 @@ def _copies(of_prompt: dict[str, list[int]], of_recipe: Vectors, of_baseline: Ve
     return tuple(copied)
 
 
-def _bounds(by_prompt: _ByPrompt) -> Interval:
+def _over_prompts(by_prompt: _ByPrompt) -> Interval:
     prompts, values = zip(*by_prompt, strict=True)
+    return bounds_of(values, prompts)
+
+
+def bounds_of(values: Sequence[float], prompts: Sequence[str]) -> Interval:
+    """Return the mean over prompts with what the gate compares with a limit: see SURE_PASS and SURE_FAIL."""
     lower, upper = (mean_interval(values, prompts, 2 * sure - 1) for sure in (SURE_PASS, SURE_FAIL))
     return Interval(lower.point, lower.low, upper.high)

@@ -49,11 +49,6 @@ def calibrate_teacache(
 
     Returns:
         The fit, and the file that it is saved in.
-
-    Raises:
-        Unsupported: the model's blocks are not known, or it has random weights.
-        UsageError: too few steps or images for the degree.
-        OutputError: the file cannot be written.
     """
     session = _open("teacache", located, device, prompts, call)
     transformer = component_of(session.pipe, "denoiser")

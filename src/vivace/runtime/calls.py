@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import UsageError, nearest
+from vivace.architectures import family_of_pipeline
+from vivace.errors import Unsupported, UsageError, nearest
 from vivace.foundation.spec.workload import steps_for, steps_run
 from vivace.machinery.technique import CallContext, call_of, call_parameters, ignores_guidance_scale
-from vivace.machinery.technique.pipeline_code import rounds_steps_up
+from vivace.machinery.technique.pipeline_code import encoded_names, rounds_steps_up
 from vivace.models.sources import example_images
+from vivace.models.tasks import own_task
 
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
+
+    from vivace.runtime.session import Session
+
 
 Call = Sequence[tuple[int, str, int]]
 """Index, prompt and seed of each image of one call."""
@@ -169,9 +174,6 @@ def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
     """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any.
 
     A size beside a source image is no mistake: the image has one.
-
-    Raises:
-        UsageError: names the first.
     """
     call = call_of(pipe)
     parameters = call.parameters
@@ -241,3 +243,52 @@ def _run_in_contexts(
         for context in contexts:
             stack.enter_context(context())
         return forward(*args, **kwargs)
+
+
+_INSTRUCTION = "complex_human_instruction"
+"""Sana's argument for the instruction to its language model."""
+
+
+def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
+    """Return the prompts' embeddings as keyword arguments for `session(...)`, on the pipeline's device."""
+    import torch
+
+    pipe, defaults = session.pipe, session.defaults
+    name = type(pipe).__name__
+    family = family_of_pipeline(name)
+    off = 1.0 if family is None or family.doubled is None else family.doubled.off
+    if not hasattr(pipe, "encode_prompt"):
+        raise Unsupported(f"{name} takes no embeddings: it has no encode_prompt; measure with --text prompts")
+    arguments = {
+        "prompt": list(prompts),
+        "prompt_2": None,
+        "prompt_3": None,
+        "device": pipe._execution_device,
+        "num_images_per_prompt": 1,
+        "do_classifier_free_guidance": float(defaults.get("guidance_scale", 0)) > off,
+        "max_sequence_length": defaults.get("max_sequence_length"),
+    }
+    for_call = call_parameters(pipe)
+    if _INSTRUCTION in for_call:  # put in front of each prompt, by the call alone
+        arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
+    # The class's method: on the instance it may be wrapped by a timer.
+    accepted = inspect.signature(type(pipe).encode_prompt).parameters
+    if "image" in accepted and own_task(name) == "edit":
+        raise Unsupported(f"{name} encodes prompts together with images; measure with --text prompts")
+    arguments = {
+        k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)
+    }
+    with torch.no_grad(), session.surroundings():
+        encoded = pipe.encode_prompt(**arguments)
+        names = encoded_names(pipe)
+        if not isinstance(encoded, tuple) or len(names) != len(encoded):
+            raise Unsupported(f"{name} returns embeddings in an unknown format; measure with --text prompts")
+        embeddings = {
+            key: value for key, value in zip(names, encoded, strict=True) if key and value is not None
+        }
+        negative = session.arguments.get("negative_prompt")
+        # True CFG: the negative prompt is encoded like a prompt.
+        if negative is not None and "negative_prompt_embeds" not in names:
+            encoded = pipe.encode_prompt(**arguments | {"prompt": [negative] * len(prompts)})
+            embeddings |= {f"negative_{key}": value for key, value in zip(names, encoded, strict=True) if key}
+    return embeddings

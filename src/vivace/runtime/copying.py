@@ -55,11 +55,7 @@ def _is_bound(owner: Any) -> bool:
 
 
 def _refers(value: Any, seen: set[int], *, is_inside: bool) -> bool:
-    """Whether a closure holds a network, a weight or a pipeline.
-
-    Args:
-        is_inside: whether the value is in a closure already.
-    """
+    """Whether a closure holds a network, a weight or a pipeline."""
     import torch
 
     if isinstance(value, torch.nn.Module | torch.nn.Parameter) or hasattr(type(value), "from_pretrained"):

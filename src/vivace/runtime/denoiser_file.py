@@ -24,11 +24,11 @@ from vivace.machinery.quantization.calibration import calibrate
 from vivace.machinery.quantization.layers import summarise
 from vivace.machinery.technique import Placement, Target, Technique, component_of
 from vivace.measure.machine import check_works, this_machine
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.metadata import MARKERS
 from vivace.models.checkpoints.read_denoiser import OriginalTensor, check_tensors, original_layout
 from vivace.models.checkpoints.weight_scales import DESCRIPTION, FP8, INPUT_SCALE, codes_of, is_marker
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.headers import read_header, read_metadata
 from vivace.models.load import precision
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import target_of
@@ -85,9 +85,6 @@ class DenoiserFile:
             layers: diffusers' names of the layers that are quantised.
             input_scales: of the inputs of all these layers, by diffusers' name; None where they have none. Layers that
                 one weight joins get the largest of theirs.
-
-        Raises:
-            Unsupported: the authors' names of one of its tensors are not known.
         """
         layout = original_layout(denoiser)
         quantised, divided = [], []
@@ -159,11 +156,7 @@ class DenoiserFile:
             )
 
     def check(self, path: Path) -> None:
-        """Check the written file's header with the code that reads foreign files.
-
-        Raises:
-            UnusableModel: it is not what was to be written.
-        """
+        """Check the written file's header with the code that reads foreign files."""
         header = read_header(path)
         codes = codes_of(path, header, read_metadata(path))
         names = {name: name.removeprefix(self.prefix) for name in header if name not in MARKERS}
@@ -284,12 +277,6 @@ def write_denoiser(
         device: torch's type of device on which LoRAs are merged.
         destination: a .safetensors file that does not exist yet.
         is_read: called once the model is loaded and the recipe applied.
-
-    Raises:
-        UsageError: random weights, a saved folder, or another kind of file.
-        Unsupported: the format cannot hold what the recipe makes, or the authors' names are not known.
-        NoEffect, UnusableModel: as for `vivace.load`.
-        OutputError: the file exists, or cannot be written. Nothing of it is left.
     """
     import torch
 
@@ -347,11 +334,7 @@ def _exists(path: Path) -> OutputError:
 
 
 def _divided(recipe: Recipe) -> _Parts:
-    """Sort a recipe's techniques.
-
-    Raises:
-        Unsupported: the file cannot hold what one of them makes of the denoiser's weights.
-    """
+    """Sort a recipe's techniques."""
     parts = _Parts()
     left: list[str] = []
     for technique in recipe.pinned():
@@ -385,11 +368,7 @@ def _divided(recipe: Recipe) -> _Parts:
 
 
 def _expressible(technique: Quantize) -> Quantize:
-    """Return the technique if the format can hold its weights.
-
-    Raises:
-        Unsupported: it cannot.
-    """
+    """Return the technique if the format can hold its weights."""
     if technique.backend != "torchao" or technique.scheme not in _SCHEMES:
         raise Unsupported(
             f"{technique.text}: files for ComfyUI are written in fp8 only; take quantize(fp8_weight), "

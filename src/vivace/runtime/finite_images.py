@@ -34,11 +34,7 @@ class FiniteCheck:
         )
 
     def look(self, values: Any) -> None:
-        """Look at an array, a tensor, or a list of them; whatever else is no number yet.
-
-        Raises:
-            NotFinite: at once for values in the CPU's memory.
-        """
+        """Look at an array, a tensor, or a list of them; whatever else is no number yet."""
         import numpy as np
         import torch
 

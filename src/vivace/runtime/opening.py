@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -40,96 +40,125 @@ if TYPE_CHECKING:
 _DICTIONARIES = (dict, OrderedDict)
 _PLAIN = frozenset({*_DICTIONARIES, bool, float, int, str, tuple, type(None)})
 """Types of most attributes: asking for these first takes a third of the time."""
+_Copied = dict[str, tuple[Any, dict[Any, Any] | None]]
+"""Attributes by name, with the content of those that are dictionaries."""
 
 
+# Techniques change attributes, hooks and layers, and weights. References to weights are weak, so that weights replaced
+# by a technique are freed at once, as without a snapshot; except to tensor subclasses, which PyTorch cannot move while
+# there is a weak reference to them. Hence only a pipeline whose weights are all untouched can be restored; otherwise
+# nothing is.
 class Snapshot:
-    """The references of a pipeline, its scheduler and its modules."""
+    """The attributes of a pipeline, its scheduler and its modules."""
 
     def __init__(self, pipe: Any) -> None:
         import torch
 
         parts = [part for part in getattr(pipe, "components", {}).values() if part is not None]
-        self._networks = [part for part in parts if isinstance(part, torch.nn.Module)]
-        scheduler = getattr(pipe, "scheduler", None)
-        self._kind = type(scheduler)
-        self._scheduler = scheduler
-        self._traits = [(part, traits_by_techniques(part)) for part in self._networks]
-        self._plain = [
-            _Attributes(owner, owner, weak=False) for owner in (pipe, scheduler) if owner is not None
+        networks = [part for part in parts if isinstance(part, torch.nn.Module)]
+        self._scheduler = getattr(pipe, "scheduler", None)
+        self._kind = type(self._scheduler)
+        self._traits = [(part, traits_by_techniques(part)) for part in networks]
+        owners = (pipe, self._scheduler)
+        self._owners = [
+            (owner, _copied(vars(owner), lambda value: value)) for owner in owners if owner is not None
         ]
-        self._modules = [_Module(module) for part in self._networks for module in part.modules()]
+        self._modules = [
+            (weakref.ref(module), _copied(vars(module), _weak), _contents(_copied(vars(module), _strong)))
+            for part in networks
+            for module in part.modules()
+        ]
 
     def restore(self) -> bool:
         """Put everything back, and return whether that was possible. If not, nothing is changed."""
-        if not all(module.is_untouched() for module in self._modules):
-            return False
-        # While one owner's references are put back, others must not be freed.
-        held = [module.held() for module in self._modules]
-        for module in self._modules:
-            module.restore()
-        held.clear()
+        held = list(self._owners)  # none may be freed while others are put back
+        for reference, attributes, contents in self._modules:
+            module = reference()
+            now = {
+                name: (_strong(value), None if inside is None else {k: _strong(v) for k, v in inside.items()})
+                for name, (value, inside) in attributes.items()
+            }
+            values = [value for each in now.values() for value in (each[0], *(each[1] or {}).values())]
+            if module is None or any(value is _FREED for value in values) or _contents(now) != contents:
+                return False
+            held.append((module, now))
+        for owner, attributes in held:
+            vars(owner).clear()
+            for name, (value, inside) in attributes.items():
+                vars(owner)[name] = value
+                if (
+                    inside is not None
+                ):  # the dictionary stays the same object, since hooks are removed from it
+                    value.clear()
+                    value.update(inside)
         if self._scheduler is not None:
             self._scheduler.__class__ = self._kind
-        for attributes in self._plain:
-            attributes.restore()
         for part, traits in self._traits:
             with_traits(part, traits)
         return True
 
 
-class _Attributes:
-    """The attributes of an object. Dictionaries among them keep their identity, since hooks are removed from them.
-
-    Args:
-        holder: where they are put back; None: set later.
-        weak: whether weights and modules among them may be freed.
-    """
-
-    def __init__(self, owner: Any, holder: Any, *, weak: bool) -> None:
-        self._owner = holder
-        kept = _weakly if weak else dict
-        self._values = kept(vars(owner))
-        self._inside = {
-            name: kept(value) for name, value in vars(owner).items() if type(value) in _DICTIONARIES
-        }
-
-    def held(self) -> list[Any]:
-        """Return the weakly referenced objects; None for those that are freed."""
-        references = [
-            *self._values.values(),
-            *(item for part in self._inside.values() for item in part.values()),
-        ]
-        return [reference() for reference in references if isinstance(reference, weakref.ref)]
-
-    def restore(self, owner: Any = None) -> None:
-        attributes = vars(self._owner if owner is None else owner)
-        attributes.clear()
-        for name, value in self._values.items():
-            attributes[name] = _strongly(value)
-            if name in self._inside:
-                attributes[name].clear()
-                attributes[name].update({key: _strongly(item) for key, item in self._inside[name].items()})
+_FREED = object()
 
 
-class _Module:
-    """A module, and what identifies the contents of its own weights."""
+def _copied(attributes: dict[str, Any], reference: Callable[[Any], Any]) -> _Copied:
+    return {
+        name: (
+            reference(value),
+            {key: reference(item) for key, item in value.items()} if type(value) in _DICTIONARIES else None,
+        )
+        for name, value in attributes.items()
+    }
 
-    def __init__(self, module: Any) -> None:
-        self._module = weakref.ref(module)
-        self._attributes = _Attributes(module, None, weak=True)
-        self._contents = _contents(module)
 
-    def is_untouched(self) -> bool:
-        module = self._module()
-        if module is None or any(each is None for each in self._attributes.held()):
-            return False
-        return _contents_of(self._attributes) == self._contents
+def _contents(attributes: _Copied) -> dict[str, Hashable]:
+    """Return what identifies the contents of a module's own weights."""
+    parts = (attributes[part][1] or {} for part in ("_parameters", "_buffers"))
+    return {name: _content(tensor) for part in parts for name, tensor in part.items() if tensor is not None}
 
-    def held(self) -> list[Any]:
-        return [self._module(), *self._attributes.held()]
 
-    def restore(self) -> None:
-        self._attributes.restore(self._module())
+def _content(tensor: Any) -> Hashable:
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta":
+        return id(tensor), tensor.dtype
+    return id(tensor), tensor.dtype, tensor.device, tensor.data_ptr(), tensor.stride(), tensor._version
+
+
+def _weak(value: Any) -> Any:
+    """Return a weak reference to a weight or module; other values as they are."""
+    is_freed = type(value) not in _PLAIN and isinstance(value, _freed_types())
+    return weakref.ref(value) if is_freed and not hasattr(value, "__tensor_flatten__") else value
+
+
+def _strong(value: Any) -> Any:
+    if not isinstance(value, weakref.ref):
+        return value
+    there = value()
+    return _FREED if there is None else there
+
+
+@cache
+def _freed_types() -> tuple[type, ...]:
+    import torch
+
+    return torch.Tensor, torch.nn.Module
+
+
+@contextmanager
+def put_back_on_error(pipe: Any) -> Iterator[None]:
+    """Restore a pipeline if the block raises an error, or note in the error that this failed."""
+    before = Snapshot(pipe)
+    try:
+        yield
+    except BaseException as error:
+        if not before.restore():
+            note = "weights of the pipeline have been changed before this, so load it again"
+            if isinstance(error, VivaceError):
+                error.args = (f"{error}; {note}", *error.args[1:])
+            else:
+                error.add_note(note)
+        raise
 
 
 def load_session(model: str, recipe: str, device: str, task: Task | None) -> Session:
@@ -202,9 +231,6 @@ def session_of(
         defaults: arguments of the pipeline's call that replace the model's own.
         prompts: the prompts of later calls, for techniques that adapt to them; empty for the catalogue's.
         on_technique: called for each technique, to write a script of the recipe.
-
-    Raises:
-        Unsupported, NoEffect: see `vivace.errors`.
     """
     recipe = with_stored(located, recipe)
     target = target_of(pipe, located, recipe, device, defaults, prompts)
@@ -247,11 +273,7 @@ def apply_recipe(pipe: DiffusionPipeline, recipe: str, prompts: Sequence[str]) -
 
 
 def _computing(pipe: Any) -> Any:
-    """Return the pipeline that computes: the given one, or the one inside a wrapper.
-
-    Raises:
-        UsageError: it is no pipeline.
-    """
+    """Return the pipeline that computes: the given one, or the one inside a wrapper."""
     inner = call_of(pipe).pipe if callable(pipe) and not isinstance(pipe, type) else None
     if component_of(inner, "denoiser") is None:
         held = getattr(inner, "__dict__", {}).values()
@@ -263,70 +285,3 @@ def _computing(pipe: Any) -> Any:
             "vivace.load(model, recipe) takes the name of a model"
         )
     return inner
-
-
-# Techniques change attributes, hooks and layers, and weights. References to weights are weak, so that weights replaced
-# by a technique are freed at once, as without a snapshot; except to tensor subclasses, which PyTorch cannot move while
-# there is a weak reference to them. Hence only a pipeline whose weights are all untouched can be restored; otherwise
-# nothing is.
-@contextmanager
-def put_back_on_error(pipe: Any) -> Iterator[None]:
-    """Restore a pipeline if the block raises an error, or note in the error that this failed."""
-    before = Snapshot(pipe)
-    try:
-        yield
-    except BaseException as error:
-        if not before.restore():
-            note = "weights of the pipeline have been changed before this, so load it again"
-            if isinstance(error, VivaceError):
-                error.args = (f"{error}; {note}", *error.args[1:])
-            else:
-                error.add_note(note)
-        raise
-
-
-def _contents(module: Any) -> dict[str, Hashable]:
-    return {name: _content(tensor) for name, tensor in _tensors(module._parameters, module._buffers)}
-
-
-def _contents_of(attributes: _Attributes) -> dict[str, Hashable]:
-    """Return the identity of a module's own weights as they are now."""
-    inside = attributes._inside
-    then = ({k: _strongly(v) for k, v in inside[part].items()} for part in ("_parameters", "_buffers"))
-    return {name: _content(tensor) for name, tensor in _tensors(*then)}
-
-
-def _tensors(*parts: Any) -> list[tuple[str, Any]]:
-    return [(name, tensor) for part in parts for name, tensor in part.items() if tensor is not None]
-
-
-def _content(tensor: Any) -> Hashable:
-    import torch
-
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta":
-        return id(tensor), tensor.dtype
-    return id(tensor), tensor.dtype, tensor.device, tensor.data_ptr(), tensor.stride(), tensor._version
-
-
-def _weakly(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a dictionary that refers weakly to weights and modules. Most of a module's are empty."""
-    if not values:
-        return {}
-    freed = _freed_types()
-    return {
-        name: weakref.ref(value)
-        if type(value) not in _PLAIN and isinstance(value, freed) and not hasattr(value, "__tensor_flatten__")
-        else value
-        for name, value in values.items()
-    }
-
-
-@cache
-def _freed_types() -> tuple[type, ...]:
-    import torch
-
-    return torch.Tensor, torch.nn.Module
-
-
-def _strongly(value: Any) -> Any:
-    return value() if isinstance(value, weakref.ref) else value

@@ -13,8 +13,8 @@ from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Te
 from vivace.measure.machine import this_machine
 from vivace.measure.this_environment import library_versions
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.folder_defaults import NAME
 from vivace.models.load import load_pipeline
+from vivace.models.saved_folder import NAME
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.saved import Rebuild, read_pipeline
@@ -33,10 +33,9 @@ def pipeline_for(
     Args:
         device: torch's type of device.
         task, controlnet: see `vivace.models.load.load_pipeline`.
-
-    Raises:
-        UnusableModel, Unsupported: see `vivace.models.load.load_pipeline`.
     """
+    if located.make is not None:
+        return located.make()
     if located.saved is None:
         on_host = recipe.loads_from_host
         return load_pipeline(
@@ -54,11 +53,7 @@ def pipeline_for(
 
 
 def weightless_pipeline(located: LocatedModel) -> Any:
-    """Return the pipeline of a saved folder with its weights on the meta device: their shapes and dtypes, no values.
-
-    Raises:
-        UnusableModel: as for `pipeline_for`, but files are not read as a whole.
-    """
+    """Return the pipeline of a saved folder with its weights on the meta device: their shapes and dtypes, no values."""
     return read_pipeline(located, _rebuild(located, with_stored(located, Recipe())), "meta")
 
 
@@ -75,12 +70,7 @@ def _rebuild(located: LocatedModel, recipe: Recipe) -> Rebuild:
 
 
 def with_stored(located: LocatedModel, recipe: Recipe) -> Recipe:
-    """Return a recipe combined with the stored one of a saved folder; unchanged for other models.
-
-    Raises:
-        UnusableModel: this version has no such recipe.
-        Unsupported: a technique cannot be added, since it belongs before one whose result was saved.
-    """
+    """Return a recipe combined with the stored one of a saved folder; unchanged for other models."""
     if located.saved is None:
         return recipe
     try:

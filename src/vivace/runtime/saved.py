@@ -33,10 +33,8 @@ from vivace.machinery.quantization.stored_tensors import (
     is_plain,
     unflatten,
 )
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.find import LocatedModel
-from vivace.models.folder_defaults import NAME
-from vivace.models.headers import read_header, read_metadata
-from vivace.models.model_files import files_of
 from vivace.models.quiet import quiet
 from vivace.models.repository import INDEX, components_of, read_index
 from vivace.models.saved_folder import check_contents
@@ -111,9 +109,6 @@ def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Mo
 
     Args:
         skeleton: the same component as its configuration alone makes it, without values.
-
-    Raises:
-        Unsupported: a tensor is of a class that no file is set up for.
     """
     described = Described()
     stored: dict[str, torch.Tensor] = {}
@@ -148,9 +143,6 @@ def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
 
     Args:
         skeleton: the component without values, as its configuration and the techniques make it.
-
-    Raises:
-        UnusableModel: names the file and the tensor.
     """
     places: dict[str, tuple[Path, dict[str, Any]]] = {}
     described = Described()
@@ -177,11 +169,7 @@ def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
 
 
 def fill(skeleton: torch.nn.Module, files: ComponentFiles, device: str) -> None:
-    """Put the values of checked files into a component without values.
-
-    Raises:
-        UnusableModel: names the file and the tensor.
-    """
+    """Put the values of checked files into a component without values."""
     import torch
     from safetensors import safe_open
 
@@ -435,9 +423,6 @@ def write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
 
     Args:
         located: what it was loaded from, whose tokenizers are copied.
-
-    Raises:
-        Unsupported: a tensor is of a class that no file is set up for.
     """
     with quiet():
         _write_pipeline(pipe, located, folder)
@@ -474,9 +459,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
 
     Args:
         device: torch's type of device; "meta" for shapes and dtypes alone, for which only headers are read.
-
-    Raises:
-        UnusableModel: names the first file, and the key in it, that is not what was saved.
     """
     import diffusers
 
@@ -505,11 +487,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
     return pipe
 
 
-def saved_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a saved folder that `vivace.json` lists."""
-    return {name: path for name, path in files_of(folder).items() if name != NAME}
-
-
 def _write_configuration(module: Any, folder: Path) -> None:
     if hasattr(module, "save_config"):
         module.save_config(str(folder))
@@ -518,11 +495,7 @@ def _write_configuration(module: Any, folder: Path) -> None:
 
 
 def _kind_of(name: str, kind: Any) -> Any:
-    """Check that a saved folder can name a network's class, and return it.
-
-    Raises:
-        Unsupported: it is not a public class of diffusers or transformers.
-    """
+    """Check that a saved folder can name a network's class, and return it."""
     if _public(kind.__module__.partition(".")[0], kind.__name__) is not kind:
         raise Unsupported(
             f"the {name} cannot be saved: {kind.__name__} is not a public class of diffusers or transformers; load "

@@ -16,16 +16,15 @@ from vivace.machinery.lora.lora_files import settings_for, short_name
 from vivace.machinery.technique import Effect, Target, Technique
 from vivace.measure.machine import check_works, this_machine
 from vivace.measure.this_environment import environment
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.export_embedded import atomic_folder, left_behind
 from vivace.models.find import LocatedModel, obtain
-from vivace.models.folder_defaults import NAME
-from vivace.models.headers import read_header
 from vivace.models.model_files import num_bytes
-from vivace.models.saved_folder import digests, piecewise_digests
+from vivace.models.saved_folder import NAME, digests, saved_files
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import LORAS, pipeline_for, precedes
-from vivace.runtime.saved import saved_files, write_pipeline
+from vivace.runtime.saved import write_pipeline
 from vivace.runtime.session import Session
 from vivace.techniques.lora import Lora
 
@@ -72,11 +71,6 @@ def save(
         destination: a folder that does not exist yet, or an empty one.
         is_read: called once the model is loaded and the recipe applied.
         proof: records of the baseline and the recipe, to lie beside the weights.
-
-    Raises:
-        UsageError: random weights, or a saved folder.
-        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
-        OutputError: the folder is not empty, or cannot be written. Nothing of it is left.
     """
     check_source(located)
     check_works(device)
@@ -183,8 +177,8 @@ def _described(
             for technique in recipe
             if technique.text in effects
         ),
-        sources=digests(_sources(located)),
-        files=piecewise_digests(saved_files(folder)),
+        sources=digests(_sources(located), in_pieces=False),
+        files=digests(saved_files(folder), in_pieces=True),
     )
 
 

@@ -80,7 +80,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """Where a search is: masks tried of at most so many, and the seconds that the rest takes at most."""
 
     num_tried: int
@@ -167,7 +167,7 @@ def calibrate_schedule(
     batch: int = 1,
     most: int = 200,
     call: dict[str, Any] | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[SearchProgress], None] = lambda progress: None,
 ) -> Schedule:
     """Search a mask, and keep each one that was tried in a file, from which the same call goes on.
 
@@ -262,9 +262,11 @@ def calibrate_schedule(
             schedule.add(tried, sum(ratios) / len(ratios), path)
             seconds = time.monotonic() - begun
         left = max(0, most - len(schedule.distances))
-        on_progress(Progress(len(schedule.distances), most, left * seconds))
+        on_progress(SearchProgress(len(schedule.distances), most, left * seconds))
         return schedule.distances[tried]
 
-    on_progress(Progress(len(schedule.distances), most, max(0, most - len(schedule.distances)) * seconds))
+    on_progress(
+        SearchProgress(len(schedule.distances), most, max(0, most - len(schedule.distances)) * seconds)
+    )
     search(evenly_spread(budget, num_steps), distance_of, most)
     return schedule

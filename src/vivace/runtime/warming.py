@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 import vivace
 from vivace.errors import OutputError, Unsupported, UnusableModel
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.files import reason
+from vivace.foundation.untrusted.destinations import write_new
+from vivace.foundation.untrusted.files import reading
 from vivace.machinery.compilation.compiled_code import TRITON_VARIABLE, VARIABLE, code_folder
 from vivace.measure.machine import choose_device, this_machine
 from vivace.models.find import LocatedModel
@@ -87,11 +88,7 @@ class Manifest(Spec):
 
 
 def pack(folder: Path, manifest: Manifest) -> bytes:
-    """Return the artifact of a cache folder; `manifest.files` is filled in.
-
-    Raises:
-        Unsupported: the folder has no files, so nothing was compiled.
-    """
+    """Return the artifact of a cache folder; `manifest.files` is filled in."""
     contents = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -111,90 +108,47 @@ def pack(folder: Path, manifest: Manifest) -> bytes:
 
 
 def unpack(path: Path, folder: Path, here: CompiledFor) -> int:
-    """Put an artifact's files into a cache folder; return the number of new files. Existing files are kept.
-
-    Raises:
-        UnusableModel: the file is no artifact of vivace, or is damaged.
-        Unsupported: it was compiled for another environment.
-        OutputError: the folder cannot be written.
-    """
-    with _opened(path) as file:
-        manifest = _manifest(path, file)
+    """Put an artifact's files into a cache folder; return the number of new files. Existing files are kept."""
+    if not path.is_file():
+        raise UnusableModel(f"there is no file {path}; `vivace warm MODEL --recipe R -o FILE` makes one")
+    with (
+        reading(path, problem="is not compiled code that vivace packed, or is damaged"),
+        zipfile.ZipFile(path) as file,
+    ):
+        entries = file.infolist()
+        if len(entries) > _MOST_FILES + 1 or sum(entry.file_size for entry in entries) > _MOST_BYTES:
+            raise ValueError("it is larger than compiled code can be")
+        manifest = _manifest(file)
         if differences := manifest.compiled_for.differences(here):
             raise Unsupported(
                 f"{path} does not fit this environment ({'; '.join(differences)}); make one here: "
                 f"vivace warm {manifest.model} --recipe {manifest.recipe!r} -o {path.name}"
             )
-        contents: dict[str, bytes] = {}
-        for name, sha256 in manifest.files.items():
-            try:
-                content = file.read(name)
-            except (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
-                raise _damaged(path, f"{name}: {error}") from error
-            if hashlib.sha256(content).hexdigest() != sha256:
-                raise _damaged(path, f"{name} is not what the manifest says")
-            contents[name] = content
-    return sum(_write_new(folder / name, content) for name, content in contents.items())
+        contents = {name: file.read(name) for name in manifest.files}
+        for name, content in contents.items():
+            if hashlib.sha256(content).hexdigest() != manifest.files[name]:
+                raise ValueError(f"{name} is not what the manifest says")
+    for name in contents:
+        try:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder} cannot be written: {error.strerror}; set VIVACE_CACHE") from error
+    return sum(write_new(folder / name, content) for name, content in contents.items())
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
-    if not path.is_file():
-        raise UnusableModel(f"there is no file {path}; `vivace warm MODEL --recipe R -o FILE` makes one")
-    try:
-        file = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from error
-    entries = file.infolist()
-    if len(entries) > _MOST_FILES + 1 or sum(entry.file_size for entry in entries) > _MOST_BYTES:
-        file.close()
-        raise _damaged(path, "it is larger than compiled code can be")
-    return file
-
-
-def _manifest(path: Path, file: zipfile.ZipFile) -> Manifest:
-    try:
-        info = file.getinfo(MANIFEST)
-        if info.file_size > _MOST_MANIFEST_BYTES:
-            raise ValueError("its manifest is too large")
-        fields = json.loads(file.read(info))
-        if isinstance(fields, dict) and fields.get("format") not in (_FORMAT, None):
-            raise _damaged(path, f"it has format {fields['format']}, which another version of vivace wrote")
-        manifest = Manifest.model_validate(fields)
-    except ValidationError as error:
-        raise _damaged(path, f"its manifest lacks {error.errors()[0]['loc']}") from error
-    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile, RuntimeError) as error:
-        raise _damaged(path, reason(error)) from error
+def _manifest(file: zipfile.ZipFile) -> Manifest:
+    info = file.getinfo(MANIFEST)
+    if info.file_size > _MOST_MANIFEST_BYTES:
+        raise ValueError("its manifest is too large")
+    fields = json.loads(file.read(info))
+    if isinstance(fields, dict) and fields.get("format") not in (_FORMAT, None):
+        raise ValueError(f"it has format {fields['format']}, which another version of vivace wrote")
+    manifest = Manifest.model_validate(fields)
     for name in manifest.files:
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in name:
-            raise _damaged(path, f"it names a file outside of the cache folder ({name!r})")
+            raise ValueError(f"it names a file outside of the cache folder ({name!r})")
     return manifest
-
-
-def _damaged(path: Path, why: str) -> UnusableModel:
-    return UnusableModel(f"{path} is not compiled code that vivace packed, or is damaged: {why}")
-
-
-def _write_new(path: Path, content: bytes) -> bool:
-    """Write a file at once, unless it exists; compilers may be reading the folder meanwhile."""
-    if path.exists():
-        return False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(name, 0o755 if path.suffix == ".so" else 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}; free space, or set VIVACE_CACHE"
-        ) from error
-    return True
 
 
 @dataclass(frozen=True)
@@ -265,9 +219,6 @@ def warm(
         device: "auto" or torch's type of device.
         packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
         on_loaded: called before the first call.
-
-    Raises:
-        Unsupported: the recipe does not work here, or `packed` and nothing was compiled.
     """
     chosen = choose_device(device)
     with _folder(packed) as folder:
@@ -296,11 +247,7 @@ def warm(
 
 
 def bring(path: Path, device: str) -> int:
-    """Put an artifact's code into this machine's cache; return the number of new files.
-
-    Raises:
-        UnusableModel, Unsupported, OutputError: see `vivace.runtime.warming.unpack`.
-    """
+    """Put an artifact's code into this machine's cache; return the number of new files."""
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.input_errors import InputErrors
-from vivace.foundation.spec.study import BatchSize, WorkloadRequest
+from vivace.foundation.spec.study import BatchSize, Study, WorkloadRequest
 from vivace.foundation.spec.workload import MAX_PIXEL_STEPS, STRENGTHS, Task, Workload, steps_for, steps_run
 from vivace.models.controlnet import find_controlnet
-from vivace.models.find import LocatedModel
+from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
-from vivace.models.sources import Files, SourceImages, check_files, source_images_of
+from vivace.models.sources import Files, SourceImages, check_files, image_arguments, source_images_of
 from vivace.models.sources import PixelLimits as SizeLimits
 from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import Call, generators_of, prompts_of
+from vivace.runtime.opening import open_session
+from vivace.runtime.session import Session
 
 
 def workload_of(located: LocatedModel, request: WorkloadRequest, batch: BatchSize = 1) -> Workload:
-    """Return the workload for one model; unset fields take the model's own values.
-
-    Raises:
-        UsageError, WorkloadError: a value is invalid, or the model cannot generate it.
-        Unsupported: the model has no pipeline for the task.
-    """
+    """Return the workload for one model; unset fields take the model's own values."""
     return workload_and_images(located, request, batch)[0]
 
 
@@ -89,11 +91,7 @@ def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: f
 
 
 def check_strength(located: LocatedModel, workload: Workload) -> None:
-    """Refuse a strength at which no step is run.
-
-    Raises:
-        WorkloadError: names the numbers that would run one.
-    """
+    """Refuse a strength at which no step is run."""
     strength, steps = workload.strength, workload.num_inference_steps
     if strength is None or steps_run(steps, strength, rounds_up=rounds_up(located.pipeline)) > 0:
         return
@@ -135,11 +133,7 @@ def _limits(located: LocatedModel) -> SizeLimits:
 
 
 def check_size(located: LocatedModel, workload: Workload) -> None:
-    """Refuse sizes that the model cannot generate.
-
-    Raises:
-        WorkloadError: names the nearest size that it can generate.
-    """
+    """Refuse sizes that the model cannot generate."""
     multiple = located.entry.size_multiple if located.entry else 8
     largest = located.entry.max_size if located.entry else 8192
     for flag, size in (("--height", workload.height), ("--width", workload.width)):
@@ -170,3 +164,54 @@ def default_threads(located: LocatedModel) -> int:
     import psutil
 
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A model, a recipe and the images to draw. Nothing is loaded yet.
+
+    Attributes:
+        sources: that the images start from; None for text.
+    """
+
+    located: LocatedModel
+    recipe: Recipe
+    workload: Workload
+    sources: SourceImages | None = None
+
+    def open(self, device: str) -> Session:
+        """Load the model on torch's type of device, and apply the recipe."""
+        workload = self.workload
+        return open_session(
+            self.located,
+            self.recipe,
+            device,
+            workload.call,
+            workload.prompts,
+            workload.task,
+            workload.controlnet,
+        )
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """Return the arguments of a call besides the session's defaults: prompts, generators and source images."""
+        images = {} if self.sources is None else self.sources.by_sha
+        indices = [index for index, _, _ in call]
+        sources = image_arguments(self.located.pipeline, self.workload, indices, images)
+        return prompts_of(call) | generators_of(call) | sources
+
+
+def checked_request(model: str, recipe: str, **fields: Any) -> CheckedRequest:
+    """Check a request for images as far as possible before a model is loaded, and return it.
+
+    Args:
+        model: what `vivace.load` takes.
+        fields: as for `vivace.bench`; one batch size, a number.
+    """
+    request = Study.of(model, [recipe], quality=False, rivals=False, **fields).workload
+    batch, *more = request.batches
+    if more or batch == "max":
+        raise UsageError("images are drawn at one batch size; give a number")
+    resolved = resolve(recipe).pinned()
+    located = find_model(model)
+    workload, images = workload_and_images(located, request, batch)
+    return CheckedRequest(obtain(located), resolved, workload, images)

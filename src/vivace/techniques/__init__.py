@@ -1,9 +1,10 @@
-"""All techniques. To add one: write its file, and put it on this list."""
+"""All techniques. To add one: write its file, and put it on this list; or see `vivace.plugins`."""
 
 from __future__ import annotations
 
 from vivace.errors import nearest
 from vivace.machinery.technique import Technique
+from vivace.plugins import PROBLEMS, added
 from vivace.techniques.attention import Attention
 from vivace.techniques.cfg_cutoff import CfgCutoff
 from vivace.techniques.channels_last import ChannelsLast
@@ -80,6 +81,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         Offload,
     )
 }
+TECHNIQUES |= {each.name: each for each in added("techniques", Technique, frozenset(TECHNIQUES))}
 
 ALIASES: dict[str, tuple[str, str | None]] = {
     # The field's short name: (technique, value of its first knob, if the name says one).
@@ -117,7 +119,9 @@ def missing(name: str, *more: str) -> str:
             f"{name} was removed on 2026-11-28, before 0.1.0: at the same speed fewer plain steps keep as much of the "
             "image, or more; use steps(N) in its place"
         )
-    return f"no technique '{name}'{nearest(name, [*TECHNIQUES, *ALIASES, *more])} (`vivace techniques` lists all)"
+    known = [*TECHNIQUES, *ALIASES, *more]
+    broken = "".join(f"; {problem}" for problem in PROBLEMS)
+    return f"no technique '{name}'{nearest(name, known)} (`vivace techniques` lists all{broken})"
 
 
 __all__ = ["ALIASES", "TECHNIQUES", "missing"]

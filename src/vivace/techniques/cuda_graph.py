@@ -50,7 +50,7 @@ from vivace.machinery.compilation.prompt_lengths import (
     PromptLengths,
     is_causal_language_model,
 )
-from vivace.machinery.quantization.gguf_schemes import why_not_capturable
+from vivace.machinery.quantization.optional_schemes import why_not_capturable
 from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import (
     COMPONENTS,

@@ -91,7 +91,7 @@ class FirstBlockCache(StepCache):
         return Attached(counter, contexts=_contexts(target.pipe, denoiser))
 
     def script(self, target: Target) -> Script | None:
-        if self.hits is not None or not names_its_calls(target.pipe):
+        if self.is_fixed or not names_its_calls(target.pipe):
             return None
         config = f"FirstBlockCacheConfig(threshold={literal(self.threshold)})"
         return Script(

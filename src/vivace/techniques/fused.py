@@ -39,7 +39,7 @@ from pydantic import model_validator
 from vivace.architectures import FAMILIES, family_of
 from vivace.errors import NoEffect
 from vivace.machinery.compilation.compiled_code import keep_compiled_code
-from vivace.machinery.fused.forms import form_of, heads_of
+from vivace.machinery.fused.forms import Fusing, form_of, heads_of
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import (
     Arithmetic,
@@ -200,15 +200,13 @@ class Fused(Technique):
     def _fuse_vae(self, target: Target, places: Places) -> dict[str, int | float | str]:
         import torch
 
-        from vivace.machinery.fused.calls import cast_all
+        from vivace.machinery.fused.calls import cast_all, cast_inputs
         from vivace.machinery.fused.convolutions import num_own
         from vivace.machinery.fused.models.vae import fuse_vae
 
         vae = target.module("vae")
         torch.nn.Module.to(vae, torch.bfloat16)
-        for part in (vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv):
-            if part is not None:
-                part.register_forward_pre_hook(cast_all)
+        cast_inputs(cast_all, vae.encoder, vae.decoder, vae.quant_conv, vae.post_quant_conv)
         with torch.no_grad():
             num_blocks = fuse_vae(vae, self.convolutions, _enlarges(target), places)
         setattr(vae, _ATTRIBUTE, True)
@@ -261,7 +259,7 @@ class Fused(Technique):
         form.to_bf16(transformer)
         transformer.register_forward_hook(cast_output, with_kwargs=True)
         with torch.no_grad():
-            fused = form.fuse(transformer, target.pipe, self.precision == "fp8", bounded, places)
+            fused = form.fuse(transformer, target.pipe, Fusing(self.precision == "fp8", bounded, places))
         setattr(transformer, _ATTRIBUTE, fused.weights)
         num_fp8 = sum(bounded)
 

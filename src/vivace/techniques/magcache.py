@@ -24,7 +24,7 @@ being compiled; here `compile` makes two graphs without a break, and `cuda_graph
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
@@ -33,9 +33,6 @@ from vivace.machinery.step_caching.model_fits import Ratios, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.when import KnownGrowth
 from vivace.machinery.technique import Target, Trait, knob
-
-if TYPE_CHECKING:
-    pass
 
 
 class Magcache(StepCache):

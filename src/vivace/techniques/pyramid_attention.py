@@ -100,7 +100,7 @@ class PyramidAttention(StepCache):
     def script(self, target: Target) -> Script | None:
         denoiser = target.module("denoiser")
         # On a UNet diffusers never resets the cache, so a second image would go on with the first one's.
-        if self.hits is not None or not hasattr(type(denoiser), "enable_cache"):
+        if self.is_fixed or not hasattr(type(denoiser), "enable_cache"):
             return None
         family = family_of(denoiser)
         if family is not None and family.text_in_first_step_alone:

@@ -41,13 +41,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from vivace.errors import Unpredictable, Unsupported
 from vivace.machinery.quantization import (
-    REMOVED_BACKENDS,
     SCHEMES,
     Scheme,
     backends_of,
@@ -159,17 +158,6 @@ class Quantize(Technique):
         le=0.5,
         about="skip=auto: share of the work, and of the weights, that may stay unquantised",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _backend_still_exists(cls, knobs: dict[str, Any]) -> dict[str, Any]:
-        backend = knobs.get("backend")
-        if isinstance(backend, str) and backend in REMOVED_BACKENDS:
-            raise ValueError(
-                f"backend={backend} was removed; {REMOVED_BACKENDS[backend]} "
-                f"(the backends are {', '.join(dict.fromkeys(library for library, _ in SCHEMES))})"
-            )
-        return knobs
 
     @model_validator(mode="after")
     def _knobs_go_together(self) -> Self:

@@ -25,7 +25,7 @@ whole forward, of a hit, and of the look at the modulated input; `cuda_graph` ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.block_residual import cache_residual, unknown_blocks
@@ -34,9 +34,6 @@ from vivace.machinery.step_caching.model_fits import Fit, find_fit
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
 from vivace.machinery.step_caching.when import AccumulatedChange
 from vivace.machinery.technique import Target, Trait, knob
-
-if TYPE_CHECKING:
-    pass
 
 
 class Teacache(StepCache):

@@ -14,7 +14,7 @@ import numpy as np
 from vivace.benchmark.progress import Forwarding
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.settings import takes

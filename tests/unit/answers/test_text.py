@@ -59,7 +59,8 @@ def test_a_short_answer_leaves_details_out_and_a_command_can_be_copied() -> None
     assert "sure" not in brief
     assert "More" not in brief
     assert brief.index("tiny-sd") < brief.index("the answer") < brief.index("recipe") < brief.index("careful")
-    (first, second) = [line for line in brief.splitlines() if "--recipe" in line]
+    assert "next " in brief
+    (first, second) = [line for line in whole.splitlines() if "--recipe" in line]
     assert first.endswith("\\")
     assert second.startswith(" " * 10)
 

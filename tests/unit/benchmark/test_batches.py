@@ -10,25 +10,21 @@ import torch
 from PIL import Image
 
 import vivace
-from tests.faulty_worker import COMMAND, Fault
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace as run
-from tests.unit.cli.test_commands import QUICK
-from vivace.benchmark import Store, Timing, studies
+from vivace.benchmark import RunSettings, Store, Timing
 from vivace.benchmark.rounds import round as rounds
-from vivace.benchmark.rounds.fitting import largest, reduce_until
-from vivace.benchmark.rounds.runner import ask_largest_batch, run_trials
+from vivace.benchmark.rounds.runner import ask_largest_batch, largest, run_trials
 from vivace.benchmark.rounds.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.store.images import image_path
-from vivace.errors import Unsupported, WorkerError, WorkloadError
+from vivace.errors import Unsupported, WorkerError
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.report.rows import rows_of
-from vivace.runtime.embeddings import encode
-from vivace.runtime.request import checked_request
-from vivace.techniques import TECHNIQUES
+from vivace.runtime.calls import encode
+from vivace.runtime.workloads import checked_request
 
 TIMING = Timing(rounds=1, repeats=3, max_warmup=1)
 PROMPTS = ["a red circle", "a blue square", "a green star"]
@@ -77,18 +73,6 @@ def test_a_batch_generates_the_same_images_and_times_are_per_image(tmp_path: Pat
     assert alone.trial.key(alone.environment) != together.trial.key(together.environment)
 
 
-@pytest.mark.long
-def test_embeddings_skip_the_text_encoder(tmp_path: Path) -> None:
-    words, embedded = bench(tmp_path), bench(tmp_path, text="embeddings")
-    for a, b in zip(pictures(words, tmp_path), pictures(embedded, tmp_path), strict=True):
-        assert (a == b).all()
-
-    def text_s(record: Record) -> float:
-        return min(sample.stages_s["text"] for sample in record.rounds[0].samples)
-
-    assert text_s(embedded) < text_s(words) / 3
-
-
 def test_embeddings_follow_the_guidance_in_use() -> None:
     session = vivace.load("tiny-sd", "guidance(0)+steps(1)", device="cpu")
     assert set(encode(session, PROMPTS)) == {"prompt_embeds"}
@@ -98,15 +82,6 @@ def test_embeddings_follow_the_guidance_in_use() -> None:
     assert embeddings["prompt_embeds"].shape[0] == 3
     drawn = session(**embeddings, generator=[torch.Generator().manual_seed(0)] * 3).images
     assert len(drawn) == 3
-
-
-@pytest.mark.long
-def test_each_batch_has_its_own_table(tmp_path: Path) -> None:
-    done = run(
-        tmp_path, "bench", "--recipe", "baseline", "--batch", "1,2,2", "--no-quality", *QUICK
-    ).stdout.splitlines()
-    headings = [line.partition(" on ")[0] for line in done if line.startswith("tiny-sd")]
-    assert headings == ["tiny-sd", "tiny-sd, batch 2"]
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 63, 64, 65, 1000, 4096, 9999])
@@ -122,36 +97,6 @@ def test_the_largest_batch_is_found_in_few_tries(most: int) -> None:
     assert largest_batch <= min(most, 4096)
     assert min(most, 4096) - largest_batch <= max(0, largest_batch // 16)
     assert len(tried) <= 18
-
-
-@pytest.mark.parametrize("most", [2, 3, 7, 63, 64, 65, 1000, 4096, 9999])
-@pytest.mark.parametrize(
-    ("factor", "num_tries"), [(0.0, 18), (0.5, 13), (0.95, 7), (1.0, 6), (1.05, 7), (3.0, 12)]
-)
-def test_a_good_guess_saves_attempts_and_a_bad_one_is_harmless(
-    most: int, factor: float, num_tries: int
-) -> None:
-    tried: list[int] = []
-
-    def fits(batch: int) -> bool:
-        assert batch not in tried
-        assert 1 <= batch <= 4096
-        tried.append(batch)
-        return batch <= most
-
-    largest_batch = largest(fits, lambda: int(factor * most))
-    assert largest_batch <= min(most, 4096)
-    assert min(most, 4096) - largest_batch <= max(0, largest_batch // 16)
-    assert len(tried) <= num_tries
-
-
-@pytest.mark.parametrize(
-    ("largest_batch", "holds"), [(64, 64), (64, 60), (64, 1), (1000, 990), (3, 2), (1, 0), (0, 0)]
-)
-def test_a_batch_that_fits_once_must_fit_again(largest_batch: int, holds: int) -> None:
-    batch = reduce_until(largest_batch, lambda batch: batch <= holds)
-    assert batch <= holds
-    assert holds - batch <= max(0, largest_batch // 16)
 
 
 class FakeGpu:
@@ -221,7 +166,7 @@ def test_a_rehearsal_runs_a_shorter_round(
     timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[int, int]] = []
-    own = rounds.draw  # type: ignore[attr-defined]
+    own = rounds.draw
 
     def draw(session: vivace.Session, call: Any, embeddings: dict[str, Any], **options: Any) -> Any:
         drawn.append((len(call), options["num_inference_steps"]))
@@ -242,37 +187,6 @@ def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
     )
 
 
-def test_a_rehearsal_reports_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-
-    def draw(*_: Any, **__: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 32.00 GiB")
-        return type("Output", (), {"images": ["a", "b"]})
-
-    monkeypatch.setattr(rounds, "draw", draw)
-    assert "32.00 GiB" in (rounds.rehearse(of_tiny_sd("baseline"), Timing()) or "")
-    assert calls == 3, "not at the first call, and no call after it"
-
-
-@pytest.mark.soak
-def test_a_rehearsal_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TECHNIQUES, "fault", Fault)
-    with studies.start_launcher("cpu", COMMAND) as launcher:
-
-        def rehearsed(recipe: str) -> Ending:
-            return launcher.run(RehearsalRequest(trial=of_tiny_sd(recipe), timing=TIMING), timeout_s=100)
-
-        assert rehearsed("baseline").value == {"why_not": None}
-        assert rehearsed("fault(oom)").value == {"why_not": "the allocation failed"}
-        assert "cudnn" in (rehearsed("attention(cudnn)").value or {})["error"]
-        crashed = rehearsed("fault(raise)")
-        assert crashed.value is None
-        assert "flux capacitor" in crashed.log
-
-
 def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
     class Full:
         def run(self, request: dict[str, Any], *_: Any) -> Ending:
@@ -282,17 +196,12 @@ def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:
     trials = [on_a_gpu(), on_a_gpu("tiny_vae")]
     with Store.create(tmp_path) as store:
         store.start_run("vivace bench", trials, make_environment(), None)
-        records = run_trials(trials, make_environment(), TIMING, store, Full(), largest_batch=True)
+        settings = RunSettings(launcher=Full())
+        records = run_trials(trials, make_environment(), TIMING, store, settings, largest_batch=True)
         own, other = (record.reason or "" for record in records)
         assert own.startswith("Tried to allocate 32.00 GiB; --batch max found that 1 fits, in a rehearsal")
         assert "give a smaller number" in own
         assert "--batch max found 1 for baseline, and this recipe needs more memory" in other
-
-
-@pytest.mark.long
-def test_the_largest_batch_needs_a_gpu(tmp_path: Path) -> None:
-    done = run(tmp_path, "bench", "--recipe", "baseline", "--batch", "max", "--device", "cpu", code=3)
-    assert "--batch max needs a GPU" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "1,,2", "many", "-1", "5000"])
@@ -300,8 +209,3 @@ def test_wrong_batches(tmp_path: Path, value: str) -> None:
     done = run(tmp_path, "bench", "--recipe", "baseline", f"--batch={value}", code=2)
     assert "whole numbers from 1 to 4096, or max" in done.stderr
     assert not (tmp_path / ".vivace").exists()
-
-
-def test_wrong_text_from_python() -> None:
-    with pytest.raises(WorkloadError, match="--text 'tokens'"):
-        checked_request("tiny-sd", "baseline", text="tokens")

@@ -9,7 +9,14 @@ import pytest
 from tests.typed import typed
 from vivace.architectures import CATALOGUE
 from vivace.benchmark import cache_calibration
-from vivace.benchmark.cache_calibration import CACHES, SettingTrial, bisected, calibrate_caches, settings
+from vivace.benchmark.cache_calibration import (
+    CACHES,
+    CacheSearch,
+    SettingTrial,
+    bisected,
+    calibrate_caches,
+    settings,
+)
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.record import Outcome
 from vivace.models.prompts import PROMPT_SETS
@@ -70,23 +77,13 @@ def test_a_cache_that_never_hit_is_not_aggressive_enough() -> None:
     assert 0.7 < calibration.best.setting <= 0.8
 
 
-def test_no_setting_passes() -> None:
-    calibration = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.0))
-    assert (calibration.best, calibration.reason) == (None, "no setting from 0.2 up passes the gate")
-    for outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED, Outcome.OUT_OF_MEMORY):
-        calibration = cache_calibration._calibrate("deepcache", 3, tried_up_to(0.5, outcome=outcome))
-        assert (calibration.best, calibration.reason, len(calibration.tried)) == (None, "with a reason", 1), (
-            "it stops at the first failure to run"
-        )
-
-
 def test_invalid_requests(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no step cache 'first_block'; did you mean .*first_block_cache"):
-        calibrate_caches("tiny-sd", ["first_block"], store=tmp_path)
+        calibrate_caches(CacheSearch("tiny-sd", ("first_block",), store=tmp_path))
     with pytest.raises(UsageError, match="no step cache 'tiny_vae'"):
-        calibrate_caches("tiny-sd", ["tiny_vae"], store=tmp_path)
+        calibrate_caches(CacheSearch("tiny-sd", ("tiny_vae",), store=tmp_path))
     with pytest.raises(Unsupported, match="its images have no quality to keep"):
-        calibrate_caches("synthetic:flux-dev", store=tmp_path)
+        calibrate_caches(CacheSearch("synthetic:flux-dev", store=tmp_path))
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.make import make_round, make_trial
-from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.trial_jobs import CANARY_CALLS, Job, rounds_of
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.rounds.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Outcome, Round
@@ -94,17 +94,7 @@ def test_where_time_is_short_canaries_are_left_out_before_rounds_are() -> None:
     assert measured(Launched(), (0, 1), until=4.0)[0] == ["baseline", "tiny_vae", "canary of baseline"]
 
 
-def test_without_canaries_nothing_more_is_measured() -> None:
-    assert measured(Launched(), (0, 1), canaries=False)[0] == ["baseline", "tiny_vae"]
-
-
 def test_a_canary_that_fails_is_said() -> None:
     _, stored = measured(Launched(canaries_fail=True), (0, 1))
     assert stored[0].canaries == ()
     assert stored[0].warnings == ("the recipe's canary crashed: why",)
-
-
-def test_a_recipe_that_fails_last_does_not_keep_the_canary_away() -> None:
-    names, stored = measured(Launched(failing=("steps(8)",)), (0, 1, 2))
-    assert names == ["baseline", "tiny_vae", "steps(8)", "canary of baseline"]
-    assert len(stored[0].canaries) == 1

@@ -6,11 +6,10 @@ import pytest
 
 from tests.make import make_record
 from vivace.benchmark.run import Run
-from vivace.benchmark.store.compared import Compared
-from vivace.benchmark.store.invocation import Invocation
+from vivace.benchmark.store.compared import Compared, Invocation
 from vivace.cli.measuring.bench import show_run
 from vivace.foundation.spec.figures import QualityPass
-from vivace.foundation.spec.limits import CLIP_LIMIT, Limits, WitnessCalibration
+from vivace.foundation.spec.limits import Limits, WitnessCalibration
 from vivace.foundation.spec.study import Study
 from vivace.measure.witness_limits import keep
 
@@ -51,10 +50,6 @@ def compared(run: Invocation | None = RUN) -> Compared:
 def test_a_store_is_judged_by_what_was_calibrated(calibrated: float) -> None:
     assert compared().rows()[1].limits.clip == calibrated
     assert compared().rows(Limits(clip=0.8))[1].limits.clip == 0.8
-
-
-def test_what_is_published_is_judged_alike_everywhere(calibrated: float) -> None:
-    assert compared(run=None).rows()[1].limits.clip == CLIP_LIMIT
 
 
 def test_bench_says_what_its_limit_rests_on(

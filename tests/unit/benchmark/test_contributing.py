@@ -11,11 +11,11 @@ from tests.make import make_environment, make_round, make_trial
 from tests.typed import typed
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.contributing import contribution_of
-from vivace.errors import StoreError, UsageError
+from vivace.errors import StoreError
 from vivace.evidence.lint.check import checked
 from vivace.evidence.lint.read_tables import read_contribution, read_tables
 from vivace.foundation.spec.environment import Place
-from vivace.foundation.spec.record import Outcome, Round
+from vivace.foundation.spec.record import Round
 from vivace.foundation.spec.trial import Model
 from vivace.foundation.stats import Gate
 
@@ -93,45 +93,6 @@ def test_lint_reads_it(tmp_path: Path) -> None:
     assert not [finding for finding in done.findings if finding.severity == "impossible"]
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "problem"),
-    [
-        (("sign_off",), "yes", "sign_off is not the statement"),
-        (("vivace_contribution",), 2, "'vivace_contribution' is 2, and this version of vivace reads up to 1"),
-        (
-            ("comparisons", 0, "rows", 0, "record", "trial", "workload", "prompts"),
-            [SECRET, "x"],
-            "workloads|prompts",
-        ),
-        (
-            ("comparisons", 0, "rows", 0, "record", "environment", "cpu"),
-            "/home/ada",
-            "different models or machines",
-        ),
-        (("comparisons", 0, "rows", 0, "weights"), {"vae": "C:\\ada"}, "looks like a path"),
-        (("comparisons", 0, "rows", 0, "record", "rounds", 0, "reason"), "it broke", "a reason in words"),
-        (
-            ("comparisons", 0, "rows", 0, "record", "rounds", 0, "effects"),
-            {"a": {"b": 1}},
-            "texts of techniques",
-        ),
-        (("comparisons", 0, "rows", 0, "more"), 1, "is not known"),
-        (("comparisons",), [], "must not be empty"),
-    ],
-)
-def test_what_is_no_contribution(place: tuple[Any, ...], value: Any, problem: str, tmp_path: Path) -> None:
-    contribution, _ = contribution_of([store(tmp_path / "store", "baseline", "bf16")])
-    content = contribution.model_dump(mode="json")
-    part = content
-    for key in place[:-1]:
-        part = part[key]
-    part[place[-1]] = value
-    with pytest.raises(UsageError, match=problem) as refused:
-        read_tables(written(content, tmp_path / "card.json"))
-    assert "card.json" in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
 def test_tables_say_that_others_reported_them(tmp_path: Path) -> None:
     contribution, _ = contribution_of([store(tmp_path / "store", "baseline", "bf16")])
     content = contribution.model_dump(mode="json")
@@ -152,17 +113,6 @@ def test_tables_say_that_others_reported_them(tmp_path: Path) -> None:
     assert quality.gate is Gate.PASSED
     assert table.rows[1].latency is not None
     assert table.rows[1].latency.point == pytest.approx(0.5)
-
-
-def test_a_failure_has_no_reason_in_words(tmp_path: Path) -> None:
-    folder = store(tmp_path / "store", "baseline", "bf16")
-    with Store.create(folder) as opened:
-        key = opened.runs()[0].keys[1]
-        opened.append(key, make_round(0, outcome=Outcome.UNSUPPORTED, reason="/home/ada has no bf16"))
-    contribution, _ = contribution_of([folder])
-    failed = contribution.comparisons[0].rows[1].record
-    assert failed.outcome is Outcome.UNSUPPORTED
-    assert failed.reason is None
 
 
 def test_contribute_writes_and_checks_a_file(

@@ -3,7 +3,7 @@
 import pytest
 
 from vivace.benchmark.demo import LONGEST, demo_recipes
-from vivace.benchmark.rounds.race import race
+from vivace.benchmark.rounds.round import race
 from vivace.recipes.resolve import resolve
 
 

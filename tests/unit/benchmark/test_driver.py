@@ -1,17 +1,15 @@
 """The parent of forked rounds never initialises the CUDA driver; tested with a faked CUDA build of PyTorch."""
 
-import ctypes
 import subprocess
 import sys
 
 import pytest
 
-from vivace.benchmark.rounds import driver
-
 _PRELUDE = """
 import sys, types
 import torch
-import vivace.benchmark.rounds.driver as driver
+import vivace.measure.machine as driver
+from vivace.foundation.hardware import Present
 
 woken = []
 def wake():
@@ -27,7 +25,8 @@ torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: 1
 torch.cuda.get_device_properties = properties
 torch.cuda.get_device_capability = capability
-driver.nvml_capability = lambda: eval(sys.argv[1])
+measured = eval(sys.argv[1])
+driver.present_gpu = lambda: measured and Present('a GPU', 1, 1, measured)
 """
 
 
@@ -56,11 +55,3 @@ assert torch.cuda.get_device_capability is capability
 print(kept(), len(woken))
 """
     assert run(program, "(8, 6)") == "(9, 0) 1"
-
-
-def test_a_machine_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: no such file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert driver.nvml_capability() is None

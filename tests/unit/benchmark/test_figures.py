@@ -1,6 +1,5 @@
 """The quality pass through real workers: CLIP scores, the noise floor, several models in one command."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tests.unit.cli.test_commands import QUICK
 from tinyworld import clip
 from vivace.benchmark import Timing
 from vivace.benchmark.store import Store
-from vivace.errors import UnknownModel
 from vivace.models.prompts import PROMPT_SETS
 
 TIMING = Timing(rounds=1, repeats=1, max_warmup=1)
@@ -90,47 +88,6 @@ def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Pa
         floor = store.noise_floor(records[0].trial.key(records[0].environment))
     assert floor is not None
     assert floor.recipe == "channels_last+attention(math)"
-
-
-@pytest.mark.long
-def test_without_quality_nothing_is_generated_or_scored(tmp_path: Path) -> None:
-    records = vivace.bench(
-        "tiny-sd",
-        ["baseline"],
-        num_inference_steps=1,
-        timing=TIMING,
-        store=tmp_path,
-        quality=False,
-        device="cpu",
-    )
-    with Store.read_only(tmp_path) as store:
-        assert store.figures() == {}
-        assert store.noise_floor(records[0].trial.key(records[0].environment)) is None
-
-
-def test_a_wrong_scorer_is_reported_before_measuring(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModel, match="no scorer 'nonsense'"):
-        vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", scorer="nonsense")
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.soak
-def test_two_models_in_one_command_have_two_tables_and_one_page(tmp_path: Path) -> None:
-    folder = Path(vivace.__file__).parent / "models/weights/tiny-sd"
-    models = ["--model", "tiny-sd", "--model", str(folder)]
-    done = run(
-        tmp_path, "bench", *models, "--recipe", "baseline", "--recipe", "steps:1", *QUICK, "--no-quality",
-        "--height", "128", "--width", "128", "--threads", "1",
-    )  # fmt: skip
-    tables = [line for line in done.stdout.splitlines() if line in ("tiny-sd", str(folder))]
-    assert tables == ["tiny-sd", str(folder)]
-    assert done.stdout.count("steps(1)") >= 2
-    again = run(tmp_path, "bench", *models, "--recipe", "baseline", *QUICK, "--height", "128", "--width", "128",
-                "--threads", "1", "--format", "json")  # fmt: skip
-    assert [row["model"] for row in json.loads(again.stdout)] == ["tiny-sd", str(folder)]
-    run(tmp_path, "report", "-o", "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert page.count('class="run"') >= 2
 
 
 @pytest.mark.long

@@ -87,14 +87,6 @@ def test_a_rerun_retries_what_crashed_and_skips_the_rest(launcher: Launcher, tmp
     assert len(started) == len(before) == 3
 
 
-@pytest.mark.long
-def test_more_repeats_than_stored_are_measured_again(launcher: Launcher, tmp_path: Path) -> None:
-    (first,) = run(launcher, tmp_path / "s", "baseline")
-    (second,) = run(launcher, tmp_path / "s", "baseline", timing=TIMING.model_copy(update={"repeats": 3}))
-    assert len(first.rounds[0].samples) == 1
-    assert len(second.rounds[0].samples) == 3
-
-
 def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
     broken = ("/bin/sh", "-c", "echo no such module >&2; exit 3")
     with (

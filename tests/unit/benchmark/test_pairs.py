@@ -11,10 +11,8 @@ import vivace
 from tests.typed import run_vivace
 from vivace.answers.data import junit_of
 from vivace.benchmark import pairs
-from vivace.benchmark.pairs import Paired, _sequential, outlook, pair_seconds
-from vivace.benchmark.pairs_answer import answer_of
+from vivace.benchmark.pairs import Paired, PairSettings, answer_of, measure_pairs
 from vivace.benchmark.store import Store
-from vivace.cli.measuring.compare import parse_percentage
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round, Sample
 from vivace.foundation.stats.sequential import Decision
@@ -90,9 +88,8 @@ def test_it_stops_when_the_verdict_is_sure(
     measured: Callable[..., Measure], seconds: tuple[float, float], verdict: Verdict, code: int
 ) -> None:
     decisions: list[Decision] = []
-    comparison = _sequential(
-        measured(seconds), 0, None, 32, 1e9, lambda decision, records: decisions.append(decision)
-    )
+    settings = PairSettings(on_pair=lambda decision, records: decisions.append(decision))
+    comparison = measure_pairs(measured(seconds), 0, settings)
     assert comparison.decision is not None
     assert comparison.decision.verdict is verdict
     assert (comparison.stopped_by, answer_of(comparison).data["exit_code"]) == ("verdict", code)
@@ -111,7 +108,7 @@ def test_it_stops_when_the_verdict_is_sure(
 def test_an_allowed_slowdown(
     measured: Callable[..., Measure], slowdown: float, code: int, message: str
 ) -> None:
-    comparison = _sequential(measured((1.0, slowdown)), 0, 0.03, 16, 1e9, None)
+    comparison = measure_pairs(measured((1.0, slowdown)), 0, PairSettings(fail_if=0.03, max_pairs=16))
     answer = answer_of(comparison)
     assert answer.data["exit_code"] == code
     assert message in answer.headline
@@ -122,7 +119,7 @@ def test_an_allowed_slowdown(
 
 
 def test_a_failed_round_is_no_verdict(measured: Callable[..., Measure]) -> None:
-    comparison = _sequential(measured((1.0, 1.0), failing_at=1), 0, None, 32, 1e9, None)
+    comparison = measure_pairs(measured((1.0, 1.0), failing_at=1), 0, PairSettings())
     assert comparison.decision is None
     assert answer_of(comparison).data["exit_code"] == 4
     assert answer_of(comparison).headline == "baseline #2: crashed: the process ended"
@@ -136,7 +133,7 @@ def test_stored_pairs_count_and_are_looked_at_first(measured: Callable[..., Meas
         numbers.append(number)
         return measured((1.0, 1.5))(number)
 
-    _sequential(measure, 8, None, 32, 1e9, None)
+    measure_pairs(measure, 8, PairSettings())
     assert numbers == [8]
 
 
@@ -177,70 +174,10 @@ def test_not_a_percentage(text: str, tmp_path: Path) -> None:
     assert "is not a percentage" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "share"), [("3%", 0.03), ("0.5 %", 0.005), ("0%", 0.0)])
-def test_percentages(text: str, share: float) -> None:
-    assert parse_percentage(text) == pytest.approx(share)
-
-
-def test_an_unknown_recipe_is_found_before_anything_starts(tmp_path: Path) -> None:
-    done = run_vivace(tmp_path, "compare", "baseline", "fp9", code=2)
-    assert "fp9" in done.stderr
-    assert not (tmp_path / ".vivace").exists()
-
-
 def test_the_dictionary_has_the_interval(measured: Callable[..., Measure]) -> None:
-    comparison = _sequential(measured((1.0, 1.5)), 0, 0.03, 32, 1e9, None)
+    comparison = measure_pairs(measured((1.0, 1.5)), 0, PairSettings(fail_if=0.03))
     assert isinstance(comparison, Paired)
     as_dict = comparison.to_dict()
     assert (as_dict["regressed"], as_dict["fail_if"], as_dict["stopped_by"]) == (True, 0.03, "verdict")
     assert as_dict["time_ratio"] == pytest.approx(1.5)
     assert as_dict["interval"][0] < 1.5 < as_dict["interval"][1]
-
-
-AUTO, FIXED = vivace.Timing(), vivace.Timing(repeats=3)
-
-
-@pytest.mark.parametrize(
-    ("max_s", "num_pairs", "pair_s", "timing", "says"),
-    [
-        (
-            60,
-            0,
-            58.0,
-            AUTO,
-            "needs 3 pairs, 3 more than there are, and a pair takes about 58 s: --max-minutes 1 ends",
-        ),
-        (60, 0, None, AUTO, "may end before; give --max-minutes 4 or more"),
-        (60, 0, None, FIXED, None),
-        (60, 0, 10.0, AUTO, None),
-        (3600, 0, None, AUTO, None),
-        (60, 3, 58.0, AUTO, None),  # they may decide already
-        (60, 5, 90.0, AUTO, None),  # the one that is missing may be begun
-        (60, 6, 90.0, AUTO, None),
-        (60, 9, 90.0, AUTO, "needs 12 pairs, 3 more than there are"),
-    ],
-)
-def test_too_little_time_is_said_before_it_is_spent(
-    max_s: float, num_pairs: int, pair_s: float | None, timing: vivace.Timing, says: str | None
-) -> None:
-    note = outlook(max_s, num_pairs, 32, pair_s, timing)
-    assert (note is None) if says is None else (note is not None and says in note)
-
-
-def test_after_the_first_pair_the_time_is_known(measured: Callable[..., Measure]) -> None:
-    calls: list[int] = []
-    _sequential(measured((1.0, 1.0)), 0, None, 4, 1e9, None, lambda number, seconds: calls.append(number))
-    assert calls == [1]
-    note = outlook(60, 1, 32, 45.0, AUTO, begun=True)
-    assert note is not None
-    assert note.endswith("give --max-minutes 2 or more")
-    assert outlook(60, 1, 32, 25.0, AUTO, begun=True) is None
-    calls.clear()
-    _sequential(measured((1.0, 1.0)), 4, None, 4, 1e9, None, lambda number, seconds: calls.append(number))
-    assert calls == [], "stored pairs take no time"
-
-
-def test_a_pair_takes_what_stored_rounds_took(measured: Callable[..., Measure]) -> None:
-    rounds = [record.rounds for record in measured((1.0, 2.0))(2)]
-    assert pair_seconds(rounds) == pytest.approx(2.5 * 4.5, rel=0.01)
-    assert pair_seconds([(), ()]) is None

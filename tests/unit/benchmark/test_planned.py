@@ -9,8 +9,8 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark import studies
-from vivace.benchmark.rounds import planned
-from vivace.benchmark.rounds.planned import machine_of, plan_again
+from vivace.benchmark.rounds import work as planned
+from vivace.benchmark.rounds.work import plan_again
 from vivace.cli import main
 from vivace.errors import WorkerError
 from vivace.foundation.processes.launcher import Ending
@@ -78,19 +78,6 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
     assert str(compared[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
-def test_a_model_that_leaves_the_gpu_between_calls_has_no_error_in_percent() -> None:
-    record = on_a_gpu(make_record("offload(model)", make_round(0)), model_bytes=0, peak_bytes=100)
-    answer = {"model_bytes": 0, "peak_bytes": 90, "peak_stage": "denoiser"}
-    (prediction,) = plan_again([record], _Fake(Ending({"predictions": [answer]})))
-    assert "model 0 B (measured 0 B), peak " in str(prediction)
-
-
-def test_cpu_records_are_not_predicted() -> None:
-    fake = _Fake(Ending({"predictions": []}))
-    assert plan_again([make_record("baseline")], fake) == []
-    assert fake.requests == [], "no process is started for it"
-
-
 def test_a_failed_prediction_has_a_reason() -> None:
     record = on_a_gpu(make_record("baseline"))
     for ending, why in (
@@ -106,11 +93,6 @@ def test_a_failed_prediction_has_a_reason() -> None:
 
     (prediction,) = plan_again([record], Broken())
     assert str(prediction).endswith("no prediction: the worker process did not start: no room")
-
-
-def test_predictions_use_the_gpu_of_the_record() -> None:
-    machine = machine_of(on_a_gpu(make_record("baseline")).environment)
-    assert (machine.device, machine.device_name, machine.capability) == ("cuda", "a test GPU", (9, 0))
 
 
 @pytest.mark.long

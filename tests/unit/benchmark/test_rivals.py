@@ -13,7 +13,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 
 def texts(recipes: list[str], steps: int = 28) -> list[str]:
@@ -45,11 +45,6 @@ def test_rivals_are_measured_once() -> None:
     ]  # fmt: skip
 
 
-def test_few_steps_allow_few_rivals() -> None:
-    assert texts(["fbcache(0.1)"], steps=4) == ["first_block_cache(0.1)", "steps(3)", "steps(2)"]
-    assert texts(["fbcache(0.1)"], steps=1) == ["first_block_cache(0.1)"]
-
-
 def test_rivals_can_be_declined() -> None:
     recipes = ["baseline", "fbcache(0.1)"]
     assert len(compared(recipes)) == 4
@@ -67,20 +62,6 @@ def test_a_prompt_set_is_thirteen_prompts_at_three_seeds(name: str) -> None:
     assert len(checked_request("tiny-sd", "baseline", prompt_set=name, num_seeds=1).workload.seeds) == 1
 
 
-def test_the_verifier_reads_the_tinyworld_prompt_set() -> None:
-    """The verifier can read each prompt, so calibrations apply to this set."""
-    from tinyworld.captions import parse
-
-    descriptions = [parse(prompt) for prompt in PROMPT_SETS["tinyworld"]]
-    assert all(thing.colour and thing.shape for d in descriptions for thing in d.things)
-    assert {thing.colour for d in descriptions for thing in d.things} == {
-        "red", "green", "blue", "yellow", "purple", "orange", "pink", "cyan",
-    }  # fmt: skip
-    assert len({thing.shape for d in descriptions for thing in d.things}) == 6
-    assert {d.relation for d in descriptions} >= {"left of", "right of", "above", "below"}
-    assert {d.kind for d in descriptions} >= {"striped", "checkered", "gradient"}
-
-
 def test_wrong_prompt_sets_are_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'tinyworld'"):
         checked_request("tiny-sd", "baseline", prompt_set="tinyword")
@@ -88,18 +69,6 @@ def test_wrong_prompt_sets_are_named() -> None:
         checked_request("tiny-sd", "baseline", prompt_set="real", prompts=["a cat"])
     with pytest.raises(WorkloadError, match="num-seeds 0 must be at least 1"):
         checked_request("tiny-sd", "baseline", prompt_set="real", num_seeds=0)
-
-
-def test_rivals_shared_by_caches_belong_to_all_of_them() -> None:
-    (comparison,) = comparisons(
-        Study.of("tiny-sd", ["baseline", "fbcache(0.1)", "deepcache(hits=0.5)", "steps(13)"])
-    )
-    names = [recipe.text for recipe in comparison.recipes]
-    owned = {names[rival]: {names[k] for k in caches} for rival, caches in comparison.rival_of.items()}
-    assert owned == {
-        "steps(19)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},
-        "steps(12)": {"first_block_cache(0.1)", "deepcache(hits=0.5)"},
-    }
 
 
 def test_rivals_of_a_cache_that_cannot_run_are_not_measured(tmp_path: Path) -> None:

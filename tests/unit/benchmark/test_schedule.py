@@ -80,11 +80,6 @@ def test_rounds_of_other_comparisons_are_no_pairs() -> None:
     assert todo([stored(), other], single, goes_on=True) == [(0, 9)]
 
 
-def test_more_rounds_are_added() -> None:
-    both = stored(at(0), at(1))
-    assert todo([both, both], Timing(rounds=3), goes_on=True) == [(0, 2), (1, 2)]
-
-
 def test_a_failure_is_kept_and_a_crash_tried_again() -> None:
     baseline = stored(at(0, 5), at(1, 5))
     refused = stored(at(0, 5, Outcome.UNSUPPORTED))
@@ -92,12 +87,6 @@ def test_a_failure_is_kept_and_a_crash_tried_again() -> None:
     crashed = stored(at(0, 5), at(1, 4, Outcome.CRASHED))
     assert todo([baseline, crashed], TWO) == [(0, 2), (1, 2)]
     assert todo([baseline, crashed], TWO, goes_on=True) == [(1, 1)]
-
-
-def test_recipes_run_without_a_baseline_that_failed() -> None:
-    failed = stored(at(0, 5, Outcome.OUT_OF_MEMORY))
-    assert todo([failed, {}], TWO) == [(1, 1), (1, 2)]
-    assert todo([failed, stored(at(1), at(2))], TWO) == []
 
 
 def test_rounds_with_too_few_samples_are_measured_again() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +24,7 @@ from vivace.benchmark.studies import run_study
 from vivace.errors import UsageError, WorkerError
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment, Place
-from vivace.foundation.spec.record import Canary, Outcome, Round
+from vivace.foundation.spec.record import Outcome, Round
 
 RECIPES = ("baseline", "steps(1)", "guidance(1)", "tiny_vae")
 TIMING = Timing(rounds=2, repeats=1, max_warmup=1)
@@ -44,7 +43,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def spread_of(store: Store, num_places: int | None = 2, **options: Any) -> SpreadTrials:
     trials = [make_trial(recipe) for recipe in RECIPES]
-    return SpreadTrials(trials, TIMING, store, [make_environment()], num_places, Silent(), **options)
+    return SpreadTrials(trials, TIMING, store, [make_environment()], num_places, RunSettings(**options))
 
 
 def measure(spread: SpreadTrials, ticket: Ticket, stop_after: int | None = None) -> None:
@@ -116,41 +115,6 @@ def test_a_lost_places_trials_run_elsewhere_and_nothing_is_lost_or_doubled(store
     assert {r.environment.place for r in records} == {PLACES[1]}
 
 
-def test_a_canary_is_stored_with_its_round_and_is_no_round(store: Store) -> None:
-    spread = spread_of(store)
-    ticket = spread.take(at(0))
-    assert ticket is not None
-    round_ = now(0)
-    spread.deliver(ticket, Done(0, round_))
-    canary = Canary(started_at=round_.started_at, samples_s=(1.0,))
-    spread.deliver(ticket, Done(0, round_.model_copy(update={"canaries": (canary,)}), is_update=True))
-    assert [len(r.canaries) for r in store.rounds(ticket.keys[0]).values()] == [1]
-
-
-def test_what_was_complete_when_its_place_was_lost_is_not_measured_again(store: Store) -> None:
-    spread = spread_of(store, None)
-    ticket = spread.take(at(0))
-    assert ticket is not None
-    assert ticket.members == (0, 1), "one trial, where the number of places is not known"
-    measure(spread, ticket, stop_after=4)
-    spread.lose(ticket, "its node ended after the last round")
-    following = spread.take(at(1))
-    assert following is not None
-    assert following.members == (0, 2)
-
-
-def test_two_places_with_one_environment_get_different_indices(store: Store) -> None:
-    spread = spread_of(store, None)
-    first, second = spread.take(at(0)), spread.take(at(0))
-    assert first is not None
-    assert second is not None
-    assert {i for _, i in first.job.rounds} == {0, 1}
-    assert {i for _, i in second.job.rounds} == {2, 3}
-    measure(spread, second)
-    measure(spread, first)
-    assert rounds_at(store, at(0)) == {"baseline": [0, 1, 2, 3], "steps(1)": [0, 1], "guidance(1)": [2, 3]}
-
-
 def test_a_trial_that_loses_its_place_too_often_has_crashed(store: Store) -> None:
     spread = spread_of(store, 1)
     for attempt in range(MAX_ATTEMPTS):
@@ -189,7 +153,7 @@ def test_a_rerun_of_the_command_goes_on(store: Store) -> None:
     ]
     assert spread_of(store, rerun=True).waiting == 3
     newer = make_environment().model_copy(update={"libraries": {"torch": "2.14.0"}})
-    stale = SpreadTrials([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, Silent())
+    stale = SpreadTrials([make_trial(r) for r in RECIPES], TIMING, store, [newer], 2, RunSettings())
     assert stale.waiting == 3, "measured with another PyTorch"
 
 
@@ -272,7 +236,9 @@ def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) ->
 
     pool = LocalPool(PLACES, "cpu", launcher_at)
     with contextlib.closing(pool):
-        return run_study(study, RunSettings(store=store, progress=progress, pool=pool, canaries=False))
+        return run_study(
+            study, RunSettings(store=store, progress=progress or Silent(), pool=pool, canaries=False)
+        )
 
 
 def check_pairing(run: Run) -> None:
@@ -349,10 +315,3 @@ def test_an_interrupt_keeps_finished_rounds_and_ends_the_workers(tmp_path: Path)
     with Store.read_only(tmp_path / "store") as store:
         for key, rounds in kept.items():
             assert rounds.items() <= store.rounds(key).items(), "finished rounds are kept as they were"
-
-
-def test_a_place_that_cannot_start_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        WorkerError, match=r"place \d \(cpu-\d\) cannot be used: the worker process did not start"
-    ):
-        bench(tmp_path / "store", (sys.executable, "-c", "raise SystemExit('no driver')"))

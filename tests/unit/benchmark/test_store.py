@@ -12,11 +12,10 @@ import pytest
 
 from tests.make import make_environment, make_round, make_trial
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.store.images import image_path, save_image
-from vivace.benchmark.store.invocation import Purpose
 from vivace.errors import StoreError
-from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.figures import NoiseFloor, QualityPass
 
 
 def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -35,31 +34,6 @@ def test_rounds_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert record.rounds[1] == make_round(1, times=(2.0, 2.1, 2.2))
         assert [run.command for run in store.runs()] == ["vivace bench ..."]
         assert store.runs()[0].keys == (key,)
-
-
-def test_figures_are_found_by_their_inputs(tmp_path: Path) -> None:
-    key = FiguresKey(sha256="a" * 64, reference="b" * 64, prompt="a cat", scorer="clip@1")
-    row = ImageFigures(**key.model_dump(), alone={"sharpness": 1.5}, against={"psnr_db": 40.0, "ssim": 0.99})
-    other = row.model_copy(update={"prompt": "a dog", "alone": {"sharpness": 1.5, "clip_score": 9.0}})
-    with Store.create(tmp_path) as store:
-        store.add_figures([row])
-        store.add_figures([row, other])
-    with Store.read_only(tmp_path) as store:
-        assert store.figures() == {key: row, other.key: other}
-        assert key != other.key
-
-
-def test_the_noise_floor_and_the_scorer_are_kept(tmp_path: Path) -> None:
-    trial, environment = make_trial("baseline"), make_environment()
-    key = trial.key(environment)
-    floor = NoiseFloor(recipe="attention(math)", pictures=make_round(0).pictures)
-    with Store.create(tmp_path) as store:
-        invocation = store.start_run("x", [trial], environment, scorer="clip@1")
-        assert store.noise_floor(key) is None
-        store.set_noise_floor(key, floor)
-        store.append(key, make_round(0))
-        quality = store.quality_pass(invocation)
-    assert (quality.scorer, quality.floor) == ("clip@1", floor)
 
 
 def _as_version_1(connection: sqlite3.Connection) -> None:
@@ -110,33 +84,19 @@ def test_a_store_of_an_earlier_format_is_read(
         assert store.record(trial.key(environment)) is not None
 
 
-def test_a_run_says_what_it_was_for(tmp_path: Path) -> None:
-    trial, environment = make_trial("baseline"), make_environment()
-    with Store.create(tmp_path) as store:
-        store.start_run("vivace tune tiny-sd", [trial], environment, rounds=1, purpose=Purpose.JUDGEMENT)
-        store.append(trial.key(environment), make_round(0))
-        (compared,) = store.comparisons()
-        assert compared.run is not None
-        assert compared.run.purpose is Purpose.JUDGEMENT
-
-
 @pytest.mark.parametrize(
-    ("command", "rounds", "changes", "purpose"),
+    ("command", "rounds", "purpose"),
     [
-        ("vivace bench --recipe baseline", 2, {}, Purpose.COMPARISON),
-        ("vivace compare a b", 3, {}, Purpose.PAIRS),
-        ("vivace study 001", 2, {}, Purpose.STUDY),
-        ("vivace tune tiny-sd", 1, {"prompts": ("a",)}, Purpose.SCREENING),
-        ("vivace tune tiny-sd", 1, {"prompts": ("a", "b", "c")}, Purpose.JUDGEMENT),
-        ("vivace tune tiny-sd", 2, {"seeds": (1,)}, Purpose.FINAL),
-        ("vivace tune tiny-sd", 1, {"seeds": (2,)}, Purpose.IMAGES),
+        ("vivace bench", 2, Purpose.COMPARISON),
+        ("vivace compare a b", 3, Purpose.PAIRS),
+        ("vivace tune tiny-sd", 1, Purpose.SCREENING),
+        ("vivace tune tiny-sd", 2, Purpose.FINAL),
     ],
 )
 def test_the_purpose_of_a_run_of_an_earlier_format_follows_from_its_command(
-    tmp_path: Path, command: str, rounds: int, changes: dict[str, Any], purpose: Purpose
+    tmp_path: Path, command: str, rounds: int, purpose: Purpose
 ) -> None:
     trial = make_trial("baseline")
-    trial = trial.model_copy(update={"workload": trial.workload.model_copy(update=changes)})
     with Store.create(tmp_path) as store:
         store.start_run(command, [trial], make_environment(), rounds=rounds)
     with sqlite3.connect(tmp_path / "records.sqlite") as connection:
@@ -177,15 +137,6 @@ def test_the_key_depends_on_trial_and_environment() -> None:
     assert len(keys) == 4
 
 
-def test_a_recipe_compared_with_itself_is_two_trials() -> None:
-    once, environment = make_trial("baseline"), make_environment()
-    again = once.model_copy(update={"repetition": 1})
-    assert once.key(environment) != again.key(environment)
-    assert (once.title, again.title) == ("baseline", "baseline #2")
-    assert "repetition" not in once.model_dump_json(), "keys of earlier versions stay valid"
-    assert Trial.model_validate_json(again.model_dump_json()) == again
-
-
 def test_a_run_goes_on_with_the_one_before(tmp_path: Path) -> None:
     a, b, other = make_trial("baseline"), make_trial("bf16"), make_trial("baseline", model="tiny-flux")
     environment = make_environment()
@@ -221,19 +172,6 @@ def test_a_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="cannot be read as a vivace store"):
             open_store(tmp_path)
     assert path.read_text() == "my diary\n" * 1000
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("...")
-    with pytest.raises(StoreError, match="not a vivace store"):
-        Store.create(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_file_instead_of_a_store(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match="is a file"):
-        Store.create(tmp_path / "file")
 
 
 def test_reading_a_missing_store(tmp_path: Path) -> None:

@@ -17,15 +17,14 @@ from tests.narrow import FLOW, SIDE, make_all_small
 from tests.typed import typed
 from vivace.answers.data import written
 from vivace.architectures import ARCHITECTURES
-from vivace.benchmark import Store, Timing
-from vivace.errors import UnknownModel, Unsupported, UsageError, WorkloadError
+from vivace.benchmark import Store
+from vivace.errors import UnknownModel, Unsupported, WorkloadError
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.models import CATALOGUE, find_model, load_pipeline
-from vivace.models.find import synthetic_names
 from vivace.report.rows import rows_of
 from vivace.report.run_answer import answer_of
-from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]
@@ -79,12 +78,6 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
     assert (located.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
     workload = checked_request(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
-
-
-def test_every_name_has_a_stable_revision() -> None:
-    revisions = {name: find_model(f"synthetic:{name}").model.revision for name in synthetic_names()}
-    assert len(set(revisions.values())) == len(revisions)
-    assert revisions == {name: find_model(f"synthetic:{name}").model.revision for name in revisions}
 
 
 @pytest.mark.parametrize(
@@ -153,10 +146,6 @@ def test_two_loads_have_the_same_weights_and_a_gpu_runs_the_catalogue_s_precisio
         load_pipeline(located, "cuda")
         load_pipeline(find_model("synthetic:flux-dev"), "cuda")
     assert built == [("sd15", "cuda", torch.float16), ("flux-dev", "cuda", torch.bfloat16)]
-
-
-def test_the_tiny_vae_is_the_published_architecture() -> None:
-    assert find_model("synthetic:flux-dev").tiny_vae == ARCHITECTURES["flux-dev"].tiny_vae
 
 
 def test_a_model_too_large_for_host_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,49 +261,3 @@ def test_options_about_its_images_are_refused(
     assert f"{flags[0]}: synthetic:sdxl has random weights, so its images have no quality to measure" in err
     assert "measure sdxl" in err
     assert not (tmp_path / ".vivace").exists(), "before anything was measured"
-
-
-def test_the_same_from_python(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--lpips: synthetic:sd15 has random weights"):
-        vivace.bench(
-            "synthetic:sd15", ["baseline"], lpips=True, timing=Timing(rounds=1), store=tmp_path / "s"
-        )
-
-    class Asked(Exception):
-        pass
-
-    class Launcher:
-        def run(self, *_: object, **__: object) -> None:
-            raise Asked
-
-    with pytest.raises(Asked):  # it starts to measure: without a quality pass no limit applies to images
-        vivace.bench(
-            "synthetic:sd15",
-            ["baseline"],
-            lpips=True,
-            quality=False,
-            store=tmp_path / "s",
-            launcher=Launcher(),
-        )
-
-
-@pytest.mark.usefixtures("small")
-def test_generate_notes_that_its_images_show_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    long = "red ship " * 60
-    assert run(monkeypatch, "generate", long, "--model", "synthetic:sd15", "--device", "cpu") == 0
-    done = capfd.readouterr()
-    assert "the prompt has 122 tokens; the model reads the first 77" in done.err, "two words, start, end"
-    assert (tmp_path / done.out.strip()).is_file()
-    assert "synthetic:sd15 has random weights: its images show nothing" in done.err
-
-
-def test_models_lists_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "models") == 0
-    assert "--model synthetic:NAME builds NAME's architecture" in capfd.readouterr().out
-    assert run(monkeypatch, "models", "--json") == 0
-    synthetic_of = {row["name"]: row["synthetic"] for row in json.loads(capfd.readouterr().out)}
-    assert synthetic_of["flux-dev"] == "synthetic:flux-dev"
-    assert synthetic_of["tiny-sd"] is None

@@ -62,16 +62,6 @@ def test_the_count_is_that_of_the_models_own_steps(baseline: Work) -> None:
 
 
 @pytest.mark.long
-def test_less_work_is_counted_as_less(baseline: Work) -> None:
-    fewer = counted("steps(2)+tiny_vae", 2)
-    assert flop(part(fewer)) == flop(part(baseline)) // 2
-    assert flop(part(fewer, "vae")) < flop(part(baseline, "vae"))
-    cut = counted("cfg_cutoff(0.5)")
-    assert flop(part(cut)) == flop(part(baseline)) * 3 // 4, "half the steps have half the rows"
-    assert [c.component for c in counted("prompt_cache").components] == ["denoiser", "vae"]
-
-
-@pytest.mark.long
 def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work) -> None:
     cached = part(counted("deepcache(2)", hits=0.5))
     assert (cached.calls, cached.computed) == (STEPS, STEPS // 2)
@@ -79,24 +69,6 @@ def test_a_step_cache_is_counted_with_the_hits_that_were_measured(baseline: Work
     reason = counted("deepcache(2)", hits=0.97).reason
     assert reason is not None
     assert "97% were measured" in reason
-
-
-@pytest.mark.parametrize(
-    ("recipe", "precisions"),
-    [
-        ("bf16", ("bf16", "bf16", "bf16")),
-        ("quantize(int8_dynamic)+compile", ("int8", "fp32", "fp32")),
-        ("quantize(int8)", ("fp32", "fp32", "fp32")),
-        ("dtype(fp32)+quantize(int8)", ("fp32", "fp32", "fp32")),  # the model is fp32 already
-    ],
-)
-def test_how_it_is_computed_decides_the_precision(
-    recipe: str, precisions: tuple[str, ...], baseline: Work
-) -> None:
-    counts = part(counted(recipe, steps=1))
-    assert (counts.gemm, counts.conv, counts.attention) == precisions
-    assert STEPS * flop(counts) == flop(part(baseline))
-    assert counts.weights_bytes < part(baseline).weights_bytes
 
 
 def test_a_gpu_computes_convolutions_in_tf32_unless_told_otherwise() -> None:

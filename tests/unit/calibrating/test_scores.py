@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vivace.measure import witness
-from vivace.measure.calibrating.scores import CalibrationImages, label, score_images
+from vivace.measure import scorer
+from vivace.measure.calibrating import CalibrationImages, label, score_images
 from vivace.measure.damage import DAMAGE, HARMLESS
-from vivace.models.judges import LocatedJudge
-from vivace.models.scorers import LocatedScorer
+from vivace.models.scorers import LocatedJudge, LocatedScorer
 
 KINDS = {kind.name: kind for kind in DAMAGE}
 
@@ -48,7 +47,7 @@ def images(tmp_path: Path) -> CalibrationImages:
 def test_a_second_witness_is_asked_image_by_image(
     images: CalibrationImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "Witness", ScoresBrightness)
+    monkeypatch.setattr(scorer, "Witness", ScoresBrightness)
     judge = LocatedJudge("blip", LocatedScorer("blip", "1", Path("blip"), "real"))
     bright, dark, _, black = score_images(images, judge, [DARKER])
     assert bright.own == pytest.approx(200, abs=6)
@@ -69,7 +68,7 @@ def test_a_second_witness_is_asked_image_by_image(
 def test_kinds_that_were_left_out_are_scored_later(
     images: CalibrationImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(witness, "Witness", ScoresBrightness)
+    monkeypatch.setattr(scorer, "Witness", ScoresBrightness)
     judge = LocatedJudge("blip", LocatedScorer("blip", "1", Path("blip"), "real"))
     scored: list[tuple[int, int]] = []
 

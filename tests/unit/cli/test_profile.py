@@ -11,7 +11,7 @@ import pytest
 import vivace
 from tests.typed import run_vivace
 from vivace.answers.data import written
-from vivace.benchmark.rounds.profiled import _steady_trace
+from vivace.benchmark.profiles import _steady_trace
 from vivace.errors import Unsupported
 from vivace.foundation.spec.profiling import MemoryTimeline, Profile
 from vivace.measure.profiling.trace import Trace

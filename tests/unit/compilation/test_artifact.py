@@ -49,7 +49,6 @@ def test_it_comes_out_as_it_went_in_and_once(packed: Path, tmp_path: Path) -> No
     cache = tmp_path / "cache"
     assert unpack(packed, cache, HERE) == 2, "locks stay behind"
     assert (cache / "ab" / "code.so").read_bytes() == b"\x7fELF"
-    assert (cache / "ab" / "code.so").stat().st_mode & 0o111, "a library that can be loaded"
     (cache / "ab" / "code.py").write_text("newer")
     assert unpack(packed, cache, HERE) == 0
     assert (cache / "ab" / "code.py").read_text() == "newer", "what is there stays"

@@ -17,9 +17,8 @@ from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.trial import Model
 from vivace.models.find import LocatedModel
 from vivace.recipes.resolve import resolve
-from vivace.runtime import pipelines, workloads
-from vivace.runtime.export import plain_script
-from vivace.runtime.export.plain_script import source_files
+from vivace.runtime import export, pipelines, workloads
+from vivace.runtime.export import source_files
 from vivace.runtime.workloads import workload_of
 
 RECIPES = (
@@ -64,8 +63,8 @@ def test_it_draws_what_vivace_draws(
     with _small(model):
         located = LocatedModel(Model(name=model, source="hub", revision="main"), tmp_path, CATALOGUE[model])
         workload = workload_of(located, request)
-        with mock.patch.object(plain_script, "pipeline_for", return_value=pipeline(model)):
-            written = plain_script.write_script(
+        with mock.patch.object(export, "pipeline_for", return_value=pipeline(model)):
+            written = export.write_script(
                 located,
                 resolve(recipe),
                 "cpu",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vivace.models import find_model, load, load_pipeline
-from vivace.runtime.export import loading
+from vivace.runtime import export
 
 
 def parameters(pipe: Any) -> dict[str, torch.Tensor]:
@@ -18,11 +18,11 @@ def parameters(pipe: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("model", ["tiny-sd", "tiny-flux", "tiny-flux-schnell"])
 @pytest.mark.quick("tiny-sd-fp16", "tiny-flux-bf16", "tiny-flux-schnell-fp32")
 def test_every_parameter_is_the_same(model: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (load, loading):
+    for module in (load, export):
         monkeypatch.setattr(module, "precision", lambda _, device: dtype)
     located = find_model(model)
     expected = parameters(load_pipeline(located, "cpu"))
-    made = loading.loading(located, "cpu")
+    made = export.loading(located, "cpu")
     names: dict[str, Any] = {}
     for name in made.imports:
         module, _, member = name.partition(":")

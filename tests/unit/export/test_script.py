@@ -23,8 +23,7 @@ from vivace.machinery.technique import Machine
 from vivace.models import find_model, load_pipeline
 from vivace.models.export_embedded import export
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export import plain_script
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.runtime.opening import open_session
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.quantize import Quantize
@@ -228,7 +227,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.nn.Module.to(part, torch.float16)
         return pipe
 
-    monkeypatch.setattr(plain_script, "pipeline_for", load)
+    monkeypatch.setattr("vivace.runtime.export.pipeline_for", load)
     for place in (runtime.session, techniques.quantize):
         monkeypatch.setattr(place, "move_to", lambda module, device: None)
     monkeypatch.setattr(

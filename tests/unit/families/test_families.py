@@ -210,7 +210,7 @@ def test_every_catalogue_model_is_of_a_family() -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.quick("flux2-dev", "krea*")
 def test_its_prompts_are_encoded_ahead(model: str) -> None:
-    from vivace.runtime.embeddings import encode
+    from vivace.runtime.calls import encode
 
     opened = session(model)
     prompts = ["a red circle", "a blue square"]

@@ -4,19 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import diffusers
-import numpy as np
 import pytest
 import torch
 
-from tests import flow_models
-from tests.families import psnr
-from tests.fused_kernels import error
-from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
-from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
 DOUBLE: dict[str, Any] = {
@@ -134,6 +128,7 @@ FORMS: dict[str, tuple[str, dict[str, Any], Callable[..., dict[str, Any]]]] = {
         ideogram4,
     ),
 }
+
 CASES = [((40,), 8, 8), ((9, 9), 5, 9), ((3, 16, 7), 4, 2)]
 """One text; two of one length; three padded to the longest."""
 
@@ -149,60 +144,6 @@ def transformer(form: str) -> Any:
             if "norm" in parameter_name and parameter.ndim == 1:
                 parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
     return made.eval().requires_grad_(False)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("form", FORMS)
-@torch.no_grad()
-def test_same_output_as_diffusers(form: str, case: tuple[Any, ...]) -> None:
-    arguments = FORMS[form][2](*case)
-    (expected,) = transformer(form)(**arguments)
-    for precision, allowed in (("bf16", 0.02), ("fp8", 0.08)):
-        made = transformer(form)
-        Fused(precision=precision).apply(target(made))
-        (output,) = made(**arguments)
-        assert output.dtype == torch.float32
-        assert output.shape == expected.shape
-        image = slice(-case[1] * case[2], None)  # what a padded text becomes is nobody's
-        assert error(output[:, image], expected[:, image]) < allowed, precision
-
-
-@pytest.mark.parametrize("form", ["longcat_image", "ernie_image"])
-@torch.no_grad()
-def test_attention_in_fp8(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
-    arguments = FORMS[form][2](*CASES[0])
-    (expected,) = transformer(form)(**arguments)
-    made = transformer(form)
-    Fused(precision="fp8", attention="fp8").apply(target(made))
-    assert error(made(**arguments)[0], expected) < 0.09
-
-
-MODELS = ("chroma1-hd", "ernie-image", "ideogram-4", "longcat-image")
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
-    expected = flow_models.reference(model, output_type="latent")
-
-    def latents(recipe: str) -> np.ndarray:
-        return flow_models.latents(flow_models.session(model, recipe))
-
-    by_diffusers = psnr(latents("bf16@denoiser"), expected)
-    assert psnr(latents("fused(bf16)"), expected) > by_diffusers - 1
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_cache_of_whole_steps_goes_with_it(model: str) -> None:
-    plain, fused = (
-        flow_models.session(model, text) for text in ("teacache(hits=0.5)", "fused(bf16)+teacache(hits=0.5)")
-    )
-    expected = flow_models.latents(plain)
-    by_diffusers = psnr(
-        flow_models.latents(flow_models.session(model, "bf16@denoiser+teacache(hits=0.5)")), expected
-    )
-    assert psnr(flow_models.latents(fused), expected) > by_diffusers - 1
-    assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
 
 
 def test_chroma_s_masked_attention_is_not_said_to_be_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tests.targets import target_of
 from tests.unit.fused.test_flux import Pipe, transformer
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import modulations
+from vivace.machinery.fused.forms import Fusing
 from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
 from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.operations import Places
@@ -98,7 +99,7 @@ def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
 
 @torch.no_grad()
 def test_weights_are_left_at_home_and_the_table_is_for_where_they_work() -> None:
-    fused = HoistedBlocks(transformer(), FLUX, 34, True, (False,) * 4, Places(work=CPU, home=META))
+    fused = HoistedBlocks(transformer(), FLUX, 34, Fusing(True, (False,) * 4, Places(work=CPU, home=META)))
     assert {tensor.device for tensor in (*fused.parameters(), *fused.buffers())} == {META}
     assert len(fused.modulations.table) == 0, "a CPU has none, wherever the weights are"
     assert fused.modulations.num_computed.device == CPU

@@ -1,7 +1,6 @@
 """Qwen-Image's fused forward against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -10,20 +9,14 @@ from diffusers import QwenImageTransformer2DModel
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
-from tests.fused_unets import size
-from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
+from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import capture
-from vivace.architectures import ARCHITECTURES
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.prompt_lengths import PaddedTexts
-from vivace.machinery.fused import modulations, operations
-from vivace.machinery.kernels import reference
+from vivace.machinery.fused import modulations
 from vivace.models.synthetic import fill
-from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -74,19 +67,6 @@ CASES = [
 """One text; two of one length; three padded to the longest; an image with two to be edited."""
 
 
-@pytest.mark.parametrize("arguments", CASES)
-@torch.no_grad()
-@pytest.mark.quick("arguments[03]")
-def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
-    expected = transformer()(**arguments)[0]
-    for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
-        made = transformer()
-        Fused(precision=precision).apply(target(made))
-        (output,) = made(**arguments)
-        assert output.dtype == torch.float32
-        assert error(output, expected) < allowed
-
-
 @pytest.mark.parametrize("shapes", [((5, 9), (4, 6), (3, 3)), ((4, 6),)])
 @torch.no_grad()
 def test_images_to_be_edited_are_modulated_by_a_time_of_zero(shapes: Any) -> None:
@@ -126,24 +106,6 @@ def test_after_fuse_qkv() -> None:
 
 
 @torch.no_grad()
-def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_calls: list[int] = []
-
-    def counted(*arguments: Any) -> None:
-        num_calls.append(1)
-        attend_in_e4m3(*arguments)
-
-    monkeypatch.setattr(cudnn_fp8, "attend", counted)
-    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
-        expected = transformer()(**case)[0]
-        made = transformer()
-        Fused(precision="fp8", attention="fp8").apply(target(made))
-        num_calls.clear()
-        assert error(made(**case)[0], expected) < 0.08
-        assert len(num_calls) == (3 if in_fp8 else 0), "a mask takes attention in bf16"
-
-
-@torch.no_grad()
 def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
@@ -159,40 +121,6 @@ def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> 
         assert error(exact(**arguments)[0], unpadded) < 0.01
         exact.forward.pads = False
     assert graphs.num_captured == 2
-
-
-@pytest.mark.parametrize("largest", [1, 10, 50])
-@torch.no_grad()
-def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(largest: float) -> None:
-    def with_outliers(change: Any = None) -> Any:
-        made = transformer()
-        outliers(made.transformer_blocks, largest, change, apart="_mod.")
-        return made
-
-    expected, by_row = (with_outliers(change)(**CASES[3])[0] for change in (None, round_by_row))
-    made = with_outliers()
-    Fused(precision="fp8").apply(target(made))
-    assert error(made(**CASES[3])[0], expected) < 1.5 * error(by_row, expected)
-
-
-@torch.no_grad()
-def test_no_activation_exceeds_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = transformer()
-    Fused(precision="fp8").apply(target(made))
-    arguments = inputs((7, 7), (5, 9))
-    arguments["hidden_states"][:, ::5] *= 1000
-    largest: list[float] = []
-    rounded = reference.to_e4m3
-
-    def watched(x: torch.Tensor) -> torch.Tensor:
-        largest.append(float(x.abs().amax()))
-        return rounded(x)
-
-    monkeypatch.setattr(reference, "to_e4m3", watched)
-    monkeypatch.setattr(operations, "has_triton", lambda: False)
-    made(**arguments)
-    assert len(largest) == 3 * 5, "two norms and attention of each block; the MLP of text and of image"
-    assert max(largest) <= reference.E4M3_MAX * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -221,15 +149,6 @@ def test_modulations_of_all_steps_are_computed_before_the_first(
     assert effect.evidence()["denoiser.modulations_computed_in_the_loop"] == 1
 
 
-def test_weights_keep_their_size() -> None:
-    sixteen, eight = transformer().bfloat16(), transformer()
-    before = size(sixteen)
-    Fused(precision="bf16").apply(target(sixteen))
-    assert size(sixteen) == pytest.approx(before, rel=0.01)
-    Fused(precision="fp8").apply(target(eight))
-    assert size(eight) < 0.56 * before
-
-
 def test_what_it_does_not_compute_is_refused() -> None:
     made = transformer()
     Fused(precision="bf16").apply(target(made))
@@ -249,51 +168,8 @@ def test_what_it_does_not_compute_is_refused() -> None:
         made(**inputs((5, 5), (4, 6), (2, 2)))
 
 
-def draw(model: str, recipe: str, **call: Any) -> Any:
-    return flow_models.latents(flow_models.session(model, recipe), **call)
-
-
-@pytest.mark.parametrize("model", ["qwen-image", "qwen-image-edit", "qwen-image-edit-2511"])
-def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
-    """With guidance: two calls a step, with texts of other lengths."""
-    expected = flow_models.reference(model, output_type="latent")
-    by_diffusers = psnr(draw(model, "bf16@denoiser"), expected)
-    for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 4)):
-        session = flow_models.session(model, recipe)
-        assert psnr(flow_models.latents(session), expected) > by_diffusers - lost, recipe
-        assert session.refuted({}) is None
-
-
 def test_two_prompts_of_other_lengths_are_drawn_as_each_alone() -> None:
     session = flow_models.session(MODEL, "fused(bf16)")
     prompts = ["a red circle", flow_models.PROMPT + " and a green square on a grey table"]
     together = flow_models.draw(session, prompts)
     assert psnr(flow_models.draw(session, prompts[0])[0], together[0]) > 35
-
-
-@pytest.mark.parametrize("cache", ["teacache", "magcache"])
-def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
-    cache = f"{cache}(hits=0.5)"
-    plain, fused = (flow_models.session(MODEL, text) for text in (cache, f"fused(bf16)+{cache}"))
-    expected = flow_models.latents(plain)
-    by_diffusers = psnr(draw(MODEL, f"bf16@denoiser+{cache}"), expected)
-    assert psnr(flow_models.latents(fused), expected) > by_diffusers - 1
-    assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
-
-
-@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
-@pytest.mark.quick("fused(bf16)*")
-def test_its_memory_and_work_are_predicted(recipe: str) -> None:
-    """Of two blocks."""
-    two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})
-    with mock.patch.dict(ARCHITECTURES, {MODEL: two}):
-        model = find_weightless(f"synthetic:{MODEL}")
-        plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
-    saved = plain.model_bytes - fused.model_bytes
-    of_blocks = 2 * (24 + 12) * 3072**2 * 2
-    assert saved == pytest.approx(0 if recipe == "fused(bf16)" else of_blocks / 2, abs=0.02 * of_blocks)
-    works = [
-        sum(component.gemm_flop for component in of.work.components if component.component == "denoiser")
-        for of in (plain, fused)
-    ]
-    assert works[1] == pytest.approx(works[0], rel=0.01)

@@ -14,18 +14,12 @@ from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
-from tests.unit.fused.rounded import attend_in_e4m3, outliers, round_by_row
+from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import GPU, capture
-from vivace.architectures import ARCHITECTURES
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.captured import CapturedFunction
-from vivace.machinery.fused import operations
-from vivace.machinery.kernels import reference
 from vivace.models.synthetic import fill
-from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused
@@ -113,18 +107,6 @@ def steps(made: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
     return outputs
 
 
-@pytest.mark.parametrize("arguments", CASES)
-@torch.no_grad()
-@pytest.mark.quick("arguments[03]")
-def test_same_output_as_diffusers(arguments: dict[str, Any]) -> None:
-    expected = steps(transformer(), arguments)
-    for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
-        made = transformer()
-        Fused(precision=precision).apply(target(made))
-        for output, right in zip(steps(made, arguments), expected, strict=True):
-            assert error(output, right) < allowed, precision
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @torch.no_grad()
 def test_a_step_that_keeps_nothing(causal: bool) -> None:
@@ -154,27 +136,6 @@ def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
 
 
 @torch.no_grad()
-def test_attention_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_calls: list[int] = []
-
-    def counted(*arguments: Any) -> None:
-        num_calls.append(1)
-        attend_in_e4m3(*arguments)
-
-    monkeypatch.setattr(cudnn_fp8, "attend", counted)
-    for case, in_fp8 in zip(CASES, (True, True, False, True), strict=True):
-        expected = steps(transformer(), case)
-        made = transformer()
-        Fused(precision="fp8", attention="fp8").apply(target(made))
-        num_calls.clear()
-        for output, right in zip(steps(made, case), expected, strict=True):
-            assert error(output, right) < 0.08
-        assert len(num_calls) == (LAYERS if in_fp8 else 0), (
-            "of the later step; a mask takes attention in bf16"
-        )
-
-
-@torch.no_grad()
 def test_later_steps_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values in front of the image are padded to 64 tokens, which are not attended to."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
@@ -193,52 +154,6 @@ def test_later_steps_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatc
     assert graphs.num_captured == 2
 
 
-@pytest.mark.parametrize("largest", [1, 10, 50])
-@torch.no_grad()
-def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(largest: float) -> None:
-    def with_outliers(change: Any = None) -> Any:
-        made = transformer()
-        outliers(made.transformer_blocks, largest, change)
-        return made
-
-    expected, by_row = (steps(with_outliers(change), CASES[3])[1] for change in (None, round_by_row))
-    made = with_outliers()
-    Fused(precision="fp8").apply(target(made))
-    assert error(steps(made, CASES[3])[1], expected) < 1.5 * error(by_row, expected)
-
-
-@torch.no_grad()
-def test_no_activation_exceeds_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = transformer()
-    Fused(precision="fp8").apply(target(made))
-    largest: list[float] = []
-    rounded = reference.to_e4m3
-
-    def watched(x: torch.Tensor) -> torch.Tensor:
-        largest.append(float(x.abs().amax()))
-        return rounded(x)
-
-    monkeypatch.setattr(reference, "to_e4m3", watched)
-    monkeypatch.setattr(operations, "has_triton", lambda: False)
-    steps(made, CASES[3])
-    assert len(largest) == 2 * LAYERS * 4, "two norms, attention and MLP of each block, in each step"
-    assert max(largest) <= reference.E4M3_MAX * (1 + 1e-6)
-    assert min(largest) > reference.E4M3_MAX / 1000, "a bound is not that loose"
-
-
-def draw(recipe: str) -> Any:
-    return flow_models.latents(flow_models.session(MODEL, recipe))
-
-
-def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16() -> None:
-    expected = flow_models.reference(MODEL, output_type="latent")
-    by_diffusers = psnr(draw("bf16@denoiser"), expected)
-    for recipe, lost in (("fused(bf16)", 1), ("fused(fp8)", 4)):
-        session = flow_models.session(MODEL, recipe)
-        assert psnr(flow_models.latents(session), expected) > by_diffusers - lost, recipe
-        assert session.refuted({}) is None
-
-
 def test_guidance_keeps_keys_and_values_of_its_own() -> None:
     call: dict[str, Any] = {"negative_prompt": "a blue square", "true_cfg_scale": 4.0}
     expected, by_diffusers, fused = (
@@ -246,32 +161,6 @@ def test_guidance_keeps_keys_and_values_of_its_own() -> None:
         for recipe in ("baseline", "bf16@denoiser", "fused(bf16)")
     )
     assert psnr(fused, expected) > psnr(by_diffusers, expected) - 1
-
-
-@pytest.mark.parametrize("cache", ["teacache", "magcache"])
-def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
-    cache = f"{cache}(hits=0.5)"
-    plain, fused = (flow_models.session(MODEL, text) for text in (cache, f"fused(bf16)+{cache}"))
-    expected = flow_models.latents(plain)
-    assert psnr(flow_models.latents(fused), expected) > psnr(draw(f"bf16@denoiser+{cache}"), expected) - 1
-    assert fused.evidence()["cache_hit_rate"] == plain.evidence()["cache_hit_rate"]
-
-
-@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
-@pytest.mark.quick("fused(bf16)*")
-def test_its_memory_and_work_are_predicted(recipe: str) -> None:
-    """Of two blocks."""
-    two = ARCHITECTURES[MODEL].changed(transformer={"num_layers": 2})
-    with mock.patch.dict(ARCHITECTURES, {MODEL: two}):
-        model = find_weightless(f"synthetic:{MODEL}")
-        plain, fused = (predict(model, resolve(text), text="embeddings") for text in ("baseline", recipe))
-    saved, of_blocks = plain.model_bytes - fused.model_bytes, 2 * 13 * 4096**2 * 2
-    assert saved == pytest.approx(0 if recipe == "fused(bf16)" else of_blocks / 2, abs=0.02 * of_blocks)
-    works = [
-        sum(component.gemm_flop for component in of.work.components if component.component == "denoiser")
-        for of in (plain, fused)
-    ]
-    assert works[1] == pytest.approx(works[0], rel=0.01)
 
 
 def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:

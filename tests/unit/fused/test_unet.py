@@ -17,8 +17,8 @@ from tests.fused_unets import inputs, size, target, unet, vae
 from tests.narrow import shallow
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.fused import vae as fused_vae
 from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
+from vivace.machinery.fused.models import vae as fused_vae
 from vivace.machinery.fused.scales import scales_of_attention
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict

@@ -156,11 +156,3 @@ def test_a_card_is_a_size_or_a_name() -> None:
 )
 def test_a_gpu_within_a_text(text: str, name: str, rest: str) -> None:
     assert gpu_in(text) == (name, rest)
-
-
-def test_two_generations_of_one_architecture_are_near() -> None:
-    assert near("H100", "NVIDIA H200") is Near.GENERATION
-    assert near("H100", "H100 PCIe") is Near.GENERATION
-    assert near("A100 40GB", "NVIDIA A100-SXM4-80GB") is Near.SAME
-    assert near("banana", "NVIDIA banana") is Near.SAME
-    assert near("banana", "H200") is Near.OTHER

@@ -13,7 +13,6 @@ from vivace.errors import UsageError
 from vivace.evidence.lint.check import RULES, lint
 from vivace.evidence.lint.columns import SYNONYMS, Column, column_of
 from vivace.evidence.lint.model_limits import flops_of
-from vivace.evidence.lint.values import read_number
 from vivace.foundation.hardware import named_gpu
 
 ROOT = Path(__file__).parents[3]
@@ -133,24 +132,6 @@ def test_rounding_is_no_fault(tmp_path: Path) -> None:
     assert lint([path]) == []
     path.write_text("recipe,mean (s),min (s)\na,2.00,2.04\n")
     assert [finding.rule for finding in lint([path])] == ["mean-in-range"]
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "kind"),
-    [
-        ("109.568s", 109.568, "time"), ("46.091ms", 0.046091, "time"), ("112.7us", 1.127e-4, "time"),
-        ("23.54%", 23.54, "percent"), ("~4 GB", 4e9, "bytes"), ("3,705", 3705, None),
-        ("1.06x [0.97, 1.16]", 1.06, "ratio"),
-        ("1.07 s ±8.2 %", 1.07, "time"), ("**2.5**", 2.5, None), ("`7`", 7, None), ("1e-3", 0.001, None),
-        ("null", None, None), ("-", None, None), ("1-4", None, None), ("fp16", None, None),
-        ("4090 cards", None, None),
-    ],
-)  # fmt: skip
-def test_cells(text: str, value: float | None, kind: str | None) -> None:
-    number = read_number(text)
-    assert (None if number is None else (number.value, number.kind)) == (
-        None if value is None else (pytest.approx(value), kind)
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.loaded_server import loaded_server
 from vivace.benchmark.load_testing.load_rows import read_rows
 from vivace.cli import app
-from vivace.errors import StoreError, Unsupported, UsageError, VivaceError
+from vivace.errors import StoreError, Unsupported, VivaceError
 
 FEW = ("--num-requests", "10", "--clients", "4", "--fractions", "0.8")
 
@@ -73,15 +72,6 @@ def test_requests_without_an_image_are_counted_and_change_the_exit_code() -> Non
     assert "no capacity" in " ".join(result.stdout.split())
 
 
-def test_repeated_loads_are_shown_with_their_spread() -> None:
-    with loaded_server(0.002) as server:
-        result = run("--endpoint", server.url, *FEW, "--repeats", "2", "--format", "md")
-        assert len({body["seed"] for body in server.bodies}) == len(server.bodies)
-    lines = [line for line in result.stdout.splitlines() if line.startswith("| ")][2:]
-    assert len(lines) == 3
-    assert all("| 20 |" in line and " to " in line for line in lines)
-
-
 def test_the_key_is_sent_and_kept_nowhere(tmp_path: Path) -> None:
     key, rows = tmp_path / "key", tmp_path / "rows.json"
     key.write_text("secret-word\n")
@@ -118,14 +108,6 @@ def test_what_cannot_be_measured_is_said_before(fault: str, arguments: tuple[str
     assert message in str(result.exception)
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://x/v1", "http:///v1", "http://u:p@x/v1", "http://x/v1?a=b", "http://x /v1"]
-)
-def test_what_is_no_endpoint_is_refused(url: str) -> None:
-    result = run("--endpoint", url)
-    assert isinstance(result.exception, UsageError)
-
-
 def test_a_server_that_is_not_there_and_a_file_of_something_else(tmp_path: Path) -> None:
     result = run("--endpoint", "http://127.0.0.1:9/v1")
     assert "no connection" in str(result.exception)
@@ -151,14 +133,3 @@ def test_a_page_shows_each_request_and_runs_nothing_foreign(tmp_path: Path) -> N
     assert "<script>alert" not in text
     assert "default-src 'none'" in text
     assert all(name in text for name in ("1 client", "4 clients", "goodput/s"))
-
-
-def test_bench_has_the_options_of_a_server_only_with_an_endpoint() -> None:
-    help_ = run("--endpoint", "http://x/v1", "--help").stdout
-    assert "--fractions" in help_
-    assert "--recipe" not in help_
-    plain = run("--help").stdout
-    assert "--endpoint" in plain
-    assert "--fractions" not in plain
-    result = run("--endpoint", "http://x/v1", "--recipe", "baseline")
-    assert isinstance(result.exception, click.NoSuchOption)

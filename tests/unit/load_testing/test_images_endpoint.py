@@ -1,6 +1,5 @@
 """Servers that are busy, slow, chatty, or no servers of HTTP."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -11,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from vivace.benchmark.load_testing import images_endpoint
-from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer, has_same_host
+from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer
 
 
 @contextmanager
@@ -101,12 +100,6 @@ def test_the_servers_own_words_are_quoted_and_harmless() -> None:
         assert "it redirects to http://elsewhere/" in server.send("/", {}).complaint
 
 
-def test_hosts_are_the_same_with_their_port_and_scheme() -> None:
-    assert has_same_host("http://a:1/x", "http://a:1/y")
-    assert not has_same_host("http://a:1/x", "http://a:2/x")
-    assert not has_same_host("http://a:1/x", "https://a:1/x")
-
-
 @pytest.mark.parametrize(
     ("content", "body"),
     [
@@ -118,27 +111,3 @@ def test_hosts_are_the_same_with_their_port_and_scheme() -> None:
 def test_answers_are_read_in_every_form(content: bytes, body: bytes) -> None:
     with answering([content]) as server:
         assert server.send("/", {}).content == body
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 30_000,
-    ],
-)
-def test_an_answer_that_is_none_is_an_error_of_its_own(content: bytes) -> None:
-    with answering([content]) as server, pytest.raises(NoAnswer) as caught:
-        server.send("/", {})
-    assert caught.value.kind == "broken answer"
-
-
-def test_a_request_is_sent_beside_the_loop_of_a_notebook() -> None:
-    async def cell(server: HttpServer) -> int:
-        return server.send("/", None).status
-
-    with answering([raw("200 OK")]) as server:
-        assert asyncio.run(cell(server)) == 200

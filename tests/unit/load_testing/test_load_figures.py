@@ -5,11 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from vivace.answers.answer import Table
-from vivace.answers.data import written
 from vivace.benchmark.load_testing.load_answer import answer_of
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies
-from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, Samples
+from vivace.benchmark.load_testing.load_rows import (
+    LoadRow,
+    LoadStage,
+    RequestSettings,
+    Samples,
+    figures_of,
+    lone_latencies,
+)
 
 SETTINGS = RequestSettings(model="m", fields={}, variants=((None, None),), prompts_sha256="0")
 
@@ -92,21 +96,6 @@ def test_requests_without_an_answer_are_inside_the_percentiles() -> None:
     assert answer.data[0]["latency_s"]["p95"] is None
 
 
-def test_one_load_has_no_interval_and_repeats_show_their_spread() -> None:
-    loads = [
-        row(
-            samples([float(k) for k in range(20)], [k + seconds for k in range(20)]),
-            LoadStage(kind="poisson", fraction=0.5, repeat=repeat),
-            1.0,
-        )
-        for repeat, seconds in enumerate((0.5, 0.7, 0.6))
-    ]
-    (table,) = answer_of(loads).sections[0].blocks
-    assert isinstance(table, Table)
-    assert [cell.text for cell in table.rows[0].cells][1:4:2] == ["60", "0.6 (0.5 to 0.7)"]
-    assert [each["latency_s"]["p50"] for each in answer_of(loads).data] == [0.5, 0.7, 0.6]
-
-
 def test_the_latency_alone_is_that_of_each_size() -> None:
     settings = SETTINGS.model_copy(update={"variants": (("64x64", "a"), ("96x96", "a"), ("64x64", "b"))})
     few = samples([0.0, 1.0], [0.5, 3.0]).model_copy(update={"variant": (0, 1)})
@@ -118,14 +107,3 @@ def test_two_servers_are_compared_load_by_load() -> None:
     fast = row(samples([1.0 * k for k in range(30)], [1.0 * k + 1 for k in range(30)]))
     (line,) = answer_of([fast], [slow]).sections[1].blocks
     assert line == "1 client, over here: images/s 2.00x, p50 0.50x"
-
-
-def test_a_load_without_any_image_has_a_row_all_the_same() -> None:
-    load = row(
-        samples([0.0, 1.0], [0.1, 1.1], ["timeout"] * 2), LoadStage(kind="closed", clients=2), None, (1.0,)
-    )
-    figures = figures_of(load)
-    assert (figures.throughput, figures.latency_s[50], figures.errors) == (0.0, math.inf, {"timeout": 2})
-    for format_ in ("table", "md", "csv"):
-        assert "2 timeout" in written(answer_of([load]), format_)
-    assert answer_of([load]).data[0]["done"] == 0

@@ -1,14 +1,11 @@
 """Loads on a server that draws one image at a time, and answers that are none."""
 
 import asyncio
-import itertools
-
-import pytest
 
 from tests.loaded_server import loaded_server
 from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
 from vivace.benchmark.load_testing.load_target import LoadTarget, phases_of
-from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, poisson, poisson_arrivals
+from vivace.benchmark.load_testing.stages import LoadLimit, closed_loop, poisson
 
 
 def target_of(url: str, timeout_s: float = 10.0) -> LoadTarget:
@@ -29,19 +26,6 @@ def test_users_come_whether_or_not_the_server_is_behind() -> None:
     lags = [sent - due for due, sent in zip(samples.due_s, samples.sent_s, strict=True)]
     assert max(lags) < 0.2, "requests leave when they are due, not when the server has time"
     assert samples.phases_ms["denoise"] == (40.0,) * 40
-
-
-def test_arrivals_are_at_random_and_the_same_again() -> None:
-    arrivals = poisson_arrivals(10.0, LoadLimit(2000), 1)
-    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
-    mean = sum(gaps) / len(gaps)
-    assert mean == pytest.approx(0.1, rel=0.1)
-    assert sum(gap > 0.1 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.04), "exponential"
-    assert (
-        arrivals == poisson_arrivals(10.0, LoadLimit(2000), 1) != poisson_arrivals(10.0, LoadLimit(2000), 2)
-    )
-    assert len(poisson_arrivals(10.0, LoadLimit(seconds=20.0), 1)) == pytest.approx(200, rel=0.2)
-    assert len(poisson_arrivals(0.01, LoadLimit(seconds=1.0, least=8), 1)) == 8
 
 
 def test_an_image_behind_an_address_is_fetched_from_the_server_itself() -> None:

@@ -19,7 +19,7 @@ from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.technique import component_of
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 
 RANK = 4
 MID = "mid_block.attentions.0.proj_in"

@@ -10,19 +10,14 @@ import torch
 from click.testing import CliRunner
 
 import vivace
-from tests.targets import target_of
 from vivace.cli import app
 from vivace.errors import Unsupported
 from vivace.machinery.technique import Machine
 from vivace.measure import accelerator
-from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
-from vivace.measure.memory import MemoryMeter
-from vivace.measure.this_environment import environment
+from vivace.measure.accelerator import MemoryMeter
+from vivace.measure.machine import check_works, choose_device, this_machine
 from vivace.measure.timer import PipelineTimer
-from vivace.recipes.resolve import resolve
 
-ROCM = Machine("cuda", "AMD Instinct MI300X", None, "c++", has_all_packages=True, is_rocm=True)
-XPU = Machine("xpu", "Intel Arc B580", None, "c++", has_all_packages=True)
 MPS = Machine("mps", "Apple M4 GPU", None, "c++", has_all_packages=True)
 
 
@@ -79,17 +74,6 @@ def test_auto_takes_the_gpu_that_is_there(calls: list[str], monkeypatch: pytest.
         choose_device("mps")
 
 
-def test_what_the_machine_says_of_itself(calls: list[str]) -> None:
-    machine = this_machine("xpu")
-    assert (machine.backend, machine.device_name, machine.num_gpus) == ("xpu", "Intel Arc B580", 2)
-    assert machine.capability is None
-    assert this_machine("mps").backend == "mps"
-    assert environment("mps").device_capability is None
-    assert [torch_type(name) for name in ("cuda:1", "xpu", torch.device("cpu"), "meta")] == [
-        "cuda", "xpu", "cpu", "cpu",
-    ]  # fmt: skip
-
-
 def test_under_rocm_a_capability_is_not_cudas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
@@ -139,41 +123,6 @@ def test_memory_is_the_allocators(calls: list[str], device: str, kind: str, peak
     memory = meter.read()
     assert (memory.kind, memory.before_bytes, memory.peak_bytes) == (kind, 5, peak)
     assert (f"{device}.reset_peak_memory_stats" in calls) == (device == "xpu"), "MPS knows no peak"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "machine", "said"),
-    [
-        ("cuda_graph", ROCM, None),
-        ("cuda_graph", MPS, "NVIDIA GPUs"),
-        ("compile(reduce-overhead)", XPU, "no NVIDIA or AMD GPU"),
-        ("compile", XPU, None),
-        ("tf32", ROCM, "AMD's GPUs do not have"),
-        ("quantize(fp8)", ROCM, "AMD's have other formats"),
-        ("quantize(fp8_weight)", MPS, "no fp8 on Apple's"),
-        ("quantize(int8)", MPS, None),
-        ("quantize(nf4, backend=bitsandbytes)", MPS, "no kernels for Apple's"),
-        ("layerwise_casting", MPS, "no fp8 on Apple's"),
-        ("offload(model)", MPS, "share the CPU's memory"),
-        ("offload(model)", XPU, None),
-        ("parallel(cfg)", ROCM, None),
-        ("parallel(cfg)", XPU, "collectives"),
-        ("attention(flash)", ROCM, None),
-        ("attention(sage)", ROCM, "not known to run on AMD's"),
-        ("attention(flash)", MPS, "take math"),
-        ("attention(math)", MPS, None),
-        ("fused(fp8)", ROCM, "written for NVIDIA's"),
-        ("prompt_cache(free_encoders=True)", MPS, "share host memory"),
-        ("bf16", XPU, None),
-    ],
-)
-def test_what_runs_on_whose_gpu(recipe: str, machine: Machine, said: str | None) -> None:
-    (technique,) = resolve(recipe)
-    reason = technique.unsupported(target_of(machine))
-    if said is None:
-        assert reason is None
-    else:
-        assert said in str(reason)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, error: Exception, *dtypes: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from tests.typed import run_vivace
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.settings import read_prompts
 from vivace.foundation.stats import Gate
-from vivace.measure.folders import compare, judge_pairs, pair
+from vivace.measure.folders import compare, pair
 
 
 def test_images_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_black_squares_and_images_of_another_seed_are_named(same_picture: bool, 
     limits = Limits(clip=None, match=0.9)
     verdicts = {}
     for folder in ("squares", "seeds"):
-        pairs = compare(tmp_path / "a", tmp_path / folder, names, prompts, None)["pairs"]
-        verdicts[folder], _ = judge_pairs(pairs, prompts, limits, same_picture=same_picture)
+        compared = compare(tmp_path / "a", tmp_path / folder, names, prompts, None)
+        verdicts[folder], _ = compared.judge(limits, same_picture=same_picture)
     assert verdicts["squares"].gate is Gate.FAILED
     assert "4 of 12 images have a hole" in verdicts["squares"].reason
     assert "image_1.png" in verdicts["squares"].reason

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from vivace.measure.raw_trace import covered, host_events, ranges_on
+from vivace.measure.profiling.trace import covered, host_events
 
 
 @pytest.mark.parametrize(
@@ -19,21 +18,6 @@ from vivace.measure.raw_trace import covered, host_events, ranges_on
 )
 def test_work_that_overlaps_counts_once(ranges: list[tuple[float, float]], length: float) -> None:
     assert covered(ranges) == length
-
-
-def test_ranges_are_those_of_the_profilers_events() -> None:
-    x = torch.zeros(4)
-    with profile(activities=[ProfilerActivity.CPU]) as trace:
-        for _ in range(3):
-            x.add_(1)
-    ranges = ranges_on(DeviceType.CPU, trace)
-    assert ranges_on(DeviceType.CUDA, trace) == []
-    wanted = [event.time_range.elapsed_us() for event in trace.events()]
-    assert sum(ends - starts for starts, ends in ranges) / 1e3 == pytest.approx(sum(wanted))
-    assert len(ranges) == len(wanted) > 2
-    assert sorted(event.name for event in host_events(trace)) == sorted(
-        event.name for event in trace.events()
-    )
 
 
 def test_host_events_come_before_what_they_enclose() -> None:

@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 
 from tests.drawn_shapes import draw
 from vivace.measure.damage import blurred
-from vivace.measure.holes import hole_share, num_rectangles
-from vivace.measure.image_metrics import pixels, resized
+from vivace.measure.image_metrics import hole_share, num_rectangles, pixels, resized
 
 Pixels = NDArray[np.float64]
 SIDE = 128

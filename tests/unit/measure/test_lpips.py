@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vivace.errors import Unsupported
-from vivace.measure.lpips import Lpips, default_weights
+from vivace.measure.scorer import Lpips
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +54,6 @@ def test_it_agrees_with_torchmetrics(
     assert found[0] < found[1] < found[2]
 
 
-def test_without_weights_it_says_where_they_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    assert Path(torch.hub.get_dir()) == default_weights().parent.parent, "torch looks in the same place"
-    with pytest.raises(Unsupported, match=r"save https://\S+alexnet-owt-7be5be79.pth as .*checkpoints"):
-        Lpips()
-
-
 def test_another_file_is_refused_and_runs_no_code(tmp_path: Path) -> None:
     class Sly:
         def __reduce__(self) -> Any:
@@ -74,8 +67,3 @@ def test_another_file_is_refused_and_runs_no_code(tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.zeros(64, 3, 11, 11)}, path)
     with pytest.raises(Unsupported, match="does not hold AlexNet's weights"):
         Lpips(weights=path)
-
-
-def test_sizes_must_agree(weights: Path, pictures: list[Any]) -> None:
-    with pytest.raises(ValueError, match="128x96 and 64x96"):
-        Lpips(weights=weights).distances(pictures[:1], [pictures[0][:, :64]])

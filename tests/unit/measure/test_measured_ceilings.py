@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_environment
-from vivace.errors import OutputError
 from vivace.foundation.spec.ceilings import Ceiling, Ceilings, identity_of
 from vivace.measure import measured_ceilings as module
 from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
@@ -53,13 +52,6 @@ def test_a_cpu_is_measured_once_and_found_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_what_the_time_limit_leaves_out_is_named() -> None:
-    measured = measure_ceilings(make_environment(), time_limit_s=0)
-    assert not measured.ceilings
-    assert measured.missing["gemm bf16"] == "the time limit of 0 s passed before it"
-
-
-@pytest.mark.usefixtures("small")
 def test_an_operation_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(device: str, precision: str, *shape: int) -> None:
         raise RuntimeError(f"no {precision} here\nsecond line")
@@ -86,18 +78,3 @@ def test_a_gpu_has_its_ceilings_whatever_the_threads() -> None:
     assert ceilings.identity == identity_of(gpu)
     assert ceilings.identity == identity_of(gpu.model_copy(update={"num_threads": 8}))
     assert ceilings.identity != identity_of(gpu.model_copy(update={"driver": "581.0"}))
-
-
-@pytest.mark.usefixtures("small")
-def test_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
-    file = keep(measure_ceilings(make_environment(), time_limit_s=0))
-    file.write_text('{"device": "cpu"}')
-    assert known_ceilings(make_environment()) is None
-
-
-@pytest.mark.usefixtures("small")
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match="set VIVACE_CACHE"):
-        keep(measure_ceilings(make_environment(), time_limit_s=0))

@@ -1,7 +1,6 @@
 """Energy and the GPU's state, from a driver that the test plays."""
 
 import itertools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -72,14 +71,6 @@ def test_without_a_counter_the_power_is_integrated_and_said(monkeypatch: pytest.
     assert found.energy_j == pytest.approx(400 * found.seconds)
 
 
-def test_a_gpu_without_both_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage")
-    found = window(driver, monkeypatch)
-    assert (found.energy_j, found.energy_from, found.power_w) == (None, None, None)
-    assert "neither a counter nor a reading of its power" in found.reason
-    assert found.sm_clock_mhz == 1755, "the rest is there"
-
-
 def test_a_window_that_is_too_short_has_no_energy() -> None:
     with GpuMeter(NvmlGpu(Driver(), object())) as meter:
         meter.start()
@@ -87,23 +78,6 @@ def test_a_window_that_is_too_short_has_no_energy() -> None:
     assert found is not None
     assert found.energy_j is None
     assert "it takes 1 s to tell it" in (found.reason or "")
-
-
-def test_a_second_start_begins_anew_and_no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_WINDOW_S", 0.001)
-    before = threading.active_count()
-    with GpuMeter(NvmlGpu(Driver(), object()), interval_s=0.001) as meter:
-        meter.start()
-        time.sleep(0.02)
-        meter.start()
-        time.sleep(0.002)
-        found = meter.stop(1)
-        meter.start()
-    assert found is not None
-    assert found.energy_j == 100.0
-    assert found.seconds is not None
-    assert found.seconds < 0.02
-    assert threading.active_count() == before
 
 
 def test_the_gpu_is_named_by_its_number_and_uuid() -> None:

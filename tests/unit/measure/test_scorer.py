@@ -31,11 +31,6 @@ def test_a_zoom_enlarges_around_the_middle(zoom: float) -> None:
         assert (line * np.arange(len(line))).sum() / line.sum() == pytest.approx(centre, abs=0.1)
 
 
-def test_reducing_repeats_the_edges() -> None:
-    edge = np.full((64, 64, 3), 200, np.uint8)
-    assert (np.asarray(zoomed(Image.fromarray(edge), 0.9)) == 200).all()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     clip.save(tmp_path / "clip", clip.build())
@@ -70,13 +65,6 @@ def test_impossible_zooms_are_refused(folder: Path, zooms: object) -> None:
         ClipScorer(folder)
 
 
-def test_another_set_of_zooms_is_another_scorer(folder: Path) -> None:
-    """So figures in a store are never compared with those by other zooms."""
-    before = find_scorer(str(folder)).revision
-    _ask_for(folder, [0.98, 1.0, 1.02])
-    assert find_scorer(str(folder)).revision != before
-
-
 def test_the_embedded_scorer_has_those_of_its_training_script() -> None:
     config = json.loads((find_scorer("tiny-clip").folder / "config.json").read_text())
     assert tuple(config["zooms"]) == clip.ZOOMS
@@ -96,8 +84,3 @@ def test_what_the_processor_cuts_is_cut_before_it_enlarges(
     monkeypatch.setattr("vivace.measure.scorer.middle", lambda picture: picture)
     (whole,) = scorer.embed_images([picture])
     assert found @ whole > 0.9999
-
-
-def test_ordinary_images_are_not_cut() -> None:
-    picture = Image.new("RGB", (1024, 256))
-    assert middle(picture) is picture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vivace.errors import OutputError, StoreError
+from vivace.errors import StoreError
 from vivace.foundation.spec.limits import (
     DEFAULT_LIMITS,
     WITNESS_LIMIT,
@@ -76,14 +76,6 @@ def test_limits_are_the_calibrated_ones_unless_the_user_sets_them() -> None:
     assert calibrated_limits(DEFAULT_LIMITS, MODEL, None) == DEFAULT_LIMITS
 
 
-def test_a_witness_that_saw_nothing_keeps_the_usual_limit() -> None:
-    keep(calibration(limit=None))
-    assert calibrated_limits(DEFAULT_LIMITS, MODEL, CLIP).clip == "auto"
-    assert limit_notes(MODEL, CLIP, DEFAULT_LIMITS) == [
-        "openai/clip saw no damage when it was calibrated for flux-dev: its limit stays a guess"
-    ]
-
-
 def test_a_note_says_where_a_limit_comes_from() -> None:
     assert limit_notes(MODEL, CLIP, DEFAULT_LIMITS) == [
         "no calibration of openai/clip for photographs: its limit (95 %) comes from drawn shapes; vivace calibrate "
@@ -107,10 +99,3 @@ def test_a_damaged_file_is_named() -> None:
     keep(calibration()).write_text('{"limit": 2}')
     with pytest.raises(StoreError, match=r"is not a calibration .*delete it"):
         kept(MODEL, CLIP)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("VIVACE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match="VIVACE_CACHE"):
-        keep(calibration())

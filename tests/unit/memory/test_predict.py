@@ -13,7 +13,7 @@ import torch
 from tests.make import make_trial
 from tests.narrow import make_all_small
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory import fit

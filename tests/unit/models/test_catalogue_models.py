@@ -24,10 +24,9 @@ from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.runtime.opening import open_session
-from vivace.runtime.request import checked_request
-from vivace.runtime.workloads import default_threads
+from vivace.runtime.workloads import checked_request, default_threads
 
 NAMES = [
     entry.name

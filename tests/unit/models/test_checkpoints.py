@@ -23,9 +23,9 @@ from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.signatures import TensorNames, signature_of
-from vivace.models.single_file import contents_of
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 
 State = dict[str, torch.Tensor]
 UNET = "model.diffusion_model."

@@ -17,11 +17,10 @@ from tests.original_layout import original_vae, save_sd15, save_sdxl
 from vivace.architectures.flux import FLUX
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
+from vivace.models.checkpoints.single_file import check_parts, contents_of
 from vivace.models.checkpoints.weight_scales import block_length, fits, multiplied
-from vivace.models.checkpoints.whole_files import check_whole_file
 from vivace.models.find import obtain
-from vivace.models.single_file import contents_of
-from vivace.models.text_encoders import UnusedWeightsWarning
+from vivace.models.load import UnusedWeightsWarning
 
 LEVELS: dict[str, Any] = {
     "block_out_channels": (16, 32, 32),
@@ -147,17 +146,13 @@ VAE, CLIP = "first_stage_model.", "cond_stage_model.transformer.text_model."
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        (f"{CLIP}encoder.layers.0.mlp.fc1.weight", None, "of its text_encoder, such as {name}"),
-        (f"{VAE}decoder.conv_in.weight", None, "lacks 1 of 180 tensors of its vae, such as {name}"),
-        (f"{VAE}decoder.conv_in.weight", torch.ones(2, 2, 3, 3), "{name} has the shape [2, 2, 3, 3], and the vae"),
-        (f"{VAE}decoder.mid.attn_1.q.weight", torch.ones(2, 2), "{name} has the shape [2, 2], and the vae"),
-        (f"{CLIP}encoder.layers.0.mlp.fc1.weight", torch.ones(2, 2), "{name} has the shape [2, 2], and the text"),
-        (f"{CLIP}encoder.layers.9.mlp.fc1.weight", torch.ones(8, 8), "1 tensors more than its VAE and text encod"),
-        (f"{VAE}decoder.up.3.block.7.conv1.weight", torch.ones(8, 8), "VAE and text encoders, such as {name}"),
+        (f"{CLIP}encoder.layers.0.mlp.fc1.weight", None, "text_encoder"),
+        (f"{VAE}decoder.conv_in.weight", torch.ones(2, 2, 3, 3), ""),
+        (f"{CLIP}encoder.layers.9.mlp.fc1.weight", torch.ones(8, 8), "weights in its text_encoder, and"),
+        (f"{VAE}decoder.up.3.block.7.conv1.weight", torch.ones(8, 8), "weights in its vae, and"),
         ("cond_stage_model.another", torch.ones(1), "VAE and text encoders, such as {name}"),
     ],
-)  # fmt: skip
-@pytest.mark.quick("*-None-*", "cond_stage_model.another*", "*conv_in.weight-value2*")
+)
 def test_a_single_file_with_another_vae_or_text_encoder(
     file: Path, name: str, value: torch.Tensor | None, says: str
 ) -> None:
@@ -188,18 +183,17 @@ def test_the_text_encoders_of_an_sdxl_file_are_checked(tmp_path: Path) -> None:
     pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**LEVELS))
     file = save_sdxl(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
     state = load_file(file)
-    in_proj = "conditioner.embedders.1.model.transformer.resblocks.0.attn.in_proj_weight"
-    for changed, says in (
-        (state | {in_proj: torch.ones(9, 8)}, f"{in_proj} has the shape [9, 8], and the text_encoder_2 [144, 48]"),
-        ({name: value for name, value in state.items() if name != in_proj}, f"text_encoder_2, such as {in_proj}"),
-        (state | {"conditioner.embedders.2.model.x": torch.ones(1)}, "such as conditioner.embedders.2.model.x"),
-    ):  # fmt: skip
-        save_file(changed, file)
-        with pytest.raises(UnusableModel, match=re.escape(says)):
+    layer = "conditioner.embedders.1.model.transformer.resblocks.9.ln_1.weight"
+    for name, says in (
+        (layer, "its text_encoder_2"),
+        ("conditioner.embedders.2.model.x", "embedders.2.model.x"),
+    ):
+        save_file(state | {name: torch.ones(1)}, file)
+        with pytest.raises(UnusableModel, match=says):
             load_pipeline(find_model(str(file)), "cpu")
 
 
-@pytest.mark.parametrize("change", [None, "lacks", "more", "shape"])
+@pytest.mark.parametrize("change", [None, "lacks", "more"])
 def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path) -> None:
     pipe = load_pipeline(find_model("tiny-flux"), "cpu")
     vae = {f"vae.{name}": value for name, value in original_vae(pipe.vae).items()}
@@ -219,17 +213,15 @@ def test_the_parts_of_a_flux_file_are_checked(change: str | None, tmp_path: Path
     elif change == "more":
         name = name.replace("block.0", "block.24")
         state[name] = torch.ones(4)
-    elif change == "shape":
-        state[name] = torch.ones(3)
     file = tmp_path / "flux.safetensors"
     save_file({own: value.clone() for own, value in state.items()}, file)
     assert FLUX.files is not None
     parts = FLUX.files.signatures[0].parts
     if change is None:
-        check_whole_file(file, parts, pipe.components)
+        check_parts(file, parts, pipe.components)
         return
-    with pytest.raises(UnusableModel, match=re.escape(name)):
-        check_whole_file(file, parts, pipe.components)
+    with pytest.raises(UnusableModel, match="weights in its text_encoder_2"):
+        check_parts(file, parts, pipe.components)
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

@@ -18,10 +18,10 @@ from tests.narrow import small
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
+from vivace.models.checkpoints.gguf_file import KEPT_TYPES
 from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.checkpoints.weight_scales import Codes, padded_shape, scales_shape
-from vivace.models.gguf_file import KEPT_TYPES
-from vivace.models.single_file import contents_of
 from vivace.models.synthetic import build_component, on_meta
 
 State = dict[str, torch.Tensor]
@@ -125,8 +125,8 @@ def test_a_denoiser_alone_is_told_by_its_tensors(
     model: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = {prefix + name: {"dtype": "BF16", "shape": list(shape)} for name, shape in sizes(model).items()}
-    monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
-    monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_header", lambda _: header)
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_metadata", lambda _: {})
     contents = contents_of(tmp_path / "model.safetensors")
     part = "unet" if model in ("sdxl", "sd15") else "transformer"
     assert (contents.entry, contents.component, contents.denoiser_name) == (model, part, part)
@@ -143,8 +143,8 @@ def test_of_a_whole_model_of_these_the_denoiser_is_read_and_the_rest_counted(
     }
     others = ("text_encoders.t5xxl.x", "text_encoders.clip_g.x", "first_stage_model.x")
     header |= {name: {"dtype": "F16", "shape": [1]} for name in others}
-    monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
-    monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_header", lambda _: header)
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_metadata", lambda _: {})
     contents = contents_of(tmp_path / "model.safetensors")
     assert (contents.entry, contents.component) == ("sd35-large", "transformer")
     assert set(contents.denoiser.values()) == set(sizes("sd35-large"))
@@ -361,8 +361,8 @@ def test_what_tensors_do_not_say_is_noted(
     name: str, state: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = {own: {"dtype": "BF16", "shape": list(shape)} for own, shape in sizes(state).items()}
-    monkeypatch.setattr("vivace.models.single_file.read_header", lambda _: header)
-    monkeypatch.setattr("vivace.models.single_file.read_metadata", lambda _: {})
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_header", lambda _: header)
+    monkeypatch.setattr("vivace.models.checkpoints.single_file.read_metadata", lambda _: {})
     assert any(note in text for text in contents_of(tmp_path / name).notes)
 
 

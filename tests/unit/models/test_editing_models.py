@@ -16,14 +16,13 @@ from vivace.benchmark import Store
 from vivace.errors import Unsupported, WorkloadError
 from vivace.foundation.spec.record import Outcome
 from vivace.models.find import find_model
-from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
 from vivace.models.sources import FOLDER
-from vivace.models.synthetic import on_meta
+from vivace.models.synthetic import on_meta, tokenizer_for, with_processor
 from vivace.models.tasks import check_installed
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 QWEN = EDITING[1:]
 QUICK = ["--repeats", "1", "--rounds", "1", "--warmup", "1", "--device", "cpu", "--no-rivals"]

@@ -9,10 +9,9 @@ from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import WorkloadError
-from vivace.models.hashed_tokenizers import tokenizer_for
-from vivace.models.synthetic import on_meta
+from vivace.models.synthetic import on_meta, tokenizer_for
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import _call_block
+from vivace.runtime.export import _call_block
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 

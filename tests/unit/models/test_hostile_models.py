@@ -16,8 +16,8 @@ import transformers
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, find_scorer
 from vivace.models.bounds import check_numbers
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.find import WEIGHTS
-from vivace.models.headers import read_header
 from vivace.runtime.memory.weightless import find_weightless
 
 

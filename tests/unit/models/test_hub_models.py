@@ -22,7 +22,7 @@ from vivace.errors import Unsupported, UnusableModel, VivaceError, WorkloadError
 from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline, obtain
 from vivace.models.find import WEIGHTS
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 UNET = "unet/diffusion_pytorch_model.safetensors"
@@ -192,7 +192,7 @@ def test_repositories_that_are_no_model(served: Hub, folder: Path, tmp_path: Pat
         ),
         (
             "bare",
-            "has single files: download one (`hf download org/bare whole.safetensors`), and give its path",
+            "`hf download org/bare whole.safetensors`, and give its path",
         ),
         (
             "lora",

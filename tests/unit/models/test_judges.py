@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from vivace.errors import UnknownModel, UsageError
-from vivace.models import judges
+from vivace.models import scorers as judges
 from vivace.models.find import WEIGHTS
-from vivace.models.judges import PICKSCORE, find_judge
+from vivace.models.scorers import PICKSCORE, find_judge
 
 
 def test_an_embedded_scorer_needs_no_kind() -> None:

@@ -32,7 +32,7 @@ from vivace.benchmark import Timing
 from vivace.errors import UnusableModel
 from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 
 def pixart() -> Any:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from vivace.models.reading_ahead import read_ahead
+from vivace.models.reading_limits import read_ahead
 
 
 def test_whole_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

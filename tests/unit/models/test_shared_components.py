@@ -15,7 +15,7 @@ import vivace
 from tinyworld import flux, networks
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 

@@ -13,8 +13,7 @@ from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import ComponentConfig
 from vivace.errors import UnknownModel
 from vivace.models import synthetic
-from vivace.models.hashed_tokenizers import tokenizer_for
-from vivace.models.synthetic import build, build_component, on_meta
+from vivace.models.synthetic import build, build_component, on_meta, tokenizer_for
 
 PROMPT = "a red circle above a blue square"
 

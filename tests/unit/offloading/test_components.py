@@ -17,7 +17,7 @@ from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.offloading.tensor_swap import opaque_weight_class
 from vivace.machinery.technique import Machine
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.techniques import offload
 from vivace.techniques.offload import Offload
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinyworld import clip
-from vivace.benchmark.rounds.image_figures import compute_figures
+from vivace.benchmark.rounds.quality_pass import compute_figures
 from vivace.benchmark.rounds.worker_requests import GpusRequest, Scorer, ask
 from vivace.errors import UnusableModel
 from vivace.foundation.processes.launcher import Launcher

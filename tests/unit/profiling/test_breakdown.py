@@ -88,31 +88,12 @@ def test_self_times_of_the_host_add_up_to_the_call(trace: Trace) -> None:
     assert rows["cudaLaunchKernel"].num_calls == 2
 
 
-def test_an_operator_inside_itself_counts_once_in_its_total() -> None:
-    events = [
-        host("vivace call", 0, 100, "user_annotation"),
-        host("aten::add", 10, 50),
-        host("aten::add", 20, 30),
-        kernel("k", 30, 40, 5),
-        launch(25, 5),
-    ]
-    (row,) = (row for row in breakdown.operators(read_chrome_trace(events)) if row.name == "aten::add")
-    assert (row.num_calls, row.cpu_s, row.cuda_s) == (2, pytest.approx(50e-6), pytest.approx(40e-6))
-
-
 def test_families_follow_the_operator_and_copies_the_kernel(trace: Trace) -> None:
     by_name = {family.name: family for family in breakdown.families(trace)}
     assert by_name["convolution"].cuda_s == pytest.approx(40e-6), "its bias included"
     assert by_name["GEMM"].cuda_s == pytest.approx(15e-6)
     assert by_name["CUDA calls"].cpu_s == pytest.approx((2 + 2 + 16 + 2) * 1e-6)
     assert sum(family.cpu_s for family in by_name.values()) == pytest.approx(100e-6)
-
-
-def test_components(trace: Trace) -> None:
-    by_name = {component.name: component for component in breakdown.components(trace)}
-    assert by_name["denoiser"].cuda_s == pytest.approx(40e-6)
-    assert by_name["denoiser"].cpu_s == pytest.approx(50e-6)
-    assert by_name["other"].cuda_s == pytest.approx(15e-6)
 
 
 def test_gaps_are_the_host_being_late_only_where_it_did_not_wait(trace: Trace) -> None:
@@ -163,14 +144,6 @@ def test_thinning_keeps_the_peak_and_the_end() -> None:
     assert thinned[-1] == points[-1]
 
 
-def test_the_range_over_calls_comes_from_all_of_them(trace: Trace) -> None:
-    longer = read_chrome_trace(
-        [event | {"dur": 45} if event["name"].startswith("sm90") else event for event in EVENTS]
-    )
-    (row,) = (row for row in breakdown.operators(trace, [longer]) if row.name == "aten::cudnn_convolution")
-    assert (row.self_cuda_s, row.least_s, row.most_s) == tuple(map(pytest.approx, (30e-6, 30e-6, 45e-6)))
-
-
 @pytest.mark.parametrize(
     ("name", "family"),
     [
@@ -196,35 +169,6 @@ def test_the_range_over_calls_comes_from_all_of_them(trace: Trace) -> None:
 )
 def test_families(name: str, family: str | None) -> None:
     assert family_of(name) == family
-
-
-def test_the_outermost_operator_that_tells_decides() -> None:
-    events = [
-        host("vivace call", 0, 100, "user_annotation"),
-        host("aten::linear", 1, 9),
-        host("aten::t", 2, 3),
-        host("aten::scaled_dot_product_attention", 20, 20),
-        host("aten::bmm", 21, 3),
-        host("aten::view", 50, 5),
-        launch(22, 1),
-        launch(51, 2),
-        launch(70, 3),
-        kernel("Memcpy HtoD (Pinned -> Device)", 30, 7, 1),
-        kernel("sm80_gemm", 40, 11, 1),
-        kernel("splitKreduce_kernel", 60, 13, 2),
-        kernel("nvjet_hsh", 80, 17, 3),
-    ]
-    by_name = {
-        event.name: (event.cpu_s * 1e6, event.cuda_s * 1e6)
-        for event in breakdown.families(read_chrome_trace(events))
-    }
-    assert by_name["GEMM"] == tuple(map(pytest.approx, (9, 13 + 17))), (
-        "a view does not tell, nor does no operator"
-    )
-    assert by_name["attention"] == tuple(map(pytest.approx, (18, 11)))
-    assert by_name["other"][0] == pytest.approx(3), "the view, without its CUDA call"
-    assert by_name["copy"] == tuple(map(pytest.approx, (0, 7)))
-    assert by_name["CUDA calls"][0] == pytest.approx(6)
 
 
 def test_copies_and_collectives_tell_what_they_are() -> None:

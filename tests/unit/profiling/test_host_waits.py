@@ -34,11 +34,6 @@ def test_the_innermost_caller_outside_torch_is_named() -> None:
     assert [wait.seconds for wait in located(waits, calls)] == [30e-9, 6e-9, 2e-9]
 
 
-def test_a_wait_without_a_caller_is_kept() -> None:
-    (row,) = located([Wait("synchronisation", "cudaDeviceSynchronize", "other", 5, 9)], [])
-    assert (row.file, row.count) == ("?", 1)
-
-
 def test_waits_on_a_gpu_are_cuda_calls_and_copies_to_the_host() -> None:
     events = [
         event("vivace call", 0, 100),

@@ -1,19 +1,17 @@
 """What is read from torch.profiler's own objects is what the trace says that it writes."""
 
 import json
-import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from tests.chrome_trace import assert_alike, read_chrome_trace
 from tests.recorded_events import results_of
 from tests.unit.profiling.test_breakdown import EVENTS, host, kernel, launch, memory
 from vivace.measure.profiling import breakdown
-from vivace.measure.profiling.profiler import Wait, located, python_calls, read_results, traced
+from vivace.measure.profiling.profiler import read_results, traced
 
 ON_A_GPU = [
     *EVENTS,
@@ -66,42 +64,3 @@ def test_a_profile_of_a_cpu_reads_as_its_trace(tmp_path: Path) -> None:
     assert len(recorded.host) == len(expected.host) > 500
     assert len(recorded.memory) == len(expected.memory) > 100
     assert_alike(recorded, expected)
-
-
-def test_only_the_branches_around_a_moment_are_read() -> None:
-    pipe = _Pipe()
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
-        pipe()
-    results = profiler.profiler.kineto_results
-    starts = sorted({event.start_ns() for event in results.events()})
-    whole = python_calls(results, starts)
-    few = random.Random(0).sample(starts, 100)
-    read = python_calls(results, few)
-    assert 0 < len(read) < len(whole) / 2
-    waits = [Wait("read", "a moment", "other", at, at + 1) for at in few]
-    assert located(waits, read) == located(waits, whole)
-    assert {wait.file.rsplit("/", 1)[-1] for wait in located(waits, read)} >= {"test_recorded.py"}
-    assert python_calls(results, []) == []
-
-
-def test_a_function_that_has_not_ended_has_its_calls_read() -> None:
-    inner = _call(20, 30, "inner.py")
-    outer = _call(0, -(2**63), "outer.py", [inner, _call(40, 50, "later.py")])
-
-    class Results:
-        def experimental_event_tree(self) -> list[Any]:
-            return [outer]
-
-    assert [call.file for call in python_calls(Results(), [25])] == ["outer.py", "inner.py"]
-
-
-def _call(start: int, end: int, file: str, children: list[Any] | None = None) -> Any:
-    frame = type("Frame", (), {"file_name": file, "line_number": 1, "function_name": "f"})
-    fields = type("Fields", (), {"callsite": frame})
-    attributes = {
-        "start_time_ns": start,
-        "end_time_ns": end,
-        "extra_fields": fields,
-        "children": children or [],
-    }
-    return type("Node", (), attributes)

@@ -108,9 +108,7 @@ def test_a_recipes_steps_are_on_the_terminal_the_page_and_in_json(tmp_path: Path
     [
         ("steps(3)", (3, 4.0)),
         ("guidance(2)", (25, 2.0)),
-        ("distilled(lcm)", (4, 1.0)),
         ("distilled(lcm, steps=2)", (2, 1.0)),
-        ("bf16", (25, 4.0)),
     ],
 )
 def test_what_is_no_recipe_is_asked_for_what_the_recipe_draws(recipe: str, asked: tuple[int, float]) -> None:

@@ -19,9 +19,7 @@ from vivace.proofs.sides.recipe_side import RecipeSide
         ("tiny-sd:baseline", "tiny-sd", "baseline"),
         ("tiny-sd", "tiny-sd", "baseline"),
         ("tiny-sd:distilled(lcm, steps=4)+tiny_vae", "tiny-sd", "distilled(lcm, steps=4)+tiny_vae"),
-        ("tiny-sd:attention:flash+fbcache:0.3", "tiny-sd", "attention:flash+fbcache:0.3"),
         ("synthetic:sd15:bf16", "synthetic:sd15", "bf16"),
-        ("synthetic:sd15", "synthetic:sd15", "baseline"),
         ("org/repo@main:bf16", "org/repo@main", "bf16"),
         ("./models/x.safetensors:steps(4)", "./models/x.safetensors", "steps(4)"),
     ],
@@ -75,7 +73,6 @@ def test_functions() -> None:
         ("python:draw", "give python:MODULE:FUNCTION"),
         ("comfyui:http://host:8188", "give comfyui:http://HOST:PORT?workflow=FILE"),
         ("steps(4)", "is a recipe without a model"),
-        ("steps:4+tiny_vae", "is a recipe without a model"),
     ],
 )
 def test_what_is_no_side_says_what_is(text: str, message: str) -> None:

@@ -20,7 +20,7 @@ def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
     (out,) = answer.left_out
     assert out.kind == "hardware"
     assert "8.9" in out.why
-    assert "better, but quantize(fp8_static)+compile" in str(answer)
+    assert "better, but quantize(fp8_static)+compile" in answer.explain()
     assert (
         ask(table(*rows, kind="committed", gpu="NVIDIA H200"), gpu="RTX 4090").recipe
         == "quantize(fp8_static)+compile"
@@ -73,7 +73,7 @@ def test_the_limit_on_memory_is_hard_and_unknown_does_not_fit() -> None:
     assert answer.recipe == "quantize(int8)+compile"
     kinds = {row.recipe: row.kind for row in answer.left_out}
     assert kinds == {"compile": "memory", "cuda_graph": "memory unknown"}
-    assert "not known to fit: cuda_graph" in str(answer)
+    assert "not known to fit: cuda_graph" in answer.explain()
     nothing = ask(table(*rows), max_bytes=1e9)
     assert nothing.recipe is None
     assert nothing.next[0] == "vivace plan flux-dev --card 1 --gpu H100"
@@ -147,7 +147,7 @@ def test_operations_that_were_counted_are_no_times() -> None:
     answer = ask(table(counted, kind="committed"))
     assert (answer.recipe, answer.sure) == ("steps(14)", "low")
     assert "counted and not timed" in answer.doubts[0]
-    assert "an image instead of" not in str(answer)
+    assert "an image instead of" not in answer.explain()
 
 
 def test_committed_images_are_held_to_the_limits_that_are_asked() -> None:

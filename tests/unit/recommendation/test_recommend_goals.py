@@ -24,7 +24,7 @@ def test_overlapping_intervals_are_a_tie_and_the_simpler_recipe_is_named() -> No
     assert "takes 1.13 times as long" in clear.why
     nothing = ask(table(evidence("compile", 1.01, 0.02)))
     assert nothing.recipe == "baseline"
-    assert "none: nothing that is allowed is better" in str(nothing)
+    assert "nothing that is allowed is better" in " ".join(nothing.explain().split())
 
 
 def test_of_equally_simple_recipes_the_one_that_keeps_the_picture_is_named() -> None:
@@ -54,8 +54,8 @@ def test_memory_prefers_the_faster_of_equal_peaks() -> None:
     answer = ask(table(*rows), goal="memory")
     assert answer.recipe == "offload(group, stream=True)"
     assert "the chosen one is faster" in answer.why
-    assert "2.77 GB at 0.40x the speed" not in str(answer)
-    assert "peak 2.77 GB instead of 20.0 GB (-86 %)" in str(answer)
+    assert "2.77 GB at 0.40x the speed" not in answer.explain()
+    assert "peak 2.77 GB instead of 20.0 GB" in " ".join(answer.explain().split())
 
 
 def test_throughput_and_cost_look_at_every_batch() -> None:
@@ -72,7 +72,7 @@ def test_throughput_and_cost_look_at_every_batch() -> None:
         "compile, batch 4",
         Interval(2.5, 10 / 4.1, 10 / 3.9),
     )
-    assert "0.25 images/s" in str(answer)
+    assert "0.25 images/s" in answer.explain()
     cost = ask(single, four, goal="cost", price_per_hour=3.6)
     assert cost.chosen is not None
     assert cost.chosen.cost_per_1000 == pytest.approx(4.0)
@@ -94,4 +94,4 @@ def test_stability_needs_calls_enough() -> None:
     assert answer.recipe == "compile"
     assert [row.recipe for row in answer.left_out] == ["quantize(fp8)"]
     assert "p99 needs 200 timed calls" in answer.doubts
-    assert "longest 1.050 of the shortest of 20 calls" in str(answer)
+    assert "longest 1.050 of the shortest of 20 calls" in answer.explain()

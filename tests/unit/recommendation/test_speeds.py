@@ -1,6 +1,6 @@
 """What records say of a technique's speed, and the order of changes that `vivace plan --card` tries."""
 
-from vivace.evidence.recommendation.predicted_tables import Speeds, known_speeds
+from vivace.evidence.recommendation.predicted import Speeds, known_speeds
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import _saving_recipes
 

@@ -96,15 +96,6 @@ def test_fidelity_counts_the_identical_apart() -> None:
     assert row.fidelity.ssim.point == pytest.approx((NUM - 2 + 0.8) / NUM), "an identical image counts as 1"
 
 
-def test_paired_differences_of_figures_without_a_reference() -> None:
-    other = drawn("tiny_vae")
-    row = row_of(other, figures_of(other))
-    assert row.fidelity is not None
-    sharpness = row.fidelity.alone["sharpness"]
-    assert sharpness.mean == pytest.approx(4 + (NUM - 1) / 2)
-    assert (sharpness.difference.point, sharpness.difference.low, sharpness.difference.high) == (-1, -1, -1)
-
-
 def test_a_recipe_of_the_same_picture_is_held_to_fidelity_too() -> None:
     other = drawn("bf16")
     good = row_of(other, figures_of(other, match=[0.95, 0.99] * 6), Limits(clip=0.9))
@@ -269,17 +260,6 @@ def test_a_second_witness_has_a_say() -> None:
     assert judgement_of(with_witness(0.7)).gate is Gate.FAILED
     assert judgement_of(with_witness(0.7)).figure == "witness"
     assert with_witness(0.7).to_json()["fidelity"]["witness_kept"]["mean"] == pytest.approx(0.7)
-
-
-def test_figures_of_an_older_version_are_read_and_prove_nothing() -> None:
-    other = drawn("bf16")
-    old = [
-        f.model_copy(update={"against": {k: v for k, v in f.against.items() if k != "match"}})
-        for f in figures_of(other)
-    ]
-    row = row_of(other, old, Limits(clip=0.9))
-    assert judgement_of(row).gate is Gate.UNCLEAR
-    assert "the same `vivace bench` again adds what is missing" in judgement_of(row).reason
 
 
 def test_another_is_held_to_the_clip_margin() -> None:
@@ -464,21 +444,6 @@ def test_an_unproven_recipe_is_not_headlined_before_a_proven_one() -> None:
     alone = summary(rows[:2])
     assert alone.startswith("steps(8) was the fastest, but its quality is not proven: 4.00x")
     assert "Compare the images before you trust it." in alone
-
-
-def test_the_headline_names_a_few_that_fail_and_counts_the_rest() -> None:
-    base = drawn("baseline", seconds=2.0)
-    greedy = [drawn(f"steps({n})", seconds=0.1) for n in range(1, 7)]
-    measured = [f for r in greedy for f in figures_of(r, kept=[0.1, 0.2] * 6)]
-    rows = rows_of([base, *greedy], QualityPass({f.key: f for f in [*figures_of(base), *measured]}, SCORER))
-    assert "steps(1), steps(2), steps(3), steps(4) and 2 more fail on quality" in summary(rows)
-
-
-def test_identical_pictures_are_called_so() -> None:
-    same = drawn("channels_last", identical=NUM)
-    row = row_of(same, figures_of(same))
-    assert fidelity(row) == "identical"
-    assert judgement_of(row) == Judgement(Gate.PASSED, "all images are identical to the baseline's")
 
 
 def test_without_a_quality_pass_there_is_no_judgement() -> None:

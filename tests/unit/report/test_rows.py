@@ -2,13 +2,12 @@
 
 import csv
 import io
-import json
 
 import pytest
 
 from tests.make import make_record, make_round
 from vivace.answers.data import written
-from vivace.answers.formatting import broken, ratio, seconds, size
+from vivace.answers.formatting import ratio, seconds
 from vivace.answers.terminal import table_lines as table_lines_of
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
 from vivace.foundation.stats import Verdict
@@ -140,19 +139,6 @@ def test_csv_says_what_was_measured() -> None:
     assert failed["batch"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "lines"),
-    [
-        ("tiny_vae", ["tiny_vae"]),
-        ("bf16+attention(cudnn)+compile", ["bf16+", "attention(cudnn)+", "compile"]),
-        ("a_name_longer_than_the_width", ["a_name_longer_than_the_width"]),
-    ],
-)
-def test_recipes_break_at_a_plus_sign(recipe: str, lines: list[str]) -> None:
-    assert broken(recipe, 18) == lines
-    assert "".join(broken(recipe, 18)) == recipe
-
-
 def test_the_time_in_which_the_gpu_is_busy() -> None:
     rounds = [
         make_round(i, SLOW).model_copy(update={"gpu_busy_s": busy}) for i, busy in enumerate((0.6, 0.8))
@@ -164,41 +150,6 @@ def test_the_time_in_which_the_gpu_is_busy() -> None:
     assert rows_of([make_record("baseline")])[0].gpu_busy_s is None
 
 
-def test_a_narrow_terminal_drops_columns_before_it_breaks_recipes() -> None:
-    def table_lines(width: int) -> list[str]:
-        return [line for line, _ in table_lines_of(results_table(rows_of(records())), width)]
-
-    assert "model memory" in table_lines(180)[0]
-    assert table_lines(80)[0].split() == ["recipe", "s/image", "speed-up", "verdict", "peak", "memory"]
-    assert "quality" not in table_lines(180)[0], "a column without figures is left out"
-    assert any(line.startswith("attention(cudnn) ") for line in table_lines(80))
-
-
-def test_every_format_holds_every_row() -> None:
-    rows = rows_of(records())
-    assert len(json.loads(written(answer_of(rows), "json"))) == 3
-    table = list(csv.DictReader(io.StringIO(written(answer_of(rows), "csv"))))
-    assert [row["recipe"] for row in table] == ["baseline", "tiny_vae", "attention(cudnn)"]
-    assert table[2]["reason"] == "no | kernel, here"
-    markdown = [line for line in written(answer_of(rows), "md").splitlines() if line.startswith("|")]
-    assert len(markdown) == 5
-    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1, (
-        "the bar in a reason is escaped"
-    )
-    assert "no | kernel" in written(answer_of(rows), "table")
-
-
-def test_a_warning_that_all_rows_share_is_said_once() -> None:
-    unsteady = [
-        make_record(recipe, make_round(0).model_copy(update={"steady": False}), make_round(1))
-        for recipe in ("baseline", "tiny_vae")
-    ]
-    rows = rows_of(unsteady)
-    assert shared_warnings(rows) == ["the warm-up ended before the times were steady"]
-    assert sum("steady" in note for note in answer_of(rows).notes) == 1
-    assert not any(row.notes for row in results_table(rows).rows)
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0052, "5.20 ms"), (0.9, "0.900 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s")],
@@ -207,44 +158,10 @@ def test_seconds(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(12, "12 B"), (455_000_000, "455 MB"), (31_450_000_000, "31.4 GB")]
-)
-def test_size(value: float, text: str) -> None:
-    assert size(value) == text
-
-
 def test_one_round_says_so() -> None:
     _, row = rows_of([make_record("baseline", make_round(0, SLOW)), make_record("bf16", make_round(0, FAST))])
     assert row.warnings == ("one round only: differences under 10 % cannot be told from drift",)
     assert row.verdict is Verdict.FASTER, "twice as fast is more than drift"
-
-
-def test_a_recipe_of_black_pictures_is_never_called_fastest() -> None:
-    round_ = make_round(0, FAST)
-    black = tuple(p.model_copy(update={"faults": ("black",)}) for p in round_.pictures[:1])
-    broken = round_.model_copy(update={"pictures": (*black, *round_.pictures[1:])})
-    base = make_record("baseline", make_round(0, SLOW))
-    rows = rows_of(
-        [base, make_record("bf16", broken), make_record("tiny_vae", make_round(0, (0.7, 0.71, 0.69)))]
-    )
-    assert rows[1].verdict is Verdict.FASTER
-    assert rows[1].outcome is Outcome.FAILED_QUALITY
-    assert rows[1].latency is not None, "its time is shown all the same"
-    assert rows[1].to_json()["outcome"] == "failed_quality"
-    assert "failed_quality" in written(answer_of(rows), "table")
-    text = summary(rows)
-    assert text.startswith("tiny_vae is the fastest")
-    assert "dtype(bf16) fails on quality; the table says why." in text
-
-
-def test_narrow_terminals_keep_the_figures_that_matter() -> None:
-    for width, all_shown in ((80, False), (180, True)):
-        text = "\n".join(line for line, _ in table_lines_of(results_table(rows_of(records())), width))
-        assert ("first call" in text) == all_shown
-        for always in ("s/image", "speed-up", "peak memory", "faster", "attention(cudnn): no | kernel, here"):
-            assert always in text
-        assert max(map(len, text.splitlines())) <= width
 
 
 def test_no_line_of_a_terminal_tears_a_technique_apart() -> None:

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from vivace.errors import RecipeError, UsageError, WorkloadError
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 
 def test_the_arguments_of_a_call_are_prompts_and_generators() -> None:

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from tests.typed import typed
 from vivace.errors import OutputError, Unsupported, UsageError
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.checkpoints.weight_scales import codes_of
 from vivace.models.find import find_model
-from vivace.models.headers import read_header, read_metadata
-from vivace.models.single_file import contents_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.denoiser_file import DenoiserFile, WrittenDenoiser, write_denoiser
 from vivace.runtime.opening import open_session

@@ -14,7 +14,6 @@ from vivace.errors import OutputError
 from vivace.machinery.quantization import calibration
 from vivace.machinery.step_caching import model_fits
 from vivace.models.export_embedded import export
-from vivace.runtime import warming
 
 FULL = "No space left on device"
 
@@ -60,7 +59,6 @@ def test_small_files_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
     for write in (
         lambda: save_image(tmp_path / "pictures", b"png"),
         lambda: model_fits.keep(model_fits.Ratios((1.0,), "m"), None),
-        lambda: warming._write_new(tmp_path / "code.so", b"code"),
     ):
         with pytest.raises(OutputError, match=FULL) as caught:
             write()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from vivace.models import saved_folder
-from vivace.models.headers import read_header
+from vivace.models.checkpoints.headers import read_header
 from vivace.runtime import saved
 
 DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "I64": "int64", "BF16": "bfloat16"}
@@ -51,10 +51,10 @@ def test_a_digest_is_that_of_the_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     for length in (0, 999, 1000, 2500):
         files[str(length)] = tmp_path / str(length)
         files[str(length)].write_bytes(bytes(k % 251 for k in range(length)))
-    digests = saved_folder.piecewise_digests(files)
+    digests = saved_folder.digests(files, in_pieces=True)
     content = files["2500"].read_bytes()
     pieces = b"".join(hashlib.sha256(content[k : k + 1000]).digest() for k in (0, 1000, 2000))
     assert digests["2500"] == hashlib.sha256(pieces).hexdigest()
     assert len(set(digests.values())) == 4
     files["2500"].write_bytes(content[:-1] + b"!")
-    assert saved_folder.piecewise_digests(files)["2500"] != digests["2500"]
+    assert saved_folder.digests(files, in_pieces=True)["2500"] != digests["2500"]

@@ -1,5 +1,6 @@
 """A saved model draws what its recipe draws afresh, bit for bit, and a folder that is not what it says is refused."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -18,10 +19,9 @@ from vivace.errors import OutputError, RecipeError, Unsupported, UnusableModel, 
 from vivace.foundation.spec.record import Record
 from vivace.models.export_embedded import export
 from vivace.models.find import find_model
-from vivace.models.saved_folder import piecewise_digests, sha256
+from vivace.models.saved_folder import digests, saved_files
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import open_session
-from vivace.runtime.saved import saved_files
 from vivace.runtime.saving import Saved, save
 from vivace.runtime.session import Session
 
@@ -110,9 +110,8 @@ def test_what_a_folder_says(int8: Path) -> None:
     assert content["recipe"]["text"] == "tiny_vae+dtype(bf16)+quantize(int8)"
     assert content["model"]["name"] == "tiny-sd"
     own = find_model("tiny-sd")
-    assert content["sources"]["unet/diffusion_pytorch_model.safetensors"] == sha256(
-        own.files["unet/diffusion_pytorch_model.safetensors"]
-    )
+    name = "unet/diffusion_pytorch_model.safetensors"
+    assert content["sources"][name] == hashlib.sha256(own.files[name].read_bytes()).hexdigest()
     assert str(int8.parent) not in "".join(path.read_text() for path in int8.rglob("*.json"))
     located = find_model(str(int8))
     assert located.defaults == own.defaults
@@ -224,7 +223,9 @@ def as_written(folder: Path, *names: str) -> None:
     """Let `vivace.json` say that these files are as they were written."""
     manifest(
         folder,
-        lambda content: content["files"].update(piecewise_digests({name: folder / name for name in names})),
+        lambda content: content["files"].update(
+            digests({name: folder / name for name in names}, in_pieces=True)
+        ),
     )
 
 
@@ -427,7 +428,7 @@ def test_a_recipe_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_a_folder_of_the_first_format_is_checked_by_whole_files(copy: Path) -> None:
     folder = copy
-    whole = {name: sha256(path) for name, path in saved_files(folder).items()}
+    whole = digests(saved_files(folder), in_pieces=False)
     manifest(folder, lambda content: content.update(format=1, files=whole))
     assert opened(folder).pipe is not None
     manifest(folder, lambda content: content["files"].update({UNET: "0" * 64}))

@@ -13,9 +13,7 @@ from tests.hub_server import Repository, client_of
 from tests.hub_server import serve as serve_hub
 from vivace.cli.serve import _check_installed
 from vivace.errors import Unsupported, UsageError
-from vivace.recipes.resolve import resolve
 from vivace.serve.settings import folder_of_loras, lora_files
-from vivace.serve.worker.warm_session import check_fits, memory_of
 
 SERVE = (sys.executable, "-m", "vivace", "serve")
 GB = 10**9
@@ -95,23 +93,3 @@ def test_a_folder_of_loras_that_cannot_be_used_is_said(
     monkeypatch.setattr(os, "listdir", forbidden)
     with pytest.raises(UsageError, match="cannot be read: Permission denied"):
         folder_of_loras(tmp_path)
-
-
-def test_what_does_not_fit_a_machine_without_a_gpu_is_refused_before_it_is_loaded() -> None:
-    assert memory_of("cpu") > GB
-    with pytest.raises(Unsupported, match=r"needs 1578\.\d GB at 64000x64000, and this machine has 16\.0 GB"):
-        check_fits("tiny-sd", resolve("baseline"), ((64000, 64000),), None, 16 * GB, "this machine")
-    with pytest.raises(
-        Unsupported, match=r"flux-dev with baseline needs 37\.\d GB at 1024x1024, and this machine"
-    ):
-        check_fits("flux-dev", resolve("baseline"), (), None, 16 * GB, "this machine")
-
-
-def test_nothing_is_predicted_for_a_size_that_fits_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    def predict(*args: object, **kwargs: object) -> object:
-        raise AssertionError("it takes seconds")
-
-    monkeypatch.setattr("vivace.runtime.memory.remembered.predicted", predict)
-    check_fits("tiny-sd", resolve("baseline"), ((256, 256),), None, 64 * GB)
-    with pytest.raises(AssertionError, match="it takes seconds"):
-        check_fits("tiny-sd", resolve("baseline"), ((2048, 2048),), None, 16 * GB)

@@ -12,7 +12,7 @@ from vivace.recipes.resolve import resolve
 from vivace.serve.queue.messages import Load
 from vivace.serve.worker import main as worker
 from vivace.serve.worker import speeds
-from vivace.serve.worker.warm_session import Drawing, check_fits
+from vivace.serve.worker.warm_session import Drawing, check_fits, memory_of
 
 GB = 10**9
 SESSION: Any = SimpleNamespace(defaults={"num_inference_steps": 20})
@@ -28,6 +28,12 @@ def test_what_plan_predicts_not_to_fit_is_refused_before_it_is_loaded() -> None:
         match=r"tiny-sd with dtype\(bf16\) needs 1\.\d GB at 128x128.*vivace plan tiny-sd --card 1",
     ):
         check_fits("tiny-sd", resolve("bf16"), (), None, GB)
+
+
+def test_what_does_not_fit_a_machine_without_a_gpu_is_refused_before_it_is_loaded() -> None:
+    assert memory_of("cpu") > GB
+    with pytest.raises(Unsupported, match=r"needs 1578\.\d GB at 64000x64000, and this machine has 16\.0 GB"):
+        check_fits("tiny-sd", resolve("baseline"), ((64000, 64000),), None, 16 * GB, "this machine")
 
 
 def test_what_fits_as_published_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

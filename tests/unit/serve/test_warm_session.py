@@ -210,7 +210,7 @@ def test_the_page_and_the_models_say_what_is_served(server: Served) -> None:
     assert "/" not in model["unfit_loras"]["flux"], "nothing of the server's folders"
     answer = server.draw(loras=[{"name": "flux"}])
     assert answer.status == 400
-    assert "'flux' cannot be used: lora: tiny-flux-outlines.safetensors is not a LoRA" in answer.message
+    assert "'flux' cannot be used: lora: flux.safetensors is not a LoRA" in answer.message
     page = server.send("/")
     assert page.headers["content-type"].startswith("text/html")
     assert b"<form" in page.body

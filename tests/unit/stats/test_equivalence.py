@@ -40,7 +40,3 @@ def test_few_prompts_are_unclear_and_say_how_many_decide() -> None:
     more = [float(value) for value in random.normal(0, 0.8, 2 * test.needed)]
     assert equivalence(more, range(len(more)), 0.2).verdict is Equivalence.WITHIN
     assert equivalence([0.3, 0.1], [0, 1], 0.2).needed == 6
-
-
-def test_equal_values_are_within_whatever_their_number() -> None:
-    assert equivalence([0.0, 0.0], ["a", "b"], 0.1).verdict is Equivalence.WITHIN

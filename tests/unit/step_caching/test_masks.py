@@ -19,7 +19,12 @@ def test_any_cache_follows_a_mask(recipe: str) -> None:
 
 def test_a_mask_with_a_digit_for_each_step_is_for_that_many_steps() -> None:
     made = session("sd", "taylorseer(mask=1100)")
-    with pytest.raises(UsageError, match="mask is for 4 steps, and this call has 6"):
+    draw(made, num_inference_steps=3)
+    assert made.evidence()["cache_hit_rate"] == pytest.approx(1 / 3), "a shorter call follows its beginning"
+    assert "mask is for 4 steps, and the call had 3" in (made.refuted({}) or "")
+    draw(made, num_inference_steps=4)
+    assert made.refuted({}) is None
+    with pytest.raises(UsageError, match="mask is for 4 steps, and the call had 6"):
         draw(made, num_inference_steps=6)
     draw(session("sd", "taylorseer(mask=2c2h)"), num_inference_steps=6)
 

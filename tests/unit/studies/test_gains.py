@@ -65,17 +65,3 @@ def test_a_difference_that_no_change_of_the_cpu_explains_is_told(busy_s: float |
     slower = speed_up(row("bf16", 4.0, busy_s, HALF), row("tiny_vae", 4.0 * 1.3, busy_s, WHOLE))
     assert slower is not None
     assert slower.verdict is Verdict.SLOWER
-
-
-def test_a_printed_speed_up_has_its_interval() -> None:
-    from vivace.evidence.studies.study_answer import _cell
-    from vivace.evidence.studies.study_columns import StudyCell
-    from vivace.evidence.studies.view import ComparedCell
-    from vivace.foundation.stats import Interval
-
-    cell = StudyCell(value=Interval(11.3, 11.1, 11.5), outcome="measured")
-    assert (
-        _cell("latency", ComparedCell(cell, Interval(1.36, 1.32, 1.40)), True).text
-        == "11.3 s 1.36x [1.32, 1.40]"
-    )
-    assert _cell("latency", ComparedCell(cell), True).text == "11.3 s"

@@ -5,20 +5,15 @@ import dataclasses
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from benchmarks.sittings import of_store, write_sittings
 from tests.typed import run_vivace as vivace
-from vivace.answers.answer import Fact, Facts
 from vivace.benchmark.store import Store
 from vivace.evidence.studies import StudyFile, StudyRun, read_study, study
-from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.runs import MeasuredPart
-from vivace.evidence.studies.study_answer import answer_of
 from vivace.evidence.studies.study_file import Tiny
 from vivace.evidence.studies.view import views
 from vivace.measure.surroundings import surroundings
@@ -117,12 +112,6 @@ def test_the_page_is_offline_and_escapes_what_the_file_says(folder: Path, printe
     assert "unsupported" in page
 
 
-def test_markdown_has_the_conclusions(folder: Path, printed: str) -> None:
-    out = vivace(folder, "study", "own.toml", "--store", "s", "--format", "md", code=4).stdout
-    assert "| VAE | tiny_vae | 0.500 s 2.00x |" in out
-    assert "A tiny VAE is faster\n\n- A100: agrees" in out
-
-
 def test_a_store_becomes_a_record_that_shows_the_same(folder: Path, printed: str) -> None:
     """Times, memory, outcomes and conclusions; a record has no images, so no figures of them."""
     file = read_study(folder / "own.toml")
@@ -175,10 +164,7 @@ def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     if name == "000":  # the committed records have FLUX.1 [dev]'s ten configurations
         of_flux = [line for line in full if line["model"] == "flux-dev"]
         assert all(line["call_s"] > 1 and line["time_from"] == "record of NVIDIA H200" for line in of_flux)
-        assert not any(line["is_rough"] for line in of_flux)
-    # Where no record has the recipe, the baseline's says roughly how long it takes.
-    assert all(line["call_s"] for line in full)
-    assert all(line["time_from"].endswith("rough, marked ~") for line in full if line["is_rough"])
+    assert all(line["call_s"] for line in full), "roughly the baseline's where no record has the recipe"
 
 
 def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:
@@ -285,29 +271,3 @@ def test_on_a_cpu_nothing_of_a_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.
         "vivace.measure.surroundings.surroundings", lambda: dataclasses.replace(here, gpu="NVIDIA H100")
     )
     assert "(GPU)" not in vivace(tmp_path, *dry).stdout
-
-
-def test_a_study_of_ones_own_has_no_source_that_concludes() -> None:
-    claim = Claim(says="x", kind="open", because="y")
-    here = JudgedClaim("AMD EPYC", "measured", ClaimVerdict.CANNOT_TELL, "")
-    own = StudyFile.model_validate(
-        {"name": "own", "title": "T", "part": [{"name": "p", "models": ["tiny-sd"], "recipes": ["steps(8)"]}]}
-    )
-
-    def conclusions(file: StudyFile, number: int) -> tuple[str, tuple[Fact, ...]]:
-        run: Any = SimpleNamespace(
-            file=file, parts=(), columns=(), records=(), store=None, is_complete=True,
-            claims=lambda: [(claim, [here])] * number,
-        )  # fmt: skip
-        about, counted, *_ = answer_of(run).sections[0].blocks
-        assert isinstance(about, str)
-        assert isinstance(counted, Facts)
-        return about, counted.facts
-
-    about, counted = conclusions(own, 1)
-    assert "this study concludes" in about
-    assert not counted
-    _, counted = conclusions(own, 2)
-    assert counted == (Fact("here, AMD EPYC", "cannot tell 2"),)
-    about, _ = conclusions(own.model_copy(update={"source": "https://example.org"}), 1)
-    assert "the source concludes" in about

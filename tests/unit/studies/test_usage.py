@@ -18,7 +18,7 @@ from vivace.evidence.studies.study_answer import answer_of
 from vivace.evidence.studies.view import PartView, views
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import GpuWindow, Outcome
-from vivace.report.usage import SHORT, no_limit, usage_table
+from vivace.report.usage import no_limit, usage_table
 
 WINDOW = GpuWindow(
     calls=10, seconds=10.0, num_readings=90, energy_j=15_050.0, energy_from="counter", power_w=700.0,
@@ -60,11 +60,6 @@ def test_the_table_has_limit_energy_and_hours() -> None:
     }  # fmt: skip
     reason = "no limit: the work of this recipe was not counted: one image on several GPUs"
     assert list(no_limit(entry for row in view.rows for entry in row.labelled)) == [("VAE", reason)]
-
-
-def test_times_alone_make_no_table() -> None:
-    (view,) = views(run(sitting(baseline=lasting(1.0))))
-    assert table_of(view).rows == table_of(view, SHORT).rows == ()
 
 
 def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Path) -> None:

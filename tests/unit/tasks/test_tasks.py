@@ -20,8 +20,8 @@ from tests.families import load
 from vivace.answers.page import page_of
 from vivace.architectures import FAMILIES
 from vivace.benchmark import Timing
+from vivace.benchmark.run import answer_of_stores
 from vivace.benchmark.store.images import image_path, read_sources
-from vivace.benchmark.stored_answer import answer_of_stores
 from vivace.errors import Unsupported, UsageError, VivaceError, WorkloadError
 from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.study import WorkloadRequest
@@ -35,12 +35,12 @@ from vivace.models.tasks import for_task, names_of, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import judge_figures
-from vivace.runtime.export.plain_script import source_files, write_script
+from vivace.runtime.export import source_files, write_script
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.opening import session_of
-from vivace.runtime.request import checked_request
 from vivace.runtime.session import Session
+from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 IMAGE, MASK = str(FOLDER / "00.png"), str(FOLDER / "00-mask.png")

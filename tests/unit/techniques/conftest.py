@@ -11,3 +11,12 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in tuple(ARCHITECTURES):
         monkeypatch.setitem(ARCHITECTURES, name, narrow.shallow(name))
+
+
+@pytest.fixture
+def fresh_compiler() -> None:
+    """Count what one test compiles."""
+    import torch
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()

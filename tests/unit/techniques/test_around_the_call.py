@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, STEPS, build, draw, drawn, psnr, session
+from tests.families import FAMILIES, STEPS, build, draw, drawn, session
 from tests.targets import target_of
 from vivace.errors import NoEffect
 from vivace.machinery.technique import Machine
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.techniques.tf32 import Tf32
 
 pytestmark = pytest.mark.usefixtures("short_calls")
@@ -31,42 +31,6 @@ def test_inference_mode_keeps_every_bit(family: str) -> None:
     assert made.evidence() == {"denoiser_calls": calls, "denoiser_calls_in_inference_mode": calls}
     assert made.refuted({}) is None
     assert draw(made, output_type="pt") is not None
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "bf16",
-        "int8",
-        "channels_last",
-        "prompt_cache",
-        "fuse_qkv",
-        "attention(math)",
-        "cfg_cutoff(0.5)",
-        "scheduler(dpmpp_2m)",
-        "tiny_vae",
-        "compile(backend=aot_eager, blocks=repeated)",
-        "compile(backend=eager)@vae,text_encoder",
-    ],
-)
-@pytest.mark.quick("tiny_vae", "cfg_cutoff*")
-@pytest.mark.exhaustive(
-    "compile(backend=aot_eager*", "bf16", "int8", "channels_last", "fuse_qkv", "attention*"
-)
-def test_inference_mode_composes(recipe: str) -> None:
-    alone, both = (vivace.load("tiny-sd", text) for text in (recipe, f"inference_mode+{recipe}"))
-    reference = draw(alone)
-    for _ in range(2):
-        assert psnr(draw(both), reference) > 80
-    assert both.refuted({}) is None
-
-
-@pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "compile(backend=eager)"])
-@pytest.mark.slow("compile*")
-def test_inference_mode_composes_on_flux(recipe: str) -> None:
-    alone, both = session("flux", recipe), session("flux", f"inference_mode+{recipe}")
-    for _ in range(2):
-        assert psnr(draw(both), draw(alone)) > 80
 
 
 def test_a_call_past_the_session_is_seen() -> None:

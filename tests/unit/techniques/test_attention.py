@@ -19,7 +19,7 @@ from vivace.machinery.attention_backends import redirection
 from vivace.machinery.attention_backends.kernels import KERNELS, selected
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.technique import Machine
-from vivace.measure.raw_trace import attention_kernels
+from vivace.measure.profiling.trace import attention_kernels
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -193,14 +193,6 @@ def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> No
     assert math.refuted(elsewhere) is None
     evidence = {"attention_kernels": ["denoiser: _scaled_dot_product_flash_attention_for_cpu x2"]}
     assert reason not in (flash.refuted(evidence) or "")
-
-
-@pytest.mark.soak
-def test_flex_composes_on_a_cpu() -> None:
-    recipe = "bf16+fuse_qkv"
-    alone, both = (session("flux", text) for text in (recipe, f"attention(flex)+{recipe}"))
-    assert psnr(draw(both), draw(alone)) > 25
-    assert both.refuted({}) is None
 
 
 @pytest.mark.long
@@ -452,14 +444,3 @@ def test_the_compilers_cache_does_not_return_another_kernels_code() -> None:
 
     with fresh_cache():
         assert [kernel(backend) for backend in ("flash", "math")] == ["flash", "math"]
-
-
-def test_a_selected_kernel_is_in_the_compilers_keys() -> None:
-    before = torch.compiler.config.cache_key_tag
-    with selected("math"), selected("flash"):
-        assert torch.compiler.config.cache_key_tag.split() == [
-            *before.split(),
-            "attention=math",
-            "attention=flash",
-        ]
-    assert torch.compiler.config.cache_key_tag == before

@@ -12,20 +12,14 @@ from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import Machine
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode
 from vivace.techniques.cfg_cutoff import CfgCutoff
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 TRUE_CFG = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0, "output_type": "latent"}
 CALLS = {"cfg_cutoff(0.5)": 3 * 2 + 3, "cfg_cutoff(0.34)": 2 * 2 + 4, "cfg_cutoff(0.01)": 2 + 5}
 """Of the transformer, in six steps."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def counted(made: Any) -> list[str]:

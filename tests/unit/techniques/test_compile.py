@@ -20,15 +20,9 @@ from vivace.machinery.compilation.compiled_code import code_folder
 from vivace.machinery.technique import Machine
 from vivace.techniques.compile import Compile
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs that serve them all
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,18 +91,6 @@ def test_dynamic_code_serves_another_size(family: str) -> None:
         torch._dynamo.reset()
         first, second = graphs("compile(backend=eager)")
         assert first < second
-
-
-@pytest.mark.parametrize("recipe", ["fbcache(hits=0.5)", "int8", "layerwise_casting", "fuse_qkv"])
-@pytest.mark.quick("fbcache*")
-@pytest.mark.long
-@pytest.mark.exhaustive("layerwise*", "int8")
-def test_repeated_blocks_compose(recipe: str) -> None:
-    alone, both = (
-        session("flux", recipe),
-        session("flux", f"compile(backend=eager, blocks=repeated)+{recipe}"),
-    )
-    assert psnr(draw(both), draw(alone)) > 40
 
 
 _PROCESS = """

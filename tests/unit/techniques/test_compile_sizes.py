@@ -17,13 +17,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.techniques.compile import Compile
 
-pytestmark = pytest.mark.usefixtures("short_calls")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 from vivace.techniques import cuda_graph
 from vivace.techniques.compile import Compile
 from vivace.techniques.cuda_graph import CudaGraph

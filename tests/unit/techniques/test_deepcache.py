@@ -9,19 +9,11 @@ import torch
 import vivace
 from benchmarks.flops import count_denoiser
 from tests.families import build, draw, session
-from vivace.errors import RecipeError, Unsupported
-from vivace.recipes.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 UNETS = ("sd", "sdxl")
 NUM_SKIPS = {"sd": 6, "sdxl": 6}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def inputs(unet: Any, side: int = 8, batch: int = 2) -> dict[str, Any]:
@@ -119,28 +111,6 @@ def test_other_residuals() -> None:
         for _ in range(2):
             pipe.unet(**arguments, down_intrablock_additional_residuals=[])
         assert made.evidence()["cache_hit_rate"] == 0.25, "no further hit"
-
-
-def test_deepcache_refuses_with_a_reason() -> None:
-    with pytest.raises(Unsupported, match=r"FluxTransformer2DModel is no UNet: it has no skip connections"):
-        session("flux", "deepcache")
-    with pytest.raises(
-        Unsupported, match=r"this UNet has 6 skip connections; give a branch from 0 to 5, got 6"
-    ):
-        session("sd", "deepcache(branch=6)")
-    with pytest.raises(RecipeError, match="give an interval or hits, not both"):
-        resolve("deepcache(2, hits=0.5)")
-    pipe = build("sd")
-    vivace.apply(pipe, "deepcache")
-    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
-        vivace.apply(pipe, "deepcache")
-    with pytest.raises(RecipeError, match="both set the step cache of denoiser"):
-        resolve("deepcache+first_block_cache")
-    made = session("sd", "deepcache")
-    draw(made, num_inference_steps=1)
-    assert str(made.refuted({})).startswith(
-        "deepcache@denoiser: the cache never hit in 1 call of the denoiser: "
-    )
 
 
 def test_a_pipeline_without_its_session_starts_anew() -> None:

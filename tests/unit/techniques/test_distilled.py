@@ -17,12 +17,12 @@ from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart, few_s
 from vivace.errors import Unsupported, UnusableModel, WorkloadError
 from vivace.measure.machine import this_machine
 from vivace.measure.scorer import ClipScorer
-from vivace.models.find import WEIGHTS, find_model
+from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.distilled import Distilled
@@ -233,33 +233,6 @@ def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
     assert kept["distilled(lcm)"] > 0.95, kept
     assert kept["distilled(lcm)"] > kept["steps(4)"] + 0.05, kept
     assert kept["distilled(lcm)"] > kept["steps(2)"] + 0.1, kept
-
-
-@pytest.mark.parametrize("other", ["int8", "bf16", "compile(backend=eager)", "tiny_vae", "fuse_qkv+int8"])
-@pytest.mark.quick("int8", "tiny_vae")
-def test_tiny_sds_composes(other: str) -> None:
-    alone = draw(vivace.load("tiny-sd", "distilled(lcm)", device="cpu"), height=128, width=128)
-    both = draw(vivace.load("tiny-sd", f"{other}+distilled(lcm)", device="cpu"), height=128, width=128)
-    assert psnr(both, alone) > 20
-
-
-def test_tiny_sds_is_merged_as_diffusers_merges_it() -> None:
-    pytest.importorskip("peft")
-    from diffusers import LCMScheduler
-
-    lora = WEIGHTS / str(CATALOGUE["tiny-sd"].few_steps[0].lora)
-    made = vivace.load("tiny-sd", "distilled(lcm)", device="cpu")
-    pipe = load_pipeline(find_model("tiny-sd"), "cpu")
-    pipe.load_lora_weights(lora.parent, weight_name=lora.name)
-    pipe.fuse_lora()
-    pipe.unload_lora_weights()
-    pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)
-    state = pipe.unet.state_dict()
-    assert state.keys() == made.pipe.unet.state_dict().keys()
-    for name, value in made.pipe.unet.state_dict().items():
-        assert torch.allclose(state[name], value, atol=1e-6), name
-    call = {"num_inference_steps": 4, "guidance_scale": 1.0}
-    assert psnr(draw(made, **call), draw(vivace.apply(pipe), **call)) > 60
 
 
 def test_a_script_of_tiny_sds_takes_the_file_that_ships() -> None:

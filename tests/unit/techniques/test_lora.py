@@ -17,7 +17,7 @@ from vivace.machinery.lora.hot import DOWN, UP, hot_loras
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

@@ -14,26 +14,19 @@ from tests.families import build, draw, drawn, psnr
 from tests.targets import target_of
 from tests.typed import typed
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.errors import Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.model_fits import Ratios, find_fit, keep, mean_of, ratios_of
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
-from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_magcache
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.magcache import Magcache
 
-pytestmark = pytest.mark.usefixtures("short_calls")
+pytestmark = pytest.mark.usefixtures("short_calls", "fresh_compiler")
 
 CALL = {"num_inference_steps": 14}
 FLUX = Ratios(tuple(float(r) for r in FLUX_MAG_RATIOS), model="FLUX's")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -168,9 +161,3 @@ def test_magcache_is_calibrated_by_hand(monkeypatch: pytest.MonkeyPatch, capsys:
         calibrate_magcache(
             find_model("tiny-flux"), "cpu", ["a star"], num_images=1, call={"num_inference_steps": 1}
         )
-
-
-def test_a_threshold_or_hits() -> None:
-    for knobs in ("0.1, hits=0.5", "max_skip=5, hits=0.5", "retention=0.5, hits=0.5"):
-        with pytest.raises(RecipeError, match="give a threshold"):
-            resolve(f"magcache({knobs})")

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import vivace
-from tests.families import FAMILIES, build, draw, drawn, psnr, session, upcasting
+from tests.families import FAMILIES, build, draw, drawn, session, upcasting
 from tests.targets import target_of
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.machinery.technique import Machine, Trait
 from vivace.machinery.technique.traits import give
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -72,54 +72,6 @@ def test_the_picture_stays(family: str, mode: str) -> None:
         assert evidence.pop("layers_fetched_ahead_per_call") > 50
     assert evidence == {}
     assert moved.refuted({}) is None
-
-
-COMPOSING = {
-    "sd": [
-        "bf16",
-        "int8",
-        "channels_last",
-        "prompt_cache",
-        "inference_mode",
-        "vae_tiling(32)+vae_slicing",
-        "cfg_cutoff(0.5)",
-        "attention(math)",
-        "compile(backend=eager)",
-        "compile(backend=eager, blocks=repeated)",
-        "compile(backend=eager)@vae",
-        "deepcache(hits=0.5)",
-    ],
-    "sdxl": ["fuse_qkv", "layerwise_casting@denoiser,text_encoder_2"],
-    "flux": [
-        "fbcache(hits=0.5)",
-        "layerwise_casting+fuse_qkv",
-        "bf16@denoiser",
-        "compile(backend=eager, blocks=repeated)",
-        "guidance(3.5, true_cfg=2)+cfg_cutoff(0.5)",
-    ],
-}
-
-
-@pytest.mark.usefixtures("_cpu_as_gpu")
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in COMPOSING.items() for r in recipes])
-@pytest.mark.diagonal
-@pytest.mark.exhaustive(
-    "sd-compile*model", "flux-*sequential", "flux-*stream=True", "flux-guidance*", "flux-layerwise*"
-)
-@pytest.mark.quick("sd-deepcache*stream=True", "sd-attention(math)*", "sdxl-fuse_qkv-seq*", "sd-int8*")
-def test_offload_composes(family: str, recipe: str, mode: str) -> None:
-    compiled = [r for recipes in COMPOSING.values() for r in recipes if r.startswith("compile")]
-    refused = {"sequential": ("int8", *compiled)}
-    by_layer = ("compile(backend=eager)",)
-    if recipe in refused.get(mode, () if mode == "model" else by_layer):
-        with pytest.raises(RecipeError, match=r"take offload\((group|model)\)|takes compiled components"):
-            session(family, f"{recipe}+offload({mode})")
-        return
-    reference = drawn(family, recipe)
-    both = session(family, f"{recipe}+offload({mode})")
-    for _ in range(2):
-        assert psnr(draw(both), reference) > 60
 
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
@@ -191,16 +143,6 @@ def test_memory_of_an_offloaded_model_is_predicted() -> None:
     assert 300e6 < block < 700e6
     with pytest.raises(Unsupported, match="offload: which layers are prefetched is decided while it runs"):
         of("offload(group, stream=True)", "tiny-sd")
-
-
-@pytest.mark.parametrize("recipe", ["int8+channels_last", "layerwise_casting", "bf16+fuse_qkv+vae_tiling"])
-@pytest.mark.quick("layerwise_casting")
-def test_it_is_predicted_with_others(recipe: str) -> None:
-    alone, both = of(recipe, "tiny-sd"), of(f"{recipe}+offload(model)", "tiny-sd")
-    assert both.model_bytes == 0
-    assert both.peak_bytes < alone.peak_bytes
-    assert both.loading_bytes < alone.model_bytes
-    assert [c.dtype for c in both.components] == [c.dtype for c in alone.components]
 
 
 @pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])

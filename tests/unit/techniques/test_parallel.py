@@ -24,7 +24,7 @@ from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.export.plain_script import write_script
+from vivace.runtime.export import write_script
 from vivace.techniques import cuda_graph
 from vivace.techniques.parallel import Parallel, _recipe_of_peers
 

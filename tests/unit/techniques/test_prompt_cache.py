@@ -19,7 +19,7 @@ from vivace.machinery.technique import Machine, component_of
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.runtime.request import checked_request
+from vivace.runtime.workloads import checked_request
 from vivace.techniques.prompt_cache import PromptCache
 
 GPU = Machine("cuda", "a GPU", (9, 0), None)
@@ -277,17 +277,6 @@ def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     measured = measure_round(trial, 0, timing, None, lambda event: None)
     assert measured.outcome is outcome, measured.reason
     assert measured.evidence["prompt_cache_hits"] == hits
-
-
-@pytest.mark.parametrize(
-    "recipe", ["bf16", "int8@text_encoder", "cfg_cutoff(0.5)", "compile(backend=eager)@text_encoder"]
-)
-@pytest.mark.slow("bf16", "int8*")
-def test_prompt_cache_composes(recipe: str) -> None:
-    reference, both = drawn("sd", recipe, output_type="latent"), session("sd", f"prompt_cache+{recipe}")
-    for _ in range(2):
-        assert np.array_equal(latents(both), reference)
-    assert counts(both) == (1, 1, 0)
 
 
 def test_prompt_cache_refuses_with_a_reason() -> None:

@@ -11,8 +11,8 @@ from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.technique import component_of
+from vivace.measure.accelerator import weights_bytes
 from vivace.measure.machine import this_machine
-from vivace.measure.memory import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -74,22 +74,11 @@ def test_little_pruned_is_closer_than_much() -> None:
     assert little > much + 1
 
 
-def test_the_choice_is_the_same_every_time() -> None:
-    assert names_of(pruned("flux", "prune(0.5)")) == names_of(pruned("flux", "prune(0.5)"))
-
-
 def test_a_list_keeps_one_block() -> None:
     made = pruned("flux", "prune(0.9, pictures=1)")
     transformer = made.pipe.transformer
     assert min(len(transformer.transformer_blocks), len(transformer.single_transformer_blocks)) >= 1
     assert np.isfinite(draw(made)).all()
-
-
-@pytest.mark.parametrize("recipe", ["fuse_qkv", "channels_last", "int8", "compile(backend=eager)"])
-@pytest.mark.quick("int8", "fuse_qkv")
-def test_it_goes_with_others(recipe: str) -> None:
-    alone, both = draw(pruned("sd", "prune(0.2)")), draw(pruned("sd", f"prune(0.2)+{recipe}"))
-    assert psnr(both, alone) > 25
 
 
 def test_without_prompts_it_says_what_to_give() -> None:

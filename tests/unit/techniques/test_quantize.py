@@ -19,7 +19,7 @@ from vivace.machinery.quantization.layers import matches, summarise
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.machinery.technique import Machine
-from vivace.measure.memory import plain_tensors, weights_bytes
+from vivace.measure.accelerator import plain_tensors, weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -222,28 +222,6 @@ def test_a_run_that_dequantises_them_for_good_refutes_it() -> None:
         made.refuted({}) or ""
     )
     assert "time_embedding.linear_1" not in made.evidence()["denoiser.quantized"]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "recipe"),
-    [
-        *(
-            (s, r)
-            for s in ("int8_dynamic", "fp8", "nf4")
-            for r in ("fuse_qkv", "inference_mode", "channels_last")
-        ),
-        (
-            "fp8",
-            "compile(backend=eager)",
-        ),  # seconds of tracing each; the others are drawn with the compositions
-    ],
-)
-@pytest.mark.quick("int8_dynamic-inference*", "fp8-fuse*")
-def test_quantize_composes(scheme: str, recipe: str) -> None:
-    alone, both = drawn("sd", scheme), session("sd", f"{scheme}+{recipe}")
-    # Fused rows have their own scales; one of the whole input is shared.
-    assert psnr(draw(both), alone) > (15 if recipe == "fuse_qkv" and scheme == "nf4" else 24)
-    assert both.refuted(dict(both.evidence())) is None
 
 
 def quantized(scheme: str, **made: Any) -> tuple[torch.nn.Linear, torch.nn.Linear]:

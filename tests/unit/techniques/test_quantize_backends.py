@@ -18,7 +18,7 @@ from vivace.foundation.spec.record import Record
 from vivace.machinery.quantization import SCHEMES, schemes_of
 from vivace.machinery.quantization.layers import move_to
 from vivace.machinery.technique import Machine
-from vivace.measure.memory import weights_bytes
+from vivace.measure.accelerator import weights_bytes
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 from vivace.runtime.memory.predict import predict
@@ -150,20 +150,6 @@ def test_gguf_leaves_alone_rows_that_are_no_multiple_of_its_blocks() -> None:
     assert "time_embedding.linear_1: 65 inputs are not a multiple of 32" in kept
 
 
-@pytest.mark.parametrize(
-    "recipe", ["fuse_qkv", "compile(backend=aot_eager)", "inference_mode", "channels_last"]
-)
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-@pytest.mark.slow("*compile*")
-def test_gguf_composes(kind: str, recipe: str) -> None:
-    installed("gguf")
-    alone = session("sd", f"quantize({kind}, backend=gguf)")
-    both = session("sd", f"quantize({kind}, backend=gguf)+{recipe}")
-    # Rows keep their own scales, so fused ones are the same weights.
-    assert psnr(draw(both), draw(alone)) > 35
-    assert both.refuted(dict(both.evidence())) is None
-
-
 def test_what_gguf_does_not_go_with() -> None:
     installed("gguf")
     pipe = session("sd", "quantize(q4_0, backend=gguf)").pipe
@@ -192,22 +178,6 @@ def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
     assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] == sum(
         isinstance(m, torch.nn.Conv2d) for m in pipe.unet.modules()
     ), "what was left of it"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "instead"),
-    [
-        ("quantize(int8, backend=quanto)", "take int8, fp8_weight or int4 of torchao, or of sdnq"),
-        ("quantize(int4, backend=quanto, convolutions=True)@vae", "also takes convolutions"),
-        ("bf16+quantize(nvfp4, backend=modelopt)", "int4 or nvfp4 of torchao"),
-    ],
-)
-def test_a_backend_that_was_removed_says_what_to_take_instead(recipe: str, instead: str) -> None:
-    with pytest.raises(
-        RecipeError, match=r"was removed.*\(the backends are torchao, bitsandbytes, sdnq, gguf\)"
-    ) as caught:
-        resolve(recipe)
-    assert instead in str(caught.value)
 
 
 def test_records_of_a_removed_backend_stay_readable() -> None:

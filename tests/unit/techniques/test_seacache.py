@@ -8,22 +8,14 @@ from diffusers.hooks.sea_cache import _apply_sea_filter
 
 import vivace
 from tests.families import build, draw, drawn, psnr, session
-from tests.targets import target_of
 from vivace.architectures.family import grid_of_ids
-from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.engine import relative_change
-from vivace.machinery.technique import Machine
-from vivace.recipes.resolve import resolve
-from vivace.techniques.seacache import Seacache, sea_filtered, sea_gain
+from vivace.techniques.seacache import sea_filtered, sea_gain
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def ids_of(rows: int, columns: int, picture: int = 0) -> torch.Tensor:
@@ -184,21 +176,3 @@ def test_a_picture_that_is_no_square() -> None:
     made = session("flux", "seacache(0.5)")
     assert psnr(draw(made, **CALL, **size), drawn("flux", **CALL, **size)) > 18
     assert made.evidence()["cache_hit_rate"] > 0.2
-
-
-def test_seacache_refuses_with_a_reason() -> None:
-    with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
-        session("sd", "seacache(hits=0.5)")
-    for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5"):
-        with pytest.raises(
-            RecipeError, match=r"give a threshold \(with max_skip and power\) or hits, not both"
-        ):
-            resolve(f"seacache({knobs})")
-    pipe = build("flux")
-    vivace.apply(pipe, "seacache(hits=0.5)")
-    for other in ("seacache(hits=0.5)", "first_block_cache"):
-        with pytest.raises(Unsupported, match="only one step cache at a time can work"):
-            vivace.apply(pipe, other)
-    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
-    assert "give a fixed schedule, seacache(hits=0.5)" in (Seacache().unsupported(target) or "")
-    assert Seacache(hits=0.5).unsupported(target) is None

@@ -18,11 +18,15 @@ from tests import exported
 from tests.families import build, draw, drawn, psnr
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
+from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching import model_fits
+from vivace.machinery.technique import Machine
 from vivace.measure.timer import PipelineTimer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
+from vivace.techniques.seacache import Seacache
+from vivace.techniques.teacache import Teacache
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -223,75 +227,6 @@ def test_guidance_in_two_calls_has_a_cache_for_each(cache: Cache, near_db: float
 
 # With other techniques
 
-COMPILED = "compile(backend=eager, blocks=repeated)"
-MANY = (
-    "bf16", "bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "attention(math)", "inference_mode",
-    "prompt_cache",
-)  # fmt: skip
-OF_UNETS = (*MANY, "scheduler(heun)")
-HALF = Cache("sd", "", 4, most_hits=0.5, near_db=10.0)
-PARTNERS = [
-    *[
-        (replace(HALF, family=family, recipe=recipe), partner)
-        for recipe, partners in {
-            "deepcache(2)": (*OF_UNETS, COMPILED),
-            "faster_cache(2, start=1001)": OF_UNETS,
-        }.items()
-        for family in ("sd", "sdxl")
-        for partner in partners
-    ],
-    *[
-        (Cache("flux", "dual_block_cache(0.3, first=2, last=1)"), partner)
-        for partner in ("bf16@denoiser", "int8", "layerwise_casting", "fuse_qkv", "inference_mode", COMPILED,
-                        "prompt_cache")
-    ],
-    *[
-        (Cache("flux", "magcache(0.3)", 14, near_db=20.0, beside="cache"), partner)
-        for partner in ("bf16", "int8", "fuse_qkv", COMPILED)
-    ],
-    *[
-        (Cache(family, "pyramid_attention", near_db=20.0), partner)
-        for family in ("sd", "flux")
-        for partner in ("int8", "bf16", "fuse_qkv", "attention(math)", "layerwise_casting")
-    ],
-    *[(Cache("flux", "seacache(0.5)"), partner) for partner in (*MANY, COMPILED)],
-    *[
-        (Cache(family, "taylorseer", beside="cache"), partner)
-        for family in ("sd", "flux")
-        for partner in ("int8", "bf16@denoiser", "fuse_qkv", "inference_mode", "prompt_cache")
-    ],
-    *[(Cache("flux", "teacache(0.3)"), partner) for partner in (*MANY, COMPILED)],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("cache", "partner"), PARTNERS, ids=_id)
-# Of SDXL's UNet, which takes the way of SD's, those that touch what it has more of stay.
-@pytest.mark.exhaustive(
-    "sdxl-*bf16*", "sdxl-*int8", "sdxl-*layerwise*", "sdxl-*math*", "sdxl-*heun*", "sdxl-*compile*",
-)  # fmt: skip
-@pytest.mark.quick(
-    "sd-deepcache*bf16",
-    "sd-faster*int8",
-    "flux-dual*fuse_qkv",
-    "flux-mag*bf16",
-    "flux-pyramid*attention(math)",
-    "flux-sea*fuse_qkv",
-    "sd-taylor*prompt_cache",
-    "flux-tea*attention(math)",
-)
-def test_a_step_cache_composes(cache: Cache, partner: str) -> None:
-    both = cache.session(f"+{partner}")
-    image = cache.draw(both)
-    assert np.isfinite(image).all()
-    if cache.beside == "cache":
-        other = cache.draw(cache.session())
-    else:
-        other = drawn(cache.family, partner, num_inference_steps=cache.steps)
-    assert cache.near_db < psnr(image, other)
-    if cache.beside == "partner":
-        assert psnr(image, other) < 100
-    assert 0.1 < float(both.evidence()["cache_hit_rate"]) <= cache.most_hits
-
 
 # Graphs
 
@@ -441,7 +376,101 @@ def test_memory_is_predicted_with_what_is_kept(model: str, recipe: str, kept: in
     assert more == pytest.approx(kept, rel=0.1), "kept until the call's end"
 
 
-@pytest.mark.parametrize("recipe", ["deepcache", "faster_cache", "taylorseer", "pyramid_attention"])
-def test_what_does_not_look_at_values_takes_random_weights(recipe: str) -> None:
-    (technique,) = resolve(recipe)
-    assert technique.unsupported(target_of(pipe=build("sdxl"), has_random_weights=True)) is None
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("deepcache(2, hits=0.5)", "give an interval or hits, not both"),
+        ("deepcache+faster_cache", "both set the step cache of denoiser"),
+        ("dual_block_cache(hits=0.5)+fused", "works within diffusers' blocks"),
+        ("dual_block_cache(hits=0.5)+parallel(ulysses)", "each GPU has only its own tokens"),
+        ("faster_cache(3, hits=0.5)", r"give an interval .* or hits, not both"),
+        ("pyramid_attention(3, hits=0.5)", r"give an interval .* or hits, not both"),
+        ("pyramid_attention(start=100, until=800)", r"start \(100\) must be above until \(800\)"),
+        *[
+            (f"seacache({knobs})", r"give a threshold \(with max_skip and power\) or hits, not both")
+            for knobs in ("0.1, hits=0.5", "max_skip=2, hits=0.5", "power=3, hits=0.5")
+        ],
+        ("taylorseer(2, hits=0.5)", "give an interval and warmup or hits, not both"),
+        ("teacache(0.1, hits=0.5)", "give a threshold or hits, not both"),
+    ],
+)
+def test_what_no_recipe_can_say(recipe: str, why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        resolve(recipe)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "why"),
+    [
+        ("flux", "deepcache", r"FluxTransformer2DModel is no UNet: it has no skip connections"),
+        ("sd", "deepcache(branch=6)", "has 6 skip connections; give a branch from 0 to 5, got 6"),
+        ("sd", "dual_block_cache(hits=0.5)", "UNet2DConditionModel has no chain of blocks"),
+        (
+            "flux",
+            "dual_block_cache(first=5, last=2)",
+            "has 7 blocks, and 5 first and 2 last ones leave none to",
+        ),
+        ("flux", "faster_cache", "does not run guidance as a doubled batch, so there is no unconditional"),
+        ("a linear layer", "pyramid_attention", "Linear has no attention of diffusers'"),
+        ("sd", "seacache(hits=0.5)", "UNet2DConditionModel has no chain of blocks"),
+        ("a linear layer", "taylorseer", "what Linear returns is not known"),
+        ("sd", "teacache(hits=0.5)", "UNet2DConditionModel has no chain of blocks"),
+        ("flux", "teacache", "calibrate teacache --model M;"),
+    ],
+)
+def test_what_no_model_can_have(family: str, recipe: str, why: str) -> None:
+    pipe = build("sd" if family == "a linear layer" else family)
+    if family == "a linear layer":
+        pipe.unet = torch.nn.Linear(2, 2)
+    with pytest.raises(Unsupported, match=why):
+        vivace.apply(pipe, recipe)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "other"),
+    [
+        ("sd", "deepcache", "deepcache"),
+        ("flux", "dbcache(hits=0.5)", "first_block_cache"),
+        ("sd", "faster_cache", "deepcache"),
+        ("flux", "pyramid_attention", "taylorseer"),
+        ("flux", "seacache(hits=0.5)", "first_block_cache"),
+        ("sd", "taylorseer", "deepcache"),
+        ("flux", "teacache(hits=0.5)", "teacache(hits=0.5)"),
+    ],
+)
+def test_one_at_a_time(family: str, recipe: str, other: str) -> None:
+    pipe = build(family)
+    vivace.apply(pipe, recipe)
+    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
+        vivace.apply(pipe, other)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        Cache("sd", "deepcache", 1),
+        Cache("sd", "faster_cache", 1),
+        Cache("flux", "pyramid_attention(start=10, until=5)"),
+        Cache("flux", "taylorseer(warmup=12)"),
+    ],
+    ids=_id,
+)
+def test_a_cache_that_never_hit_is_refuted(cache: Cache) -> None:
+    made = cache.session()
+    cache.latents(made)
+    calls = "1 call" if cache.steps == 1 else f"{cache.steps} calls"
+    name = cache.recipe.partition("(")[0]
+    assert str(made.refuted({})).startswith(
+        f"{name}@denoiser: the cache never hit in {calls} of the denoiser: "
+    )
+
+
+@pytest.mark.parametrize("technique", [Seacache, Teacache])
+def test_other_weights_need_a_fixed_schedule(technique: type[Seacache | Teacache]) -> None:
+    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
+    recipe = f"give a fixed schedule, {technique.__name__.lower()}(hits=0.5)"
+    assert recipe in (technique().unsupported(target) or "")
+    assert technique(hits=0.5).unsupported(target) is None

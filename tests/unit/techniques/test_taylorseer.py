@@ -6,21 +6,13 @@ from diffusers import TaylorSeerCacheConfig
 
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, psnr, session
-from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching.engine import CacheState
 from vivace.machinery.step_caching.what import Taylor
 from vivace.machinery.technique import component_of
-from vivace.recipes.resolve import resolve
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
@@ -71,21 +63,3 @@ def test_a_hit_does_not_call_the_denoiser(family: str) -> None:
     assert len(calls) == 6
     assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 12}
     assert 8 < psnr(picture, drawn(family, **CALL)) < 100
-
-
-def test_taylorseer_refuses_with_a_reason() -> None:
-    with pytest.raises(RecipeError, match="give an interval and warmup or hits, not both"):
-        resolve("taylorseer(2, hits=0.5)")
-    pipe = build("sd")
-    vivace.apply(pipe, "taylorseer")
-    with pytest.raises(Unsupported, match="only one step cache at a time can work"):
-        vivace.apply(pipe, "deepcache")
-    pipe = build("sd")
-    pipe.unet = torch.nn.Linear(2, 2)
-    with pytest.raises(Unsupported, match="what Linear returns is not known"):
-        vivace.apply(pipe, "taylorseer")
-    made = session("flux", "taylorseer(warmup=12)")
-    draw(made, **CALL)
-    assert str(made.refuted({})).startswith(
-        "taylorseer@denoiser: the cache never hit in 12 calls of the denoiser: "
-    )

@@ -11,30 +11,20 @@ import torch
 
 import vivace
 from tests import exported
-from tests.families import build, draw, drawn, psnr, session
-from tests.targets import target_of
+from tests.families import build, draw, drawn, psnr
 from tests.typed import typed
-from vivace.errors import RecipeError, Unsupported, UsageError
+from vivace.errors import Unsupported, UsageError
 from vivace.machinery.step_caching.engine import relative_change
 from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep, watching_changes
-from vivace.machinery.technique import Machine
 from vivace.models import find_model
-from vivace.recipes.resolve import resolve
 from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.teacache import Teacache
 
-pytestmark = pytest.mark.usefixtures("small_images")
+pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
 CALL = {"num_inference_steps": 12}
 LINE = Fit((1.0, 0.0), model="a line", high=10.0)
 """Every change is its own rescaled one."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 @pytest.fixture
@@ -110,27 +100,6 @@ def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -
     assert decided == expected
     assert 0 < sum(expected) < 12
     assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(expected) / 12), "cache_calls": 12}
-
-
-def test_teacache_refuses_with_a_reason(cache: Path) -> None:
-    with pytest.raises(Unsupported, match="UNet2DConditionModel has no chain of blocks"):
-        session("sd", "teacache(hits=0.5)")
-    with pytest.raises(
-        Unsupported, match=r"fit one, once: vivace calibrate teacache --model tiny-flux; or give a"
-    ):
-        vivace.load("tiny-flux", "teacache")
-    with pytest.raises(Unsupported, match="calibrate teacache --model M;"):
-        session("flux", "teacache")
-    with pytest.raises(RecipeError, match="give a threshold or hits, not both"):
-        resolve("teacache(0.1, hits=0.5)")
-    pipe = build("flux")
-    vivace.apply(pipe, "teacache(hits=0.5)")
-    for other in ("teacache(hits=0.5)", "first_block_cache"):
-        with pytest.raises(Unsupported, match="only one step cache at a time can work"):
-            vivace.apply(pipe, other)
-    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
-    assert "give a fixed schedule, teacache(hits=0.5)" in (Teacache().unsupported(target) or "")
-    assert Teacache(hits=0.5).unsupported(target) is None
 
 
 # The fit
@@ -250,3 +219,10 @@ def test_what_cannot_be_calibrated(cache: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(Unsupported, match="random weights, so there is nothing to measure"):
         calibrate_teacache(find_model("synthetic:flux-dev"), "cpu", ["a star"])
     assert not cache.exists()
+
+
+def test_a_named_model_is_told_how_to_fit(cache: Path) -> None:
+    with pytest.raises(
+        Unsupported, match=r"fit one, once: vivace calibrate teacache --model tiny-flux; or give a"
+    ):
+        vivace.load("tiny-flux", "teacache")

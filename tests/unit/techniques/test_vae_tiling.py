@@ -100,20 +100,6 @@ def test_one_picture_refutes_slicing() -> None:
         vivace.apply(sliced.pipe, "vae_slicing")
 
 
-@pytest.mark.parametrize(
-    "recipe", ["bf16", "tiny_vae", "channels_last", "compile(backend=eager)@vae", "fuse_qkv"]
-)
-@pytest.mark.slow("compile*")
-@pytest.mark.soak
-def test_vae_tiling_and_slicing_compose(recipe: str) -> None:
-    both = vivace.load("tiny-sd", f"vae_tiling(32, overlap=0.25)+vae_slicing+{recipe}")
-    pictures = draw(both, PROMPTS)
-    assert pictures.shape == (3, 64, 64, 3)
-    assert np.isfinite(pictures).all()
-    assert both.evidence()["vae_tiled_decodes"] == 3
-    assert both.evidence()["vae_slices"] == 3 * 9, "nine tiles an image"
-
-
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.long
 def test_their_memory_is_predicted() -> None:

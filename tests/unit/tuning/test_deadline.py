@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import slow_worker
-from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.store import Store
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome

@@ -10,22 +10,16 @@ from benchmarks.tuner_grids import RESULTS
 from benchmarks.tuner_timed import timed_replay
 from tests.make import make_record, make_round
 from vivace.foundation.spec.limits import Limits
-from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.sequential import sure_of_each
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
-from vivace.recipes.resolve import resolve
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
 from vivace.tuning.final.finals import ImagePlan
-from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import portfolio
-from vivace.tuning.search.space import Space
 from vivace.tuning.search.timetable import FINAL_ROUNDS
 from vivace.tuning.settings import ImageRequest
 
@@ -85,32 +79,6 @@ def test_a_portfolio_holds_what_passes_almost_surely() -> None:
     )
     assert portfolio(worlds[:, :4], 0.0, [0]) == [0], "others of the kind do not make it surer"
     assert portfolio(worlds, 0.0, [4]) == [4]
-
-
-def test_the_luck_of_images_to_come_counts_however_often_a_path_was_judged() -> None:
-    """Four recipes of one path near the limit: each passed by six images, and the final may still say otherwise."""
-    texts = [f"steps(8){more}" for more in ("", "+channels_last", "+tf32", "+dtype(bf16)")]
-    judged = Result(
-        resolve("steps(8)"),
-        Outcome.MEASURED,
-        Rung.JUDGED,
-        0.9,
-        0.01,
-        0.015,
-        Gate.PASSED,
-        slack_error=0.006,
-        images=6,
-    )
-    sampler = ModelSampler(Space.of(Objective()), np.random.default_rng(0))
-    passing = []
-    for luck in (0.0, 0.03):
-        history = [Result(resolve("baseline"), Outcome.MEASURED, Rung.SCREENED, 0.0)]
-        history += [dataclasses.replace(judged, recipe=resolve(text), luck=luck) for text in texts]
-        passing.append((sampler.values(history[1:], history) > 0).mean(axis=0))
-    assert passing[0].min() > passing[1].max() + 0.05
-    assert passing[1].min() > 0.4
-    assert judged.verdict == "passed by 6 images"
-    assert dataclasses.replace(judged, rung=Rung.FINAL).verdict == "passed"
 
 
 def test_where_variety_is_asked_the_first_images_have_two_seeds_a_prompt() -> None:

@@ -67,24 +67,6 @@ def test_steps_take_the_place_of_the_steps_that_weights_were_trained_for() -> No
     assert weight(MEASURED, "distilled(lcm, steps=4)+steps(20)", "steps") > 0
 
 
-def test_a_search_that_begins_with_fewer_steps_tries_trained_weights_without_them() -> None:
-    rng, start = np.random.default_rng(0), resolve("tiny_vae+steps(20)")
-    texts = ("distilled(lcm, steps=4)", "tiny_vae", "steps(20)")
-    options = [technique for text in texts for technique in resolve(text)]
-    space = Space(Objective(), options)
-    sampler = ModelSampler(space, rng, effects=effects(options, dict(LONG), Objective(), num_steps=25))
-    quality = {"slack": 0.02, "slack_error": 0.005}
-    history = [
-        Result(resolve("baseline"), Outcome.MEASURED, Rung.JUDGED, gain=0.0, stages_s=LONG),
-        Result(start, Outcome.MEASURED, Rung.JUDGED, gain=0.4, error=0.05, stages_s=LONG, **quality),
-    ]
-    proposals = [recipe for _ in range(2) for recipe in sampler.ask(history, 1)]
-    assert all("distilled" in {part.name for part in recipe} for recipe in proposals)
-    assert not [
-        recipe.text for recipe in proposals if {"distilled", "steps"} <= {part.name for part in recipe}
-    ]
-
-
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
 OBJECTIVE = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
 RECORDS = PriorSource(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.typed import run_vivace
 from vivace.errors import Unsupported
+from vivace.foundation.hardware import Present
 from vivace.measure import surroundings
 from vivace.measure.surroundings import Surroundings
 from vivace.tuning.readiness import check_ready, check_runs_here
@@ -162,7 +163,7 @@ def test_a_hub_is_not_waited_for_in_silence(
 
 
 def test_pytorch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "this_gpu", lambda: "NVIDIA H100")
+    monkeypatch.setattr(surroundings, "present_gpu", lambda: Present("NVIDIA H100", 80, 80))
     monkeypatch.setattr(surroundings, "_torch_build", lambda: "cpu")
     here = surroundings.surroundings()
     assert here.gpu is None

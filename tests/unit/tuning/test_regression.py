@@ -11,8 +11,7 @@ from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.model import priors
-from vivace.tuning.model.by_model import improvement
-from vivace.tuning.model.priors import effects, known_sources, no_record, touched_share
+from vivace.tuning.model.priors import effects, known_sources, no_record
 from vivace.tuning.model.regression import Datum, Prior, Regression
 from vivace.tuning.search.objective import Objective
 
@@ -63,21 +62,6 @@ def test_what_is_a_recipes_own_is_told_by_its_measurement_alone() -> None:
     drawn = belief.draws(drawn_recipes, np.random.default_rng(0), 4000)
     assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
     assert drawn.std(axis=0) == pytest.approx(sd, rel=0.1)
-
-
-def test_expected_improvement() -> None:
-    improvements = improvement(np.array([0.0, 0.5, 0.0]), np.array([0.1, 0.1, 0.5]), 0.2)
-    assert improvements[1] == pytest.approx(0.3, abs=0.001)
-    assert improvements[0] < improvements[2] < improvements[1]
-
-
-def test_what_a_technique_touches_bounds_its_effect() -> None:
-    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
-    (vae,), (compiled,) = resolve("compile@vae"), resolve("compile")
-    assert touched_share(vae.targets, stages) == pytest.approx(0.1)
-    assert touched_share(compiled.targets, stages) == pytest.approx(0.8)
-    priors = effects([vae, compiled], stages, Objective())
-    assert priors["compile@vae"].sd < -math.log(0.9) < priors["compile"].sd
 
 
 def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:

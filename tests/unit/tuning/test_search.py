@@ -302,7 +302,7 @@ def test_the_answer_says_what_images_cost() -> None:
     ]
     pick = result("tiny_vae", 0.69)
     priced_answer = dataclasses.replace(answer(pick), rows=tuple(priced(rows_of(records), 2.0)))
-    assert re.search(r"^cost +0\.5 per 1,000 images: instead of 1\.00$", str(priced_answer), re.MULTILINE)
+    assert re.search(r"^cost +0\.5 per 1,000 images instead of 1\.00$", str(priced_answer), re.MULTILINE)
     assert "\ncost " not in str(dataclasses.replace(priced_answer, rows=tuple(rows_of(records))))
 
 

@@ -19,12 +19,11 @@ from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
-from vivace.tuning.answer import Tuned
+from vivace.tuning.answer import Tuned, answer_of
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import ExpectedGain, Explanation
 from vivace.tuning.settings import SearchSettings
-from vivace.tuning.tune_answer import answer_of
 from vivace.tuning.tuner import drop_unproven_interval
 
 PICK, RIVAL = "tiny_vae+steps(8)", "steps(8)"
@@ -127,19 +126,6 @@ def test_what_was_tried_says_why_it_lost(tmp_path: Path) -> None:
     assert left_out.title.startswith("3 options")
     assert isinstance(left_out.blocks[0], Facts)
     assert [fact.name for fact in left_out.blocks[0].facts] == ["needs a GPU", "--without"]
-
-
-def test_the_answer_is_about_this_search_alone(tmp_path: Path) -> None:
-    with Store.create(tmp_path) as store:
-        record = make_record("guidance(1.0)")
-        other = record.trial.model_copy(
-            update={"model": record.trial.model.model_copy(update={"name": "other-model"})}
-        )
-        run = store.start_run("vivace bench --model other-model", [other], record.environment)
-        store.append(run.keys[0], record.rounds[0])
-    page = Page.of(answer_of(tuned(tmp_path))).text
-    assert "other-model" not in page
-    assert "guidance(1.0)" not in page
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

@@ -26,9 +26,6 @@ def read_aiperf(folder: Path, label: str, slo_s: float | None) -> LoadRow:
 
     Args:
         folder: its --artifact-dir.
-
-    Raises:
-        StoreError: the folder holds something else, or a load that is neither of clients nor Poisson's.
     """
     try:
         config = parse_json(read_bytes(folder / _SUMMARY, _MAX_FILE))["input_config"]

@@ -139,9 +139,6 @@ class HttpServer:
         Args:
             path: below the server's address; or an address on the same host.
             timeout_s: None for the server's own limit.
-
-        Raises:
-            NoAnswer: the server cannot be reached, is too slow, or sends too much.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         address = path if "://" in path else f"{self.url}{path}"
@@ -183,11 +180,7 @@ class HttpServer:
     def send_patiently(
         self, path: str, body: dict[str, Any] | None, sleep: Callable[[float], None] = time.sleep
     ) -> HttpAnswer:
-        """Send one request, again while the server is busy: after the time that it asks for, and later each time.
-
-        Raises:
-            NoAnswer: as `exchange`.
-        """
+        """Send one request, again while the server is busy: after the time that it asks for, and later each time."""
         busy: tuple[int, ...] = ()
         answer = self.send(path, body)
         while answer.is_busy and len(busy) + 1 < _MOST_TRIES:
@@ -203,11 +196,7 @@ class ImagesEndpoint(HttpServer):
     """An OpenAI images endpoint. `url` ends before `/images/generations`."""
 
     def own_address(self, address: str) -> str:
-        """Return the whole address of an image.
-
-        Raises:
-            NoAnswer: it is on another server, from which nothing is fetched.
-        """
+        """Return the whole address of an image."""
         whole = urljoin(f"{self.url}{IMAGES}", address)
         if not has_same_host(whole, self.url):
             raise NoAnswer(
@@ -224,10 +213,6 @@ class ImagesEndpoint(HttpServer):
 
         Args:
             model_option, key_option: how users name a model and give a key.
-
-        Raises:
-            Unsupported: no server answers, or it wants a key.
-            UsageError: it lists several models.
         """
         try:
             answer = self.send(MODELS, None, min(_ASK_S, self.timeout_s))
@@ -251,11 +236,7 @@ def body_of(
 
 
 def images_in(reply: Any) -> list[bytes | str]:
-    """Return the images of an answer's JSON: their files, or addresses.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """Return the images of an answer's JSON: their files, or addresses."""
     data = reply.get("data") if isinstance(reply, dict) else None
     if not isinstance(data, list) or not data:
         says = error_in(reply)
@@ -298,9 +279,6 @@ def split_endpoint(text: str, form: str) -> tuple[str, str]:
 
     Args:
         form: what to give, for the error.
-
-    Raises:
-        UsageError: it is none.
     """
     text = text.strip()
     try:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vivace.answers.answer import Answer, Plot, PlotPoint, Section, Table
-from vivace.benchmark.load_testing.load_figures import figures_of
-from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage
+from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, figures_of
 from vivace.foundation.stats import Interval
 
 _HEADINGS = ("load", "requests", "images/s", "p50 s", "p95 s", "p99 s", "within SLO", "goodput/s", "errors")
@@ -22,7 +21,6 @@ def answer_of(rows: Sequence[LoadRow], others: Sequence[LoadRow] = (), command: 
 
     Args:
         others: what they are compared with.
-        command: the command line that repeats it.
     """
     return Answer(
         command="bench --endpoint",

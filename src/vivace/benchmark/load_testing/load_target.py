@@ -91,12 +91,7 @@ class LoadTarget:
         return place, json.dumps({name: body[name] for name in body if name not in self.without}).encode()
 
     def find_model(self) -> LoadTarget:
-        """Return the target with the model that the server lists, and the server's description of it.
-
-        Raises:
-            Unsupported: no server answers, or it wants a key.
-            UsageError: it lists several models.
-        """
+        """Return the target with the model that the server lists, and the server's description of it."""
         entry = self.endpoint.model_entry(self.model, "--model", "--api-key-file")
         name = entry.get("id", self.model)
         kept = entry if len(json.dumps(entry)) <= _MAX_ENTRY else {"id": name}
@@ -104,11 +99,7 @@ class LoadTarget:
 
 
 def server_url(text: str) -> str:
-    """Return the URL of an endpoint, without the route.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return the URL of an endpoint, without the route."""
     url, query = split_endpoint(text, "--endpoint http://HOST:PORT/v1, --api-key-file FILE")
     if query:
         raise UsageError(
@@ -118,11 +109,7 @@ def server_url(text: str) -> str:
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
-    """Return further fields of each request, written NAME=VALUE, where VALUE may be JSON.
-
-    Raises:
-        UsageError: one is not written so, or is set by another option.
-    """
+    """Return further fields of each request, written NAME=VALUE, where VALUE may be JSON."""
     fields: dict[str, Any] = {}
     for text in texts:
         name, separator, value = text.partition("=")

@@ -17,8 +17,17 @@ from datetime import UTC, datetime
 import httpx2
 
 from vivace.benchmark.load_testing.images_endpoint import run_async
-from vivace.benchmark.load_testing.load_figures import figures_of, lone_latencies, throughput
-from vivace.benchmark.load_testing.load_rows import DONE, LoadRow, LoadStage, RequestSettings, Samples, key_of
+from vivace.benchmark.load_testing.load_rows import (
+    DONE,
+    LoadRow,
+    LoadStage,
+    RequestSettings,
+    Samples,
+    figures_of,
+    key_of,
+    lone_latencies,
+    throughput,
+)
 from vivace.benchmark.load_testing.load_target import LoadTarget, RequestOutcome, send
 from vivace.errors import Unsupported
 
@@ -196,9 +205,6 @@ def measure(
         kept: rows of earlier runs; what they hold is not measured again.
         report: called with each row that is measured.
         progress: called with the load, its requests that have ended, and its seconds.
-
-    Raises:
-        Unsupported: the server draws nothing.
     """
     earlier = {row.key: row for row in kept}
     rows: list[LoadRow] = []
@@ -271,9 +277,6 @@ def capacity(rows: Sequence[LoadRow]) -> float:
     """Return the highest throughput of the first closed loops, images a second.
 
     One in which a request failed is none: its clients paused then, and a refusal takes less time than an image.
-
-    Raises:
-        Unsupported: requests failed in each of them.
     """
     closed = [row for row in rows if row.stage.kind == "closed" and row.stage.repeat == 0]
     rates = [throughput(row) for row in closed if set(row.samples.outcome) == {DONE}]
@@ -294,11 +297,7 @@ def _slo(plan: LoadPlan, settings: RequestSettings, rows: Sequence[LoadRow]) -> 
 
 
 async def _warm_up(target: LoadTarget) -> None:
-    """Draw an image or two of each size.
-
-    Raises:
-        Unsupported: the server draws none, with its own words.
-    """
+    """Draw an image or two of each size."""
     order = random.Random("warm-up")
     sizes = {variant.size: variant for variant in target.variants}
     async with target.endpoint.client() as client:

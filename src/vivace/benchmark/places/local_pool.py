@@ -50,12 +50,7 @@ _Message = _Ready | _Lost | _Idle | Done
 
 
 def gpus_of_this_host(launcher: Launcher, num_gpus: NumGpus) -> list[Place]:
-    """Return the first GPUs that this process may use; `num_gpus` is their number, or "all".
-
-    Raises:
-        UsageError: there are fewer.
-        Unsupported: there is none.
-    """
+    """Return the first GPUs that this process may use; `num_gpus` is their number, or "all"."""
     places = [Place.model_validate(gpu) for gpu in ask(launcher, GpusRequest(), _ASK_TIMEOUT_S)["gpus"]]
     if not places:
         raise Unsupported("--gpus: PyTorch sees no CUDA device on this host; leave out --gpus")

@@ -87,9 +87,6 @@ class RayNodes:
         address: of the cluster: "auto" for this host's own, "HOST:PORT", or "local" to start one here.
         device: "auto" (GPUs if the cluster has some), "cpu" or "cuda".
         worker: the command line that starts a worker process on a node.
-
-    Raises:
-        Unsupported: Ray is not installed, no cluster answers, or it has no GPUs.
     """
 
     num_places: int | None = None
@@ -207,11 +204,7 @@ class RayNodes:
 
 
 def check_answers(address: str) -> None:
-    """Check that something listens at HOST:PORT; Ray itself tries for over a minute, and writes into the terminal.
-
-    Raises:
-        Unsupported: nothing does, or it is no address.
-    """
+    """Check that something listens at HOST:PORT; Ray itself tries for over a minute, and writes into the terminal."""
     if address in ("auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")

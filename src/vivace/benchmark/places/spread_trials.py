@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from vivace.benchmark.places.trial_jobs import Done, Job
-from vivace.benchmark.progress import Progress
 from vivace.benchmark.rounds.runner import images_folder, keep, sources_folder
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.compared import Invocation, Purpose
 from vivace.benchmark.store.images import save_image
-from vivace.benchmark.store.invocation import Invocation, Purpose
 from vivace.errors import WorkerError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Outcome, Record, Round
@@ -47,9 +47,6 @@ class Pool(Protocol):
 
         Args:
             threads: CPU threads of a place; None for PyTorch's own number.
-
-        Raises:
-            WorkerError: a place cannot be used.
         """
         ...
 
@@ -87,7 +84,6 @@ class SpreadTrials:
         trials: the first is the baseline.
         live: the environments of the pool's places, without the place. Measurements in other environments are stale.
         num_places: see `Pool`.
-        rerun: measure stored trials again.
     """
 
     def __init__(
@@ -97,17 +93,12 @@ class SpreadTrials:
         store: Store,
         live: Sequence[Environment],
         num_places: int | None,
-        progress: Progress,
-        *,
-        rerun: bool = False,
-        canaries: bool = True,
+        settings: RunSettings,
     ) -> None:
-        self._canaries = canaries
+        self._canaries, self._rerun, self._progress = settings.canaries, settings.rerun, settings.progress
         self._trials = tuple(trials)
         self._timing = timing
         self._store = store
-        self._progress = progress
-        self._rerun = rerun
         self._attempts: dict[int, int] = {}
         self._measured_at: dict[int, Environment] = {}
         self._next_index: dict[str, int] = {}
@@ -115,7 +106,7 @@ class SpreadTrials:
         self._delivered: set[tuple[str, int]] = set()
         places = list(range(1, len(trials))) or [0]
         for trial in places:
-            finished = None if rerun else self._finished_at(trial, live)
+            finished = None if self._rerun else self._finished_at(trial, live)
             if finished is not None:
                 self._measured_at[trial] = finished
         self._waiting = [trial for trial in places if trial not in self._measured_at]
@@ -150,9 +141,6 @@ class SpreadTrials:
 
         Args:
             images: PNG files by sha256, of a place that does not share this host's files.
-
-        Raises:
-            WorkerError: the round ran on another GPU than the ticket's.
         """
         place, ran_on = ticket.environment.place, done.round.conditions.get("gpu_uuid")
         if place is not None and place.uuid.startswith("GPU-") and ran_on not in (None, place.uuid):
@@ -283,11 +271,7 @@ class SpreadTrials:
         return [member for member in ticket.members if member or len(self._trials) == 1]
 
     def _lacks(self, trial: int, environment: Environment, *, rerun: bool = False) -> bool:
-        """Whether a trial lacks rounds beside its baseline in an environment.
-
-        Args:
-            rerun: count only what this spread delivered.
-        """
+        """Whether a trial lacks rounds beside its baseline in an environment."""
         keys = [self._trials[member].key(environment) for member in sorted({0, trial})]
         stored = [
             {i: r for i, r in self._store.rounds(key).items() if not rerun or (key, i) in self._delivered}

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from vivace.benchmark.deadline import Deadline
+from vivace.benchmark.progress import Deadline
 from vivace.benchmark.rounds.worker_requests import RoundRequest
 from vivace.foundation.processes.launcher import Ending, Launcher, last_line
 from vivace.foundation.spec.base import Spec
@@ -131,11 +131,7 @@ def _with_canary(
     deadline: Deadline | None,
     position: int,
 ) -> Done:
-    """Measure the round's first trial briefly once more; return it with its calls, or the reason for having none.
-
-    Args:
-        deadline: rounds from `position` on come first: without time for a canary too there is none.
-    """
+    """Measure the round's first trial briefly once more; return it with its calls, or the reason for having none."""
     round_ = anchor.round
     rest = [trial for trial, _ in job.rounds[position:]]
     if deadline is not None and not deadline.has_time_for([anchor.trial, *rest]):
@@ -191,11 +187,7 @@ def _run_round(
 
 
 def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
-    """Return why a trial runs out of memory at the batch that `--batch max` found.
-
-    Args:
-        searched: the trial that the batch was found for; None if it is this one.
-    """
+    """Return why a trial runs out of memory at the batch that `--batch max` found."""
     batch = trial.workload.batch
     if searched is not None:
         return f"--batch max found {batch} for {searched.recipe.text}, and this recipe needs more memory: give a number"

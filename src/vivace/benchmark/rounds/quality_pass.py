@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from vivace.benchmark.deadline import Deadline, is_over, limit_s
+from vivace.benchmark.progress import Deadline, is_over, limit_s
 from vivace.benchmark.rounds.runner import sources_folder
 from vivace.benchmark.rounds.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.store import Store
+from vivace.benchmark.store.images import image_path
 from vivace.errors import RecipeError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
 from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.trial import Trial
+from vivace.models.find import WEIGHTS
+from vivace.models.prompts import PROMPT_SETS
+from vivace.models.reading_limits import ReadingLimits
 from vivace.models.scorers import LocatedScorer
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 
+Model = TypeVar("Model")
 OnProgress = Callable[[str, int, int], None]
 _TIMEOUT_S = 3600.0
 _CHUNK = 256  # images per request; each chunk is stored, so an interrupted pass keeps those before
@@ -78,7 +84,7 @@ def add_figures(
         request = FiguresRequest(
             pictures=_images_folder(store),
             keys=tuple(todo[start : start + chunk]),
-            scorer=None if scorer is None else _scorer_of(scorer),
+            scorer=None if scorer is None else Scorer.of(scorer),
             device=device,
             lpips=lpips,
             threads=threads,
@@ -101,16 +107,11 @@ def add_figures(
     return len(todo)
 
 
-def _scorer_of(scorer: LocatedScorer) -> Scorer:
-    witness = None if scorer.witness is None else str(scorer.witness.folder)
-    return Scorer(folder=str(scorer.folder), others=scorer.prompt_set, witness=witness)
-
-
 def _lacks(row: ImageFigures, figure: str) -> bool:
     """Whether an image was compared without this figure; stores of older versions lack "hole" and thumbnails."""
-    if row.thumbnail is None or (row.scorer is not None and row.embedding is None):
-        return True
-    return "psnr_db" in row.against and not {"match", "hole", figure} <= row.against.keys()
+    return row.thumbnail is None or (
+        "psnr_db" in row.against and not {"match", "hole", figure} <= row.against.keys()
+    )
 
 
 def draw_noise_floor(
@@ -126,7 +127,6 @@ def draw_noise_floor(
     If there is no noise floor, the reason is stored instead, and reports show it.
 
     Args:
-        on_progress: see `add_figures`.
         deadline: when it has passed nothing is stored.
     """
     key = baseline.trial.key(baseline.environment)
@@ -172,11 +172,7 @@ def draw_images(
     report: Callable[[dict[str, Any]], None],
     sources: Path | None = None,
 ) -> dict[str, Any]:
-    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-    """
+    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
     from vivace.benchmark.rounds.round import draw_untimed, explain
 
     try:
@@ -189,3 +185,67 @@ def draw_images(
 
 def _images_folder(store: Store) -> str:
     return str((store.folder / "pictures").absolute())
+
+
+def compute_figures(
+    images: Path,
+    keys: Iterable[FiguresKey],
+    scorer: Scorer | None,
+    device: str,
+    lpips: bool = False,
+    report: Callable[[dict[str, Any]], None] = lambda event: None,
+    sources: Path | None = None,
+) -> list[ImageFigures]:
+    """Return the metrics of stored images; missing images are left out. Runs in the worker.
+
+    Args:
+        images: the store's folder of images.
+        scorer: the CLIP model, and the prompt set used as other prompts.
+        device: where the scorer runs.
+        sources: folder of the images that images were made from.
+    """
+    from PIL import Image
+
+    from vivace.measure.figures import FigureSet
+    from vivace.measure.scorer import ClipScorer, FunctionScorer, Witness
+
+    def read_source(sha256: str) -> Any:
+        assert sources is not None
+        return Image.open(image_path(sources, sha256))
+
+    figures = FigureSet(
+        lambda sha256: Image.open(image_path(images, sha256)), None if sources is None else read_source
+    )
+    for done, key in enumerate(keys):
+        report({"event": "phase", "phase": "comparing images", "done": done})
+        if all(image_path(images, sha).exists() for sha in (key.sha256, key.reference)):
+            figures.add(key)
+    if scorer is not None:
+        strangers = PROMPT_SETS[scorer.others]
+
+        def others(prompt: str) -> list[str]:
+            return [other for other in strangers if other != prompt]
+
+        folder = Path(scorer.folder)
+        if scorer.function is not None:
+            figures.add_scores(FunctionScorer(scorer.function, folder), others)
+        else:
+            clip = _read_under_limits(ClipScorer, folder, device, report)
+            report({"event": "phase", "phase": "scoring images", "done": 0})
+            figures.add_scores(clip, others)
+        if scorer.witness is not None:
+            witness = _read_under_limits(Witness, Path(scorer.witness), device, report)
+            report({"event": "phase", "phase": "asking the second witness", "done": 0})
+            figures.add_witness(witness, others)
+    if lpips:
+        figures.add_lpips(device)
+    return figures.rows
+
+
+def _read_under_limits(
+    kind: Callable[[Path, str], Model], folder: Path, device: str, report: Callable[[dict[str, Any]], None]
+) -> Model:
+    """Read a model that scores images. The launcher limits this process if the model is not vivace's own."""
+    limits = None if folder.parent == WEIGHTS else asdict(ReadingLimits.of_weights_in(folder))
+    report({"event": "phase", "phase": "reading the scorer", "done": 0, "limits": limits})
+    return kind(folder, device)

@@ -11,28 +11,32 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.benchmark.rounds.workload_calls import Arguments, Call, PromptArguments, draw, num_graphs
-from vivace.benchmark.store.images import save_image
+from vivace.benchmark.store.images import read_sources, save_image
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
 from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
+from vivace.measure.accelerator import MemoryMeter
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
-from vivace.measure.memory import MemoryMeter
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.raw_trace import attention_kernels, gpu_busy_s
+from vivace.measure.profiling.trace import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
+from vivace.models.sources import image_arguments
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import Call as Call
+from vivace.runtime.calls import encode, generators_of, prompts_of
 from vivace.runtime.finite_images import hidden_images
-from vivace.runtime.opening import session_of
+from vivace.runtime.opening import open_session, session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.session import Session
 
@@ -46,6 +50,9 @@ _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
 _MAX_RECOMPILES = 3
+_RACE_STEPS = 10
+_RACE_ROUNDS = 4
+_TOO_SLOW = 3.0  # recipes slower than this multiple of the fastest are dropped after the first call
 
 
 def measure_round(
@@ -59,10 +66,7 @@ def measure_round(
     """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
 
     Args:
-        index: number of the round.
         images: folder to save the images below; None to save none. Random weights have no images.
-        report: called with progress events.
-        sources: folder of the images that the trial starts from.
     """
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     measurement = Measurement(trial, timing, report, sources)
@@ -88,11 +92,6 @@ def draw_untimed(
 
     Args:
         number: of images; rounded up to whole batches.
-        report: called with progress events.
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
     """
     measurement = Measurement(trial, Timing(), report, sources)
     session = measurement.load_and_apply(MemoryMeter(trial.device))
@@ -103,14 +102,7 @@ def draw_untimed(
 
 
 class OpenTrial:
-    """A trial's model with its recipe applied, for calls that are not measured.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-    """
+    """A trial's model with its recipe applied, for calls that are not measured."""
 
     def __init__(self, trial: Trial, sources: Path | None = None) -> None:
         self._steps = trial.workload.steps_that_run(1)
@@ -130,15 +122,8 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     By then the allocator has served every kind of step (computed, skipped by a cache, without guidance) more than once,
     and its state repeats.
 
-    Args:
-        sources: folder of the images that the trial starts from.
-
     Returns:
         Why the round does not fit; None if it does.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-        Exception: any other failure than running out of memory.
     """
     try:
         Measurement(trial, timing, lambda event: None, sources).rehearse()
@@ -260,12 +245,7 @@ class Measurement:
         )
 
     def load_and_apply(self, meter: MemoryMeter) -> Session:
-        """Load the model and apply the recipe; record times, effects and warnings.
-
-        Raises:
-            VivaceError: the model's files changed since the study was checked.
-            UnknownModel, Unsupported, NoEffect: see `vivace.errors`.
-        """
+        """Load the model and apply the recipe; record times, effects and warnings."""
         trial = self._trial
         start = time.perf_counter()
         located = find_model(trial.model.name)
@@ -380,3 +360,101 @@ def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]
     """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
+
+
+PromptArguments = Callable[[Call], dict[str, Any]]
+
+
+class Arguments:
+    """Arguments of a workload's calls, besides a session's defaults.
+
+    Args:
+        pipeline: that the model is published for.
+    """
+
+    def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
+        self._workload = workload
+        self._pipeline = pipeline
+        self._pictures: dict[str, Any] = {}
+        if workload.sources:
+            assert sources is not None
+            self._pictures = read_sources(sources, workload)
+
+    def of(self, session: Session) -> PromptArguments:
+        """Return a function from a call's index to its prompts, or their embeddings encoded once, and its images.
+
+        Call it before each call: a benchmark draws few prompts many times, and they count as new each time, unless the
+        workload says that they are repeated.
+        """
+        if self._workload.text != "embeddings":
+
+            def prompts(call: Call) -> dict[str, Any]:
+                if self._workload.text == "prompts":
+                    session.forget_prompts()
+                return prompts_of(call) | self._images_of(call)
+
+            return prompts
+        by_key: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def encoded(call: Call) -> dict[str, Any]:
+            key = tuple(index for index, _, _ in call)
+            if key not in by_key:
+                by_key[key] = encode(session, [prompt for _, prompt, _ in call])
+            return by_key[key] | self._images_of(call)
+
+        return encoded
+
+    def _images_of(self, call: Call) -> dict[str, Any]:
+        indices = [index for index, _, _ in call]
+        return image_arguments(self._pipeline, self._workload, indices, self._pictures)
+
+
+def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
+    """Generate a call's images, each with its own generator; return the pipeline's output.
+
+    Args:
+        prompt_arguments: the prompts or embeddings, as keyword arguments.
+        overrides: other arguments of the pipeline's call.
+    """
+    return session(**prompt_arguments, **generators_of(call), **overrides)
+
+
+def num_graphs() -> int:
+    """Return the number of graphs that torch.compile has made in this process."""
+    import sys
+
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
+
+
+def race(model: str, recipes: Sequence[str], device: str) -> dict[str, float]:
+    """Return each recipe's best time for a call of a few steps, seconds. Calls are interleaved.
+
+    Recipes that are unsupported here, change nothing, or are far slower than the fastest (fp16 on a CPU that emulates
+    it) are left out.
+    """
+    located = find_model(model)
+    sessions: dict[str, Session] = {}
+    for recipe in recipes:
+        try:
+            sessions[recipe] = open_session(
+                located, resolve(recipe), device, {"num_inference_steps": _RACE_STEPS}
+            )
+        except (Unsupported, NoEffect):
+            continue
+    # Two steps without decoding find the recipes that are too slow. Twice, since the
+    # first call also loads kernels.
+    short = {"num_inference_steps": 2, "output_type": "latent"}
+    short_s = {
+        recipe: min(_seconds_of(s, **short), _seconds_of(s, **short)) for recipe, s in sessions.items()
+    }
+    remaining = [recipe for recipe in sessions if short_s[recipe] <= _TOO_SLOW * min(short_s.values())]
+    rounds = [{recipe: _seconds_of(sessions[recipe]) for recipe in remaining} for _ in range(_RACE_ROUNDS)]
+    return {recipe: min(times[recipe] for times in rounds) for recipe in remaining}
+
+
+def _seconds_of(session: Session, **call: Any) -> float:
+    start = time.perf_counter()
+    session("a red circle", **call)
+    return time.perf_counter() - start

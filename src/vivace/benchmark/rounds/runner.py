@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from vivace.benchmark.deadline import Deadline
 from vivace.benchmark.places.trial_jobs import Done, Job, rounds_of
-from vivace.benchmark.progress import SILENT, Progress
-from vivace.benchmark.rounds.fitting import reduce_until
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.benchmark.rounds.worker_requests import (
     EnvironmentRequest,
     LargestBatchRequest,
-    RaceRequest,
     RehearsalRequest,
     ask,
 )
+from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
 from vivace.errors import Unsupported
 from vivace.foundation.processes.launcher import Launcher
@@ -34,26 +33,11 @@ def ask_environment(launcher: Launcher, device: str, threads: int | None) -> Env
     return Environment.model_validate(ask(launcher, request, _ASK_TIMEOUT_S))
 
 
-def ask_race(
-    launcher: Launcher, model: str, recipes: Sequence[str], device: str, threads: int
-) -> dict[str, float]:
-    """Return the seconds of a short call of each recipe that can run here (see `benchmark.race`)."""
-    request = RaceRequest(model=model, recipes=tuple(recipes), device=device, threads=threads)
-    return {name: float(value) for name, value in ask(launcher, request, _ASK_TIMEOUT_S).items()}
-
-
 def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources: str | None = None) -> int:
     """Return the largest batch of the trial's recipe that fits the GPU.
 
     It is found by trying in one process, then reduced by a sixteenth at a time until a rehearsal of a round completes
     in a fresh process.
-
-    Args:
-        sources: folder of the images that the trial starts from.
-
-    Raises:
-        Unsupported: the device is a CPU, or not even one image fits.
-        WorkerError: a process died, or took longer than a round may.
     """
     if trial.device != "cuda":
         raise Unsupported(
@@ -84,72 +68,59 @@ def run_trials(
     environment: Environment,
     timing: Timing,
     store: Store,
-    launcher: Launcher,
+    settings: RunSettings,
     *,
-    rerun: bool = False,
     largest_batch: bool = False,
     rival_of: Mapping[int, tuple[int, ...]] | None = None,
-    progress: Progress = SILENT,
-    deadline: Deadline | None = None,
-    canaries: bool = True,
 ) -> list[Record]:
     """Measure the rounds that are not stored yet and return the trials' Records, in the trials' order.
 
     Rounds are interleaved, and their order is random, so that movement of the machine affects all trials alike. The
-    baseline is measured again beside trials that the store lacks (see `benchmark.schedule`). A trial that fails in a
-    round is not tried again in later rounds of this run.
+    baseline is measured again beside trials that the store lacks (see `benchmark.rounds.schedule`). A trial that fails
+    in a round is not tried again in later rounds of this run.
 
     Args:
         trials: the first is the baseline.
-        rerun: measure stored rounds again.
+        settings: with a running launcher.
         largest_batch: the batch was found by `ask_largest_batch` for the first trial; a round that runs out of memory
             says so in its reason.
         rival_of: by the index of a rival of step caches, those of the caches: it does not run if none of them can.
-        deadline: by which the rounds have to end; those that do not fit are left out.
-        canaries: also measure each round's first trial briefly at its end, to follow the machine's speed.
     """
+    assert settings.launcher is not None
+    progress, rivals = settings.progress, dict(rival_of or {})
     keys = [trial.key(environment) for trial in trials]
     stored = [store.rounds(key) for key in keys]
     todo = missing_rounds(
-        stored,
-        timing,
-        goes_on=store.goes_on(keys),
-        rerun=rerun,
-        seed="/".join(keys),
+        stored, timing, goes_on=store.goes_on(keys), rerun=settings.rerun, seed="/".join(keys)
     )
-    todo = _rivals_after(todo, rival_of or {})
+    # In the first round rivals come last: they run only where the cache itself can.
+    first = todo[0][1] if todo else 0
+    todo.sort(key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
     progress.begin(trials, timing, todo)
     job = Job(
         trials=tuple(trials),
         rounds=tuple(todo),
         timing=timing,
         pictures=images_folder(store),
-        drawn=tuple(not rerun and any(r.pictures for r in of.values()) for of in stored),
-        rival_of=dict(rival_of or {}),
+        drawn=tuple(not settings.rerun and any(r.pictures for r in of.values()) for of in stored),
+        rival_of=rivals,
         largest_batch=largest_batch,
         sources=sources_folder(store),
-        canaries=canaries,
+        canaries=settings.canaries,
     )
     try:
-        for done in rounds_of(job, launcher, progress.start_round, progress.event, deadline):
+        for done in rounds_of(
+            job, settings.launcher, progress.start_round, progress.event, settings.deadline
+        ):
             keep(done, trials[done.trial], keys[done.trial], store)
             if not done.is_update:
                 progress.end_round(done.trial, done.round)
     finally:
         progress.end()
     records = [store.record(key) for key in keys]
-    if deadline is not None and records[0] is None:
+    if settings.deadline is not None and records[0] is None:
         return []  # it passed before the baseline was measured
     return comparable(records, timing.rounds)
-
-
-def _rivals_after(todo: Sequence[tuple[int, int]], rivals: Collection[int]) -> list[tuple[int, int]]:
-    """Return the rounds with rivals of step caches last in the first round: they run only where the cache itself
-    can."""
-    if not todo:
-        return []
-    first = todo[0][1]
-    return sorted(todo, key=lambda round_: (round_[1], round_[1] == first and round_[0] in rivals))
 
 
 def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
@@ -177,3 +148,102 @@ def _keep_log(store: Store, trial: Trial, log: str) -> None:
         (folder / f"{trial.recipe.digest()[:12]}.log").write_text(
             f"recipe: {trial.recipe.text}\n\n{log}", encoding="utf-8"
         )
+
+
+LARGEST = 4096
+
+
+def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None, limit: int = LARGEST) -> int:
+    """Return the largest batch that fits, 0 if not even one image does.
+
+    Tries the guess, or doubles the batch until it does not fit, then bisects until the gap is under a sixteenth. A
+    finer search does not pay: batches of 61 and 63 take the same time per image, and each try costs a call.
+
+    Args:
+        fits: tries a batch.
+        guess: estimates the largest batch; called after batches of 1 and 2 have fitted.
+        limit: the largest batch to try.
+    """
+    good, bad = 0, limit + 1
+
+    def try_batch(batch: int) -> bool:
+        nonlocal good, bad
+        if fits(batch):
+            good = batch
+        else:
+            bad = batch
+        return good == batch
+
+    def is_open() -> bool:
+        return bad - good > max(1, good // 16)
+
+    if not (try_batch(1) and try_batch(2)):
+        return good
+    step = good
+    if guess is not None:
+        near = min(max(guess(), good + 1), limit)
+        step = max(1, near // 16)
+        is_held = try_batch(near)
+        while not is_held and is_open():
+            is_held = try_batch(max(bad - step, good + 1))
+            step *= 2
+    while bad > limit and is_open():
+        try_batch(min(good + step, limit))
+        step *= 2
+    while is_open():
+        try_batch((good + bad) // 2)
+    return good
+
+
+def reduce_until(batch: int, holds: Callable[[int], bool]) -> int:
+    """Reduce the batch by a sixteenth at a time until `holds` accepts it; return 0 if it accepts none."""
+    while batch and not holds(batch):
+        batch -= max(1, batch // 16)
+    return batch
+
+
+def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], sources: Path | None = None) -> int:
+    """Return the largest batch of a trial that fits in this process, 0 if not even one image does.
+
+    Runs in the worker, on a GPU. It loads the model and the recipe once and tries calls of one step plus decoding,
+    each after emptying the allocator's cache. One step is enough: the denoiser needs the same memory at every step.
+
+    Args:
+        trial: its own batch is ignored.
+    """
+    import gc
+
+    import torch
+
+    from vivace.benchmark.rounds.round import OpenTrial, explain
+    from vivace.foundation.spec.record import Outcome
+
+    opened = OpenTrial(trial, sources)
+    peaks: dict[int, int] = {}
+
+    def fits(batch: int) -> bool:
+        report({"event": "phase", "phase": "batch", "done": batch})
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        call = trial.workload.model_copy(update={"batch": batch}).calls()[0]
+        try:
+            opened.try_call(call)
+        except Exception as error:
+            # Libraries with their own allocators raise other exceptions for it.
+            if explain(error)[0] is not Outcome.OUT_OF_MEMORY:
+                raise
+            # The traceback keeps the tensors of the failed call alive.
+            gc.collect()
+            return False
+        peaks[batch] = torch.cuda.max_memory_allocated()
+        return True
+
+    def guess() -> int:
+        """Extrapolate from batches of 1 and 2, leaving 5 % for fragmentation."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        each = max(1, peaks[2] - peaks[1])
+        return int(1 + (free + torch.cuda.memory_reserved() - peaks[1]) * 0.95 / each)
+
+    return largest(fits, guess)

@@ -186,11 +186,7 @@ class _Rehearsal(Session):
 
 
 def pipeline_without_weights(model: str, task: Task | None, device: str) -> tuple[object | None, ModelFacts]:
-    """Return the pipeline on the meta device with its facts; no pipeline if it cannot be built.
-
-    Args:
-        device: see `built_for`.
-    """
+    """Return the pipeline on the meta device with its facts; no pipeline if it cannot be built."""
     is_synthetic = model.startswith(SYNTHETIC)
     try:
         weightless: Weightless = find_weightless(model)

@@ -1,7 +1,7 @@
 """The worker process: answers requests of `worker_requests` as `vivace.foundation.processes.resident` describes.
 
 A parent that has only imported libraries is safe to fork, as long as none of them has initialised CUDA.
-`driver` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
+`without_cuda_init` prevents the known case. To catch others, a first child tries the GPU, if there is one, and
 the `ready` event says whether forking works. If it does not, the launcher starts a fresh process for each request.
 
 Its own events: {"event": "phase", ...}, {"event": "sample", ...}, {"event": "result", "value": ...}
@@ -55,7 +55,7 @@ def import_all() -> None:
     from vivace.architectures import CATALOGUE
     from vivace.architectures.entry import Embedded
     from vivace.benchmark.rounds import round as _round
-    from vivace.benchmark.rounds.driver import without_cuda_init
+    from vivace.measure.machine import without_cuda_init
     from vivace.models.quiet import quiet
 
     assert _round is not None
@@ -103,14 +103,7 @@ def serve(request: AnyRequest, events: TextIO) -> None:
 
 
 def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Return the answer to a request.
-
-    Args:
-        report: called with progress events.
-
-    Raises:
-        VivaceError: the request cannot be answered here. Failures of a round are outcomes, not errors.
-    """
+    """Return the answer to a request."""
     sources = None if request.sources is None else Path(request.sources)
     match request:
         case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):
@@ -120,7 +113,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             round_ = measure_round(trial, index, timing, folder, report, sources)
             return round_.model_dump(mode="json")
         case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
-            from vivace.benchmark.rounds.image_figures import compute_figures
+            from vivace.benchmark.rounds.quality_pass import compute_figures
 
             rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
@@ -129,7 +122,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):
-            from vivace.benchmark.rounds.fitting import largest_batch
+            from vivace.benchmark.rounds.runner import largest_batch
 
             return {"batch": largest_batch(trial, report, sources)}
         case RehearsalRequest(trial=trial, timing=timing):
@@ -137,7 +130,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return {"why_not": rehearse(trial, timing, sources)}
         case PredictionsRequest(trials=trials, environment=measured_on):
-            from vivace.benchmark.rounds.planned import predict_all
+            from vivace.benchmark.rounds.work import predict_all
 
             return {"predictions": predict_all(trials, measured_on)}
         case WorkRequest(trial=trial, environment=measured_on, hits=hits, denoiser_calls=calls):
@@ -145,7 +138,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
         case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
-            from vivace.benchmark.rounds.profiled import profiled
+            from vivace.benchmark.profiles import profiled
 
             file = None if trace is None else Path(trace)
             profile = profiled(trial, timing, calls, measured_on, file, report, sources)
@@ -164,7 +157,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
 
             return support_of(model, recipes, device, task, batch).to_json()
         case RaceRequest(device=device, model=model, recipes=recipes):
-            from vivace.benchmark.rounds.race import race
+            from vivace.benchmark.rounds.round import race
             from vivace.measure.machine import choose_device
 
             return dict(race(model, recipes, choose_device(device)))

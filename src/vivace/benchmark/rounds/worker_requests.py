@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -17,6 +18,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Task
 from vivace.models.reading_limits import complaint
+from vivace.models.scorers import LocatedScorer
 
 WORKER = (sys.executable, "-m", "vivace.benchmark.rounds.worker")
 """The command line of the worker that answers them."""
@@ -102,11 +104,21 @@ class ImagesRequest(WorkerRequest):
 
 
 class Scorer(Spec):
-    """A CLIP model's folder, the prompt set that serves as other prompts, and the folder of a second witness."""
+    """What scores images: the folder of a CLIP model, or of a function's module with its name, and of a second witness.
+
+    `others` is the prompt set that serves as other prompts.
+    """
 
     folder: str
     others: str
+    function: str | None = None
     witness: str | None = None
+
+    @classmethod
+    def of(cls, located: LocatedScorer) -> Scorer:
+        witness = None if located.witness is None else str(located.witness.folder)
+        function = located.name if located.is_function else None
+        return cls(folder=str(located.folder), others=located.prompt_set, function=function, witness=witness)
 
 
 class FiguresRequest(WorkerRequest):
@@ -187,11 +199,6 @@ def ask(
     Args:
         on_event: called with each event other than the result.
         reads: the model that the request reads, for messages.
-
-    Raises:
-        Unsupported: the worker answered with an error.
-        UnusableModel: the model took more time or memory to read than its size explains.
-        WorkerError: the process died or took too long.
     """
     ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")
@@ -204,3 +211,12 @@ def ask(
     if "error" in ending.value:
         raise Unsupported(ending.value["error"])
     return ending.value
+
+
+def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
+    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
+
+    Args:
+        worker: the command line that starts a worker process.
+    """
+    return Launcher(worker, tries_gpu=device != "cpu")

@@ -12,17 +12,15 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from vivace.benchmark.rounds.schedule import comparable
-from vivace.benchmark.store.compared import Compared
+from vivace.benchmark.store.compared import Compared, Purpose
+from vivace.benchmark.store.compared import Invocation as Invocation
 from vivace.benchmark.store.images import image_path
-from vivace.benchmark.store.invocation import Invocation as Invocation
-from vivace.benchmark.store.invocation import Purpose, purpose_of_earlier
 from vivace.errors import StoreError
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, QualityPass
@@ -67,7 +65,11 @@ CREATE TABLE IF NOT EXISTS noise_floors (
 _UPGRADES = {
     2: ("DROP TABLE IF EXISTS figures", "ALTER TABLE runs ADD COLUMN scorer TEXT"),
     3: ("ALTER TABLE runs ADD COLUMN rounds INTEGER",),
-    4: ("ALTER TABLE runs ADD COLUMN purpose TEXT",),
+    4: (
+        "ALTER TABLE runs ADD COLUMN purpose TEXT",
+        "UPDATE runs SET purpose = 'pairs' WHERE command LIKE 'vivace compare%'",
+        "UPDATE runs SET purpose = iif(rounds > 1, 'final', 'screening') WHERE command LIKE 'vivace tune%'",
+    ),
 }
 
 
@@ -83,11 +85,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path) -> Store:
-        """Open a store for writing; create it if there is none.
-
-        Raises:
-            StoreError: the folder is not a vivace store, of a newer version, damaged or read-only, or the disk is full.
-        """
+        """Open a store for writing; create it if there is none."""
         path = folder / "records.sqlite"
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"the store {folder} is a file; give --store a folder")
@@ -121,17 +119,14 @@ class Store:
 
     @classmethod
     def read_only(cls, folder: Path) -> Store:
-        """Open a store for reading.
-
-        Raises:
-            StoreError: there is no store, or it is not a vivace store, of a newer version or damaged.
-        """
+        """Open a store for reading."""
         path = folder / "records.sqlite"
         if not path.is_file():
             raise StoreError(
                 f"no store at {folder} (no records.sqlite); `vivace bench` creates one; --store chooses the folder"
             )
-        _check_is_store(path)
+        if _check_is_store(path) < _SCHEMA_VERSION:
+            cls.create(folder).close()  # which upgrades it
         with store_errors(folder):
             connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         return cls(folder, connection)
@@ -198,29 +193,63 @@ class Store:
             rows = self._connection.execute("SELECT row FROM rounds WHERE key = ? ORDER BY round", (key,))
             return {r.index: r for r in (Round.model_validate_json(text) for (text,) in rows)}
 
+    def add_all(self, other: Store) -> None:
+        """Add all that another store holds. Rounds that are here already are not added again.
+
+        Where both have other rounds of one trial, all new ones get indices beyond those here, by the same distance, so
+        that a recipe's stay paired with its baseline's.
+        """
+        with self._transaction():
+            here, there = self._connection, other._connection
+            for table, columns in (("trials", 3), ("figures", 2), ("noise_floors", 2)):
+                marks = ", ".join("?" * columns)
+                here.executemany(
+                    f"INSERT OR IGNORE INTO {table} VALUES ({marks})", there.execute(f"SELECT * FROM {table}")
+                )
+            runs = "SELECT started_at, command, keys, scorer, rounds, purpose FROM runs ORDER BY id"
+            old = set(here.execute(runs))
+            here.executemany(
+                "INSERT INTO runs (started_at, command, keys, scorer, rounds, purpose) VALUES (?, ?, ?, ?, ?, ?)",
+                [run for run in there.execute(runs) if run not in old],
+            )
+            rounds = "SELECT key, round, row FROM rounds"
+            own = {(key, index): row for key, index, row in here.execute(rounds)}
+            known = {(key, row) for (key, _), row in own.items()}
+            new = [each for each in there.execute(rounds) if (each[0], each[2]) not in known]
+            shift = 0
+            if any((key, index) in own for key, index, _ in new):
+                shift = 1 + max(index for _, index in own)
+            for key, index, row in new:
+                if shift:
+                    moved = Round.model_validate_json(row).model_copy(update={"index": index + shift})
+                    row = moved.model_dump_json()
+                here.execute("INSERT INTO rounds VALUES (?, ?, ?)", (key, index + shift, row))
+
+    def contents(self) -> dict[str, set[tuple[str, ...]]]:
+        """Return what identifies each run, round, figure and image."""
+        columns = {"runs": "started_at, command, keys", "rounds": "key, row", "figures": "key"}
+        with store_errors(self.folder):
+            found = {
+                table: {*self._connection.execute(f"SELECT {identity} FROM {table}")}
+                for table, identity in columns.items()
+            }
+            files = [
+                path for kind in ("pictures", "sources") for path in (self.folder / kind).glob("*/*.png")
+            ]
+            return found | {"images": {(str(path.relative_to(self.folder)),) for path in files}}
+
     def runs(self) -> list[Invocation]:
         """Return all invocations, the oldest first."""
-        version = self._version()
-        since = {"scorer": 3, "rounds": 4, "purpose": 5}
-        columns = [name if version >= first else "NULL" for name, first in since.items()]
         with store_errors(self.folder):
             rows = self._connection.execute(
-                f"SELECT started_at, command, keys, {', '.join(columns)} FROM runs ORDER BY id"
+                "SELECT started_at, command, keys, scorer, rounds, purpose FROM runs ORDER BY id"
             )
             return [
-                Invocation(at, command, tuple(json.loads(keys)), by, rounds, Purpose(purpose))
-                if purpose is not None
-                else self._earlier_run(Invocation(at, command, tuple(json.loads(keys)), by, rounds))
+                Invocation(
+                    at, command, tuple(json.loads(keys)), by, rounds, Purpose(purpose or Purpose.COMPARISON)
+                )
                 for at, command, keys, by, rounds, purpose in rows
             ]
-
-    def _earlier_run(self, run: Invocation) -> Invocation:
-        """Add the purpose to a run of a format that did not store it."""
-        row = self._connection.execute("SELECT trial FROM trials WHERE key = ?", run.keys[:1]).fetchone()
-        if row is None:
-            return run
-        workload = Trial.model_validate_json(row[0]).workload
-        return replace(run, purpose=purpose_of_earlier(run.command, run.rounds, workload))
 
     def comparisons(self, *, repeated: bool = False) -> Iterator[Compared]:
         """Yield the comparisons, the newest first. Runs without a finished round are left out.
@@ -271,9 +300,7 @@ class Store:
                 )
 
     def figures(self) -> dict[FiguresKey, ImageFigures]:
-        """Return all metrics; none from a store of an earlier format that is open for reading."""
-        if self._version() < 3:
-            return {}
+        """Return all metrics."""
         with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM figures")
             figures = [ImageFigures.model_validate_json(text) for (text,) in rows]
@@ -288,8 +315,6 @@ class Store:
 
     def noise_floor(self, key: str) -> NoiseFloor | None:
         """Return the noise floor of the baseline trial with that key; None if there is none."""
-        if self._version() < 3:
-            return None
         with store_errors(self.folder):
             row = self._connection.execute("SELECT row FROM noise_floors WHERE key = ?", (key,)).fetchone()
             return None if row is None else NoiseFloor.model_validate_json(row[0])
@@ -297,10 +322,6 @@ class Store:
     def quality_pass(self, run: Invocation) -> QualityPass:
         """Return the stored quality pass of an invocation."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
-
-    def _version(self) -> int:
-        with store_errors(self.folder):
-            return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def image_path(self, sha256: str) -> Path:
         """Return the path of a stored image."""
@@ -337,11 +358,7 @@ def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 
 def _create_schema(connection: sqlite3.Connection, version: int) -> None:
-    """Create or upgrade the tables in one transaction. Safe if two processes do it at the same time.
-
-    Args:
-        version: of the existing schema, 0 for none.
-    """
+    """Create or upgrade the tables in one transaction. Safe if two processes do it at the same time."""
     connection.execute("BEGIN IMMEDIATE")
     if (
         version < _SCHEMA_VERSION
@@ -357,12 +374,8 @@ def _create_schema(connection: sqlite3.Connection, version: int) -> None:
     connection.execute("COMMIT")
 
 
-def _check_is_store(path: Path) -> None:
-    """Check that a file is a vivace store, without changing it. An empty database (killed during creation) passes.
-
-    Raises:
-        StoreError: it is not, or it is damaged or of a newer version.
-    """
+def _check_is_store(path: Path) -> int:
+    """Return the format of a store's file, which is not changed. An empty database (killed during creation) passes."""
     folder = path.parent
     try:
         with contextlib.closing(
@@ -381,7 +394,7 @@ def _check_is_store(path: Path) -> None:
             f"{path} cannot be read as a vivace store ({error}); it was not changed. Give --store another folder"
         ) from None
     if not tables and application in (0, _APPLICATION_ID):
-        return
+        return int(version)
     if application != _APPLICATION_ID:
         raise StoreError(
             f"{path} is another program's database; it was not changed. Give --store another folder"
@@ -392,6 +405,7 @@ def _check_is_store(path: Path) -> None:
         )
     if not {"trials", "rounds", "runs"} <= tables:
         raise StoreError(f"the store {folder} is damaged: tables are missing. Give --store another folder")
+    return int(version)
 
 
 @contextlib.contextmanager
@@ -429,9 +443,6 @@ def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ..
     Args:
         folder: of a store, which need not exist.
         recipe: its canonical text.
-
-    Raises:
-        StoreError: the folder has a store that cannot be read.
     """
     if not (folder / "records.sqlite").is_file():
         return ()

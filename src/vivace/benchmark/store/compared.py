@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from vivace.benchmark.store.invocation import Invocation
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import DEFAULT_LIMITS, Limits
 from vivace.foundation.spec.record import Record
@@ -48,3 +48,45 @@ class Compared:
     def _model(self) -> str:
         """NAME@REVISION; "" without records."""
         return next((f"{r.trial.model.name}@{r.trial.model.revision}" for r in self.records), "")
+
+
+class Purpose(StrEnum):
+    """The purpose of a run."""
+
+    COMPARISON = "comparison"
+    """Recipes that a user named: `vivace bench`."""
+    STUDY = "study"
+    """A part of a study."""
+    PAIRS = "pairs"
+    """Two recipes, pair by pair: `vivace compare`."""
+    CALIBRATION = "calibration"
+    """A setting of a step cache."""
+    BASELINE = "baseline"
+    """Part of a search: the baseline alone."""
+    SCREENING = "screening"
+    """Part of a search: a few calls, without quality."""
+    JUDGEMENT = "judgement"
+    """Part of a search: full steps, with the quality of a few images."""
+    FINAL = "final"
+    """Part of a search: interleaved with the baseline, in several rounds."""
+    IMAGES = "images"
+    """Part of a search: further images of a final's recipes."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One run of a comparison.
+
+    Attributes:
+        started_at: UTC, ISO 8601.
+        keys: of its trials, the baseline first.
+        scorer: NAME@REVISION of the CLIP model; None without one.
+        rounds: of each trial that were asked for; None in stores of an earlier format.
+    """
+
+    started_at: str
+    command: str
+    keys: tuple[str, ...]
+    scorer: str | None = None
+    rounds: int | None = None
+    purpose: Purpose = Purpose.COMPARISON

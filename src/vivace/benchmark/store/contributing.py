@@ -1,4 +1,4 @@
-"""A store's comparisons as a contribution: raw samples, without anything personal."""
+"""Stores for others, and in one: comparisons as a contribution, without anything personal; several stores as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vivace.benchmark.store import Store
-from vivace.errors import RecipeError, StoreError
+from vivace.errors import RecipeError, StoreError, UsageError
 from vivace.foundation.spec.contribution import (
     SIGN_OFF,
     Bounds,
@@ -19,6 +19,7 @@ from vivace.foundation.spec.contribution import (
 )
 from vivace.foundation.spec.record import GpuWindow, Record, Round, Sample
 from vivace.foundation.stats import Interval
+from vivace.foundation.untrusted.destinations import replace
 from vivace.machinery.technique import COMPONENTS
 from vivace.recipes.recipe import Recipe
 from vivace.report.rows import Row
@@ -28,11 +29,7 @@ _DIGITS = 7
 
 
 def contribution_of(stores: Sequence[Path]) -> tuple[Contribution, list[str]]:
-    """Return the comparisons of stores as a contribution, and what is left out, with the reasons.
-
-    Raises:
-        StoreError: a folder is not a store, or none has a comparison to contribute.
-    """
+    """Return the comparisons of stores as a contribution, and what is left out, with the reasons."""
     made: list[Contributed] = []
     left_out: list[str] = []
     for folder in stores:
@@ -131,3 +128,32 @@ def _closeness(row: Row) -> Closeness | None:
 
 def _three(interval: Interval | None) -> Bounds | None:
     return None if interval is None else (interval.point, interval.low, interval.high)
+
+
+def merge_stores(folders: Sequence[Path], output: Path) -> dict[str, int]:
+    """Write all that is in stores into a new one; return how many runs, rounds, figures and images it has.
+
+    Raises:
+        UsageError: the new store is there already, or one is given twice.
+        StoreError: a folder is no store, or something that went in did not come out.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise UsageError(f"{output} is not empty and was not changed; give -o the name of a new folder")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UsageError("a store is given twice; give each once")
+    went_in: dict[str, set[tuple[str, ...]]] = {}
+    with Store.create(output) as merged:
+        for folder in folders:
+            with Store.read_only(folder) as store:
+                merged.add_all(store)
+                contents = store.contents()
+            for name, identities in contents.items():
+                went_in[name] = went_in.get(name, set()) | identities
+            for (file,) in contents["images"]:
+                if not (output / file).exists():
+                    replace(output / file, (folder / file).read_bytes())
+        came_out = {name: len(identities) for name, identities in merged.contents().items()}
+    expected = {name: len(identities) for name, identities in went_in.items()}
+    if came_out != expected:
+        raise StoreError(f"{output} has {came_out}, and {expected} went in; delete it, and check the disk")
+    return came_out

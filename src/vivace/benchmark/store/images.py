@@ -43,11 +43,7 @@ def save_sources(folder: Path, by_sha: Mapping[str, Image]) -> str:
 
 
 def read_sources(folder: Path, workload: Workload) -> dict[str, Any]:
-    """Return a workload's images by the sha256 of their pixels.
-
-    Raises:
-        VivaceError: one is missing, or was changed.
-    """
+    """Return a workload's images by the sha256 of their pixels."""
     images: dict[str, Any] = {}
     for source in workload.sources:
         for sha256 in source.hashes:

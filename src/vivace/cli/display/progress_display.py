@@ -293,7 +293,7 @@ def _displays(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     from vivace.cli.measuring.tune import SearchDisplay
 
     if name == "compare":
-        return {"on_pair": say_pair, "on_note": lambda note: click.echo(f"note: {note}", err=True)}
+        return {"on_pair": say_pair}
     if name == "tune":
         return {"watcher": SearchDisplay(given.get("minutes"), given.get("trials"))}
     return {"progress": ProofProgress() if name == "prove" else for_this_terminal()}

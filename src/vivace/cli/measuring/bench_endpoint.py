@@ -43,11 +43,7 @@ _USUAL_MINUTES = 5.0
 
 
 def parse_clients(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `1,8`, each once.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the numbers of a list such as `1,8`, each once."""
     try:
         return tuple(
             dict.fromkeys(int(one_of_many(part.strip(), 1, _MOST_CLIENTS)) for part in text.split(","))
@@ -59,11 +55,7 @@ def parse_clients(text: str) -> tuple[int, ...]:
 
 
 def parse_fractions(text: str) -> tuple[float, ...]:
-    """Return the numbers of a list such as `0.5,0.95`, each once; none for `none`.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the numbers of a list such as `0.5,0.95`, each once; none for `none`."""
     if text == "none":
         return ()
     try:

@@ -30,8 +30,8 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.request import CheckedRequest
-    from vivace.runtime.schedule_search import Progress
+    from vivace.runtime.schedule_search import SearchProgress
+    from vivace.runtime.workloads import CheckedRequest
 
 
 @click.group()
@@ -150,8 +150,7 @@ def _progress(num_images: int, is_read: Callable[[], None]) -> Callable[[int], N
 
 def _prepare(settings: CalibrationSettings) -> tuple[CheckedRequest, dict[str, Any]]:
     """Return the checked request, and the arguments of its calibration."""
-    from vivace.runtime.request import checked_request
-    from vivace.runtime.workloads import default_threads
+    from vivace.runtime.workloads import checked_request, default_threads
 
     prepared = checked_request(settings.model, "baseline", workload=settings.part(WorkloadRequest))
 
@@ -192,12 +191,11 @@ def schedule(settings: ScheduleCommand) -> int:
     """Search which steps a step cache computes, of a number that is given.
 
     Each schedule is judged by the final latents of a few images, beside those with every step computed. All that were
-    tried are kept in one file: the same command continues where it stopped, and a recipe takes the file as its mask.
+    tried are kept in one file: the same command continues where it stopped, and a recipe takes the file as its mask:
+    seacache(mask=FILE).
 
     \b
         vivace calibrate schedule --model tiny-flux --budget 12/28
-        vivace generate "a red circle" --model tiny-flux --recipe
-        "taylorseer(order=0,mask=schedule-tiny-flux-12of28.json)"
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
@@ -216,7 +214,7 @@ def schedule(settings: ScheduleCommand) -> int:
     def search_it(is_read: Callable[[], None]) -> int:
         begun = False
 
-        def say(progress: Progress) -> None:
+        def say(progress: SearchProgress) -> None:
             nonlocal begun
             left = f"at most about {clock(progress.seconds_left)} left"
             if not begun:
@@ -263,7 +261,7 @@ class CacheCommand(Settings):
     prompt_set: Annotated[
         str | None, Option("Prompts: tinyworld, real or edit; default: the set that suits the model.")
     ] = None
-    seeds: Annotated[NumSeeds, Option("Seeds per prompt; default: 3.")] = None
+    num_seeds: Annotated[NumSeeds, Option("Seeds per prompt; default: 3.", "--seeds")] = None
     device: DeviceName = "auto"
     threads: Threads = None
     store: Store = Path(DEFAULT_STORE)
@@ -282,7 +280,7 @@ def cache(settings: CacheCommand) -> int:
         vivace calibrate cache --model tiny-flux --cache first_block_cache --min-quality clip=0.99
     """
     from vivace.answers.formatting import clock
-    from vivace.benchmark.cache_calibration import CACHES, calibrate_caches
+    from vivace.benchmark.cache_calibration import CACHES, CacheSearch, calibrate_caches
     from vivace.cli.display.progress_display import for_this_terminal
 
     most = settings.runs * len(settings.caches or CACHES)
@@ -301,19 +299,7 @@ def cache(settings: CacheCommand) -> int:
         )
 
     try:
-        calibrated = calibrate_caches(
-            settings.model,
-            settings.caches,
-            limits=settings.limits,
-            runs=settings.runs,
-            prompt_set=settings.prompt_set,
-            num_seeds=settings.seeds,
-            device=settings.device,
-            threads=settings.threads,
-            store=settings.store,
-            on_tried=say,
-            progress=for_this_terminal(),
-        )
+        calibrated = calibrate_caches(settings.part(CacheSearch), say, for_this_terminal())
     except KeyboardInterrupt:
         return interrupted(f"{len(tried)} settings and all finished rounds are kept")
     if settings.as_json:

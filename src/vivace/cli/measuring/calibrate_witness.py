@@ -28,10 +28,10 @@ from vivace.foundation.spec.study import PromptSet, WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
-    from vivace.measure.calibrating.scores import CalibrationImages
+    from vivace.measure.calibrating import CalibrationImages
     from vivace.measure.damage import DamageKind
-    from vivace.models.judges import LocatedJudge
-    from vivace.runtime.request import CheckedRequest
+    from vivace.models.scorers import LocatedJudge
+    from vivace.runtime.workloads import CheckedRequest
 
 _WIDTH = 10
 """Width of the answer's labels, characters."""
@@ -86,7 +86,7 @@ def witness(settings: WitnessCommand) -> int:
 
     import torch
 
-    from vivace.measure.calibrating.scores import images_of
+    from vivace.measure.calibrating import images_of
     from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(
@@ -133,7 +133,7 @@ def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
     """Return the request for the baseline's images; by default of the model's own prompt set at three seeds."""
     from vivace.models.find import find_model
     from vivace.models.tasks import own_task
-    from vivace.runtime.request import checked_request
+    from vivace.runtime.workloads import checked_request
 
     located = find_model(model)
     if located.model.is_synthetic:
@@ -150,7 +150,7 @@ def _checked(model: str, request: WorkloadRequest) -> CheckedRequest:
 def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge]:
     from vivace.benchmark.studies import USUAL_SCORER, find_judges
     from vivace.foundation.spec.study import QualityRequest
-    from vivace.models.judges import LocatedJudge, find_judge
+    from vivace.models.scorers import LocatedJudge, find_judge
 
     if names:
         return [find_judge(name) for name in dict.fromkeys(names)]
@@ -164,7 +164,7 @@ def _judges(prepared: CheckedRequest, names: Sequence[str]) -> list[LocatedJudge
 
 def _draw(prepared: CheckedRequest, images: CalibrationImages, device: str) -> int:
     from vivace.cli.watched.guarded import guarded
-    from vivace.measure.calibrating.scores import draw_missing
+    from vivace.measure.calibrating import draw_missing
     from vivace.measure.machine import choose_device
 
     if not images.missing:
@@ -188,7 +188,7 @@ def _calibrate(
 ) -> int:
     """Score the images, choose the limit and keep it."""
     from vivace.cli.watched.guarded import guarded_scorers
-    from vivace.measure.calibrating.calibrate_witness import calibrate_witness
+    from vivace.measure.calibrating import calibrate_witness
     from vivace.measure.machine import choose_device
 
     def score(is_read: Callable[[], None]) -> int:
@@ -202,7 +202,7 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.measure.calibrating.calibrate_witness import identity_of
+    from vivace.measure.calibrating import identity_of
     from vivace.measure.witness_limits import kept
 
     calibration = kept(identity_of(prepared.located), judge.scorer.id)

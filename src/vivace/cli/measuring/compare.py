@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def parse_percentage(value: str) -> float:
-    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the share of a percentage such as `3%` or `0.5 %`; 0.03 for `3%`."""
     text = value.strip()
     try:
         number = float(text.removesuffix("%"))
@@ -119,14 +115,13 @@ def compare(settings: CompareCommand) -> int:
             store=settings.store,
             command=command_line(),
             on_pair=say_pair,
-            on_note=lambda note: click.echo(f"note: {note}", err=True),
             workload=settings.part(WorkloadRequest, batches=(settings.batch,)),
             timing=settings.part(Timing),
             device=settings.device,
         )
     except KeyboardInterrupt:
         return interrupted("finished rounds are kept")
-    from vivace.benchmark.pairs_answer import answer_of
+    from vivace.benchmark.pairs import answer_of
     from vivace.cli.display.terminal import show
 
     answer = answer_of(paired)
@@ -137,7 +132,7 @@ def compare(settings: CompareCommand) -> int:
 
 def say_pair(decision: Decision, records: Sequence[Record]) -> None:
     from vivace.answers.formatting import seconds
-    from vivace.benchmark.pairs_answer import difference
+    from vivace.benchmark.pairs import difference
 
     times = " and ".join(seconds(_last_s(record)) for record in records)
     click.echo(f"pair {decision.num_pairs}: {times} a call; so far {difference(decision)}", err=True)

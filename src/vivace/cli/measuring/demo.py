@@ -28,7 +28,7 @@ def demo(settings: DemoCommand) -> int:
     """
     from vivace.answers.page import page_of
     from vivace.benchmark.demo import CANDIDATES, LONGEST, run_demo
-    from vivace.benchmark.stored_answer import answer_of_stores
+    from vivace.benchmark.run import answer_of_stores
     from vivace.cli.display.progress_display import for_this_terminal
     from vivace.cli.measuring.bench import show_run
 

@@ -153,11 +153,7 @@ def profile(settings: ProfileCommand) -> int:
 
 
 def _traces(trace: Path | None, is_pair: bool, force: bool) -> dict[str, Path]:
-    """Return the files of the traces, having checked that they can be written.
-
-    Raises:
-        OutputError: one exists and is not to be overwritten, or cannot be written.
-    """
+    """Return the files of the traces, having checked that they can be written."""
     if trace is None:
         return {}
     files = {"after": trace}

@@ -97,11 +97,8 @@ def _draw(prover: Prover, letter: Letter, *, again: bool) -> int:
 
     models = [each.located for each in (prover.plan.a, prover.plan.b) if each.located is not None]
     if side.located is None or all(is_trusted(model) for model in models):
-        status = guarded(None, draw)
-    else:
-        status = guarded_reading(side.located.model.name, ReadingLimits.of(side.located), draw)
-    prover.store.reload()
-    return status
+        return guarded(None, draw)
+    return guarded_reading(side.located.model.name, ReadingLimits.of(side.located), draw)
 
 
 class ProofProgress:

@@ -41,7 +41,8 @@ class QualityCommand(Settings):
     scorer: Annotated[
         str | None,
         Option(
-            "CLIP model for the CLIP metrics: tiny-clip, a folder, or org/name on the hub, downloaded if necessary.",
+            "CLIP model for the CLIP metrics: tiny-clip, a folder, or org/name on the hub, downloaded if necessary; or "
+            "module:function, which takes images and prompts and returns a score for each.",
             metavar="NAME",
         ),
     ] = None
@@ -89,9 +90,8 @@ def quality(settings: QualityCommand) -> int:
     from vivace.cli.watched.guarded import guarded_scorers
     from vivace.foundation.spec.limits import DEFAULT_LIMITS
     from vivace.foundation.stats import Gate
-    from vivace.measure.folders import compare, judge_pairs, pair
-    from vivace.measure.scorer import ClipScorer
-    from vivace.measure.witness import Witness
+    from vivace.measure.folders import compare, pair
+    from vivace.measure.scorer import ClipScorer, FunctionScorer, Witness
     from vivace.models.quiet import quiet
     from vivace.models.scorers import find_scorer, find_witness
 
@@ -116,19 +116,21 @@ def quality(settings: QualityCommand) -> int:
     used = (settings.limits or DEFAULT_LIMITS).for_scorer(first.id if first is not None else None)
 
     def judge(is_read: Callable[[], None]) -> int:
+        scorer: ClipScorer | FunctionScorer | None = None
         with quiet():
-            clip = ClipScorer(first.folder) if first is not None else None
+            if first is not None:
+                scorer = (
+                    FunctionScorer(first.name, first.folder)
+                    if first.is_function
+                    else ClipScorer(first.folder)
+                )
             witness = Witness(second.folder) if second is not None else None
         is_read()
-        compared = compare(
-            settings.dir_a, settings.dir_b, names, lines, clip, settings.lpips, witness, source_of
+        comparison = compare(
+            settings.dir_a, settings.dir_b, names, lines, scorer, settings.lpips, witness, source_of
         )
-        judgement, close = judge_pairs(
-            compared["pairs"], lines, used, same_picture=settings.same_picture, task=task
-        )
-        for pair_ in compared["pairs"]:
-            for name in ("thumbnails", "embeddings"):
-                pair_.pop(name, None)
+        judgement, close = comparison.judge(used, same_picture=settings.same_picture, task=task)
+        compared = comparison.to_dict()
         compared["quality"] = {
             "verdict": judgement.gate.value,
             "reason": judgement.reason,
@@ -146,11 +148,7 @@ def quality(settings: QualityCommand) -> int:
 
 
 def _sources(settings: QualityCommand, num_pairs: int) -> tuple[Task, SourceOf | None]:
-    """Return the task of two folders, and the images that their images were made from.
-
-    Raises:
-        UsageError: the files do not go together, or are not one, or one for each pair.
-    """
+    """Return the task of two folders, and the images that their images were made from."""
     from vivace.models.sources import Files, check_files, fit, opened
 
     files = Files(tuple(settings.images), tuple(settings.masks))

@@ -57,7 +57,7 @@ def tune(settings: TuneCommand) -> int:
     """
     from vivace.answers.formatting import file_stem
     from vivace.cli.display.terminal import show
-    from vivace.tuning.tune_answer import answer_of
+    from vivace.tuning.answer import answer_of
     from vivace.tuning.tuner import search_recipe
 
     if settings.output is not None:

@@ -52,7 +52,7 @@ def guarded(located: LocatedModel | None, command: Command) -> int:
 def guarded_scorers(scorers: Sequence[LocatedScorer], command: Command) -> int:
     """Run the rest of a command, which reads models that score images; see `guarded`. Models that ship with vivace are
     read in this process."""
-    foreign = [scorer for scorer in scorers if scorer.folder.parent != WEIGHTS]
+    foreign = [scorer for scorer in scorers if scorer.folder.parent != WEIGHTS and not scorer.is_function]
     if not foreign:
         return command(lambda: None)
     size = sum(

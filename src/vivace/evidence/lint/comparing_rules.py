@@ -152,8 +152,8 @@ def gpus_keep_their_order(rows: Sequence[Reading]) -> Iterator[Fault]:
     for one, two in itertools.permutations(by_gpu, 2):
         pairs = [(by_gpu[one][key], row) for key, row in by_gpu[two].items() if key in by_gpu[one]]
         weak, strong = known_gpu(one), known_gpu(two)
-        is_half = weak and strong and 2 * weak.chip.half <= strong.chip.half
-        if is_half and 1.5 * weak.chip.bandwidth_gb_s <= strong.chip.bandwidth_gb_s:
+        is_half = weak is not None and strong is not None and 2 * weak.chip.half <= strong.chip.half
+        if weak and strong and is_half and 1.5 * weak.chip.bandwidth_gb_s <= strong.chip.bandwidth_gb_s:
             for row, other in pairs:
                 time, of_other = row[row.centre], other[other.centre]
                 if time.most * _MUCH < of_other.least:

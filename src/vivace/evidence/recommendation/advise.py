@@ -61,9 +61,8 @@ from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.memory.fit import RESERVE_BYTES
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
-from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.remembered import footprints, predicted
 from vivace.runtime.memory.weightless import Weightless, find_weightless
 from vivace.techniques.steps import Steps
 

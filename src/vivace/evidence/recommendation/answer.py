@@ -102,9 +102,10 @@ class Brief:
         commands: Sequence[Fact] = (),
     ) -> Answer:
         """Return the answer: the eight lines, and details after them."""
+        verdict = _FITS[self.fits] + (" as published" if self.fits == "no" and self.recipe is None else "")
         return Answer(
             command=command,
-            headline=f"{_shortened(self.model)}{self.card}{_FITS[self.fits]}",
+            headline=f"{_shortened(self.model)}{self.card}{verdict}",
             data=data | {"brief": asdict(self)},
             verdict=self.fits,
             facts=Facts((*self._facts(), *facts)),
@@ -123,9 +124,9 @@ class Brief:
         yield Fact("images", self.images or "nothing is known of them")
         yield Fact("recipe", self._recipe())
         if self.command:
-            yield Fact("draw", self.command, is_command=True)
+            yield Fact("draw", self.command, is_command=True, is_whole=True)
         else:
-            yield Fact("next", self.next, is_command=True)
+            yield Fact("next", self.next, is_command=True, is_whole=True)
         yield Fact("download", _download(self.download))
 
     def _time(self) -> str:
@@ -139,7 +140,8 @@ class Brief:
         more = "--why says more"
         if self.recipe is None:
             return _line(
-                "none is known" if self.fits == "no" else f"{BEST} takes what is safe on any model", more
+                "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model",
+                more,
             )
         techniques = list(resolve(self.recipe))
         if not techniques:
@@ -212,7 +214,7 @@ def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
         judged or Gate.UNCLEAR, ""
     )
     if small_model and verdict:
-        return f"{word}: {verdict}, on {small_model}, a small model of the kind"
+        return f"{word}: {judged or ''} on {small_model}, a small model of the kind"
     if verdict:
         return f"{word}: {verdict}"
     return (
@@ -414,7 +416,8 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
         rest = [candidate for candidate in answer.left_out if candidate.kind == kind]
         if kind in ("memory unknown", "no figure"):
             if rest:
-                yield label, f"{few([candidate.title for candidate in rest], _MOST)}: {rest[0].why}"
+                what = "not known to fit: " if kind == "memory unknown" else ""
+                yield label, f"{what}{few([candidate.title for candidate in rest], _MOST)}: {rest[0].why}"
         elif best is None:
             if rest:
                 example = rest[-1] if kind == "memory" else rest[0]

@@ -12,13 +12,13 @@ from vivace.errors import UnknownModel, Unsupported, UnusableModel, VivaceError,
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.untrusted.files import read_object, reading
 from vivace.machinery.technique import DENOISERS
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
+from vivace.models.checkpoints.headers import read_header
+from vivace.models.checkpoints.single_file import Contents, contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
-from vivace.models.headers import read_header
 from vivace.models.repository import INDEX
-from vivace.models.single_file import Contents, contents_of
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction, with_gguf
+from vivace.runtime.memory.remembered import footprints
 
 FEW = 8
 """Most steps of a distilled model: skipping steps helps it as little as another model of few steps."""
@@ -140,7 +140,7 @@ def _contents(model: str) -> Contents | None:
 def _of_file(path: Path, contents: Contents, of: Entry) -> Kin:
     own = Kin(str(path.resolve()), of.pipeline, of.num_inference_steps, alike=of.name)
     if path.suffix == SUFFIX:
-        ends = [about["data_offsets"] for about in read_gguf_sizes(path).values()]
+        ends = [about["data_offsets"] for about in read_gguf_header(path, is_whole=False).values()]
         return Kin(**(vars(own) | {"gguf_bytes": sum(end - start for start, end in ends)}))
     header = read_header(path)
     is_fp8 = any(header[name]["dtype"].startswith("F8") for name in contents.denoiser)
@@ -194,7 +194,7 @@ def download_of(model: str) -> Download:
         return Download(None, name)
     num_bytes, part = origin.download_bytes, ""
     if contents is not None and contents.component is None:
-        num_bytes, part = None, "its configuration, a few MB"
+        num_bytes, part = None, "a few MB"
     elif contents is not None and num_bytes is not None:
         own = footprints().get(entry.name)
         num_bytes -= 0 if own is None else sum(c.num_bytes for c in own.components if c.name in DENOISERS)

@@ -26,8 +26,8 @@ from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.machinery.technique import DENOISERS
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, Scheme, largest_encoder, need_of
-from vivace.runtime.memory.footprints import footprints
 from vivace.runtime.memory.predict import Prediction
+from vivace.runtime.memory.remembered import footprints
 
 PLACE = "vivace's prediction"
 BY_OPERATIONS = "its operations"

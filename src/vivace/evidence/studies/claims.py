@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from vivace.answers.formatting import seconds, size
 from vivace.errors import nearest
+from vivace.evidence.studies.study_columns import FIGURES
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.stats import Interval, Verdict
 
@@ -77,11 +78,8 @@ class Claim(Spec):
                 raise ValueError(f"a claim of kind {self.kind} needs {name}")
         if self.kind in ("ratio", "limit") and self.at_least is None and self.at_most is None:
             raise ValueError(f"a claim of kind {self.kind} needs at_least or at_most")
-        if self.figure is not None:
-            from vivace.evidence.studies.study_columns import FIGURES
-
-            if self.figure not in FIGURES:
-                raise ValueError(f"{self.figure!r} is not a figure{nearest(self.figure, FIGURES)}")
+        if self.figure is not None and self.figure not in FIGURES:
+            raise ValueError(f"{self.figure!r} is not a figure{nearest(self.figure, FIGURES)}")
         return self
 
 
@@ -122,19 +120,15 @@ def decide(checks: Sequence[Check]) -> tuple[ClaimVerdict, str]:
     if len({check.model for check in checks}) > 1:
         checks = [replace(check, text=f"{check.model}: {check.text}") for check in checks]
     present = [check for check in checks if not check.is_absent]
-    lacking = len(checks) - len(present)
     failed = [check for check in present if check.holds is False]
     unclear = [check for check in present if check.holds is None]
     if failed:
-        held = (
-            f"holds in {sum(c.holds is True for c in present)} of {len(present)}; "
-            if len(present) > 1
-            else ""
-        )
+        num_held = len(present) - len(failed) - len(unclear)
+        held = f"holds in {num_held} of {len(present)}; " if len(present) > 1 else ""
         return ClaimVerdict.DISAGREES, held + _joined(failed)
     if unclear or not present:
-        reason = _joined(unclear) if unclear else _joined(checks) or "no row of it was measured"
-        return ClaimVerdict.CANNOT_TELL, reason
+        return ClaimVerdict.CANNOT_TELL, _joined(unclear or checks) or "no row of it was measured"
+    lacking = len(checks) - len(present)
     tail = f" ({lacking} of {len(checks)} not known)" if lacking else ""
     return ClaimVerdict.AGREES, _joined(present) + tail
 

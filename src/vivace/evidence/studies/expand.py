@@ -17,7 +17,7 @@ from vivace.recipes.resolve import resolve
 
 
 @dataclass(frozen=True)
-class Case:
+class StudyRow:
     """One row of a part: a recipe with its label.
 
     Attributes:
@@ -56,7 +56,7 @@ class ModelPart:
     part: Part
     model: str
     measured_on: str
-    cases: tuple[Case, ...]
+    cases: tuple[StudyRow, ...]
     gains: tuple[Gain, ...]
     study: Study
 
@@ -131,7 +131,12 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
     cases, gains = _cases(part, tiny, table.replace if table is not None else {})
     if synthetic and table is not None:
         published = {case.label: case.recipe for case in _cases(part, tiny, {})[0]}
-        cases = [_standing(case, published.get(case.label)) for case in cases]
+        cases = [
+            replace(case, stands_for=text)
+            if (text := published.get(case.label, case.recipe)) != case.recipe
+            else case
+            for case in cases
+        ]
     measured_on, quality, timing = model, file.quality, file.timing
     workload = _merged(file.workload, file.model.get(model), part.workload)
     if tiny and file.tiny is not None:
@@ -153,11 +158,6 @@ def _on_model(file: StudyFile, part: Part, model: str, tiny: bool, synthetic: bo
     return ModelPart(part, model, measured_on, tuple(cases), tuple(gains), study)
 
 
-def _standing(case: Case, published: str | None) -> Case:
-    """Return a case with the recipe that replaces its own, if there is one."""
-    return case if published in (None, case.recipe) else replace(case, stands_for=published)
-
-
 def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
     """Return the workload in which a later one's values replace those of the earlier ones."""
     fields: dict[str, object] = {}
@@ -166,7 +166,7 @@ def _merged(*workloads: WorkloadRequest | None) -> WorkloadRequest:
     return WorkloadRequest.model_validate(fields)
 
 
-def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], list[Gain]]:
+def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[StudyRow], list[Gain]]:
     swaps = [
         (resolve(old).techniques[0], resolve(new).techniques if new else ()) for old, new in others.items()
     ]
@@ -176,44 +176,31 @@ def _cases(part: Part, tiny: bool, others: dict[str, str]) -> tuple[list[Case], 
             return resolve(labelled.tiny)
         return _swapped(resolve(labelled.recipe), swaps)
 
-    baseline = recipe_of(part.baseline)
-    cases = [Case(part.baseline.label, baseline.text)]
-    gains: list[Gain] = []
-    current, before = baseline, part.baseline.label
+    current, before = recipe_of(part.baseline), part.baseline.label
+    cases, gains = [StudyRow(before, current.text)], []
     for member in part.stack:
-        label = member.row or f"+ {member.recipe}"
-        case = _combined(
-            label,
-            f"{current.text}+{member.recipe}",
-            lambda member=member, current=current: current.replacing(*recipe_of(member)),
-        )
-        cases.append(case)
-        gains.append(Gain(recipe_of(member).text, before, label))
-        if case.refused is None:
-            current, before = resolve(case.recipe), label
-    cases += [Case(row.label, recipe_of(row).text) for row in part.recipes]
-    if part.matrix:
-        for values in itertools.product(*part.matrix.values()):
-            text = "+".join(value for value in values if value) or BASELINE
-            cases.append(_combined(text, text, lambda text=text: _swapped(resolve(text), swaps)))
+        label, added = member.row or f"+ {member.recipe}", recipe_of(member)
+        gains.append(Gain(added.text, before, label))
+        try:
+            current, before = current.replacing(*added), label
+            cases.append(StudyRow(label, current.text))
+        except RecipeError as error:
+            cases.append(StudyRow(label, f"{current.text}+{member.recipe}", refused=error.problem))
+    cases += [StudyRow(row.label, recipe_of(row).text) for row in part.recipes]
+    for values in itertools.product(*part.matrix.values()) if part.matrix else ():
+        text = "+".join(value for value in values if value) or BASELINE
+        try:
+            cases.append(StudyRow(text, _swapped(resolve(text), swaps).text))
+        except RecipeError as error:
+            cases.append(StudyRow(text, text, refused=error.problem))
     if part.leave_one_out is not None:
         whole = _swapped(resolve(part.leave_one_out), swaps)
-        cases.append(Case(whole.text, whole.text))
+        cases.append(StudyRow(whole.text, whole.text))
         for technique in whole:
-            rest = whole.without(technique)
             label = f"without {technique.text}"
-            cases.append(Case(label, rest.text))
+            cases.append(StudyRow(label, whole.without(technique).text))
             gains.append(Gain(technique.text, label, whole.text))
     return _each_once(cases, part), gains
-
-
-def _combined(label: str, text: str, make: object) -> Case:
-    """Return the case of a combination; conflicting techniques also make a case, with the reason."""
-    assert callable(make)
-    try:
-        return Case(label, make().text)
-    except RecipeError as error:
-        return Case(label, text, refused=error.problem)
 
 
 def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, ...]]]) -> Recipe:
@@ -235,13 +222,13 @@ def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, .
     return Recipe.of(techniques)
 
 
-def _each_once(cases: Sequence[Case], part: Part) -> list[Case]:
+def _each_once(cases: Sequence[StudyRow], part: Part) -> list[StudyRow]:
     """Return the cases without repetitions.
 
     Raises:
         UsageError: two recipes have one label, so their rows could not be told apart.
     """
-    by_label: dict[str, Case] = {}
+    by_label: dict[str, StudyRow] = {}
     for case in cases:
         other = by_label.setdefault(case.label, case)
         if other.recipe != case.recipe:

@@ -29,8 +29,8 @@ from vivace.report.host import LEAST_CPU_SHARE, allowing_for, most_stretch, stre
 from vivace.report.machine_speed import moves_of
 from vivace.report.rows import Row
 
-_UNIT = {"time": 1.0, "memory": 1e9, "number": 1.0}
 _SMALL_TIE = 1e-9
+_DEVICE = "device memory allocated"
 
 
 @dataclass(frozen=True)
@@ -66,44 +66,35 @@ def judge(claim: Claim, parts: Sequence[ModelPart], columns: Sequence[StudyColum
     """Return each column's verdict on a claim; columns that it does not concern have none."""
     verdicts: list[JudgedClaim] = []
     unknown: list[JudgedClaim] = []
+    meant = _meant(claim, parts)
     for column in columns:
-        if column.kind == "published" and claim.gpus and column.name not in claim.gpus:
+        is_measured, is_of_gpus = column.kind == "measured", claim.kind == "gpu"
+        other_gpus = (claim.gpu,) if is_of_gpus else claim.gpus
+        if not is_measured and other_gpus and column.name not in other_gpus:
             continue
+        checks: list[Check] = []
         if claim.kind == "open":
-            verdicts.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, claim.because))
-            continue
-        if claim.kind == "gpu":
-            if column.name == claim.gpu:
-                checks = list(_between_gpus(claim, parts, column, columns))
-            elif column.kind == "measured":
-                why = f"it is about {claim.gpu} and {claim.than}, and this is one device"
-                verdicts.append(JudgedClaim(column.name, column.kind, ClaimVerdict.CANNOT_TELL, why))
-                continue
-            else:
-                continue
+            verdict, because = ClaimVerdict.CANNOT_TELL, claim.because
+        elif is_of_gpus and column.name != claim.gpu:
+            verdict = ClaimVerdict.CANNOT_TELL
+            because = f"it is about {claim.gpu} and {claim.than}, and this is one device"
         else:
-            meant = _meant(claim, parts)
-            if column.kind == "measured":  # another device has the other parts
-                meant = [part for part in meant if any(key[:2] == _key(part) for key in column.cells)]
-                if not meant:
-                    continue
-            checks = [check for part in meant for check in _checks(claim, part, column)]
-        verdict_, because = decide(checks)
-        verdict = JudgedClaim(column.name, column.kind, verdict_, because + _stand_ins(claim, parts, column))
-        verdicts.append(verdict)
-        if column.kind == "measured" and all(check.is_absent for check in checks):
-            unknown.append(verdict)
+            # Another device has the other parts.
+            here = [p for p in meant if not is_measured or any(key[:2] == _key(p) for key in column.cells)]
+            if is_measured and not here:
+                continue
+            checks = [check for part in here for check in _checks(claim, part, column)]
+            if is_of_gpus:
+                checks = list(_between_gpus(claim, meant, column, columns))
+            verdict, because = decide(checks)
+            stand_ins = dict.fromkeys(part.measured_on for part in meant if part.is_stand_in)
+            because += f"; on {', '.join(stand_ins)}" if is_measured and stand_ins else ""
+        verdicts.append(JudgedClaim(column.name, column.kind, verdict, because))
+        if is_measured and checks and all(check.is_absent for check in checks):
+            unknown.append(verdicts[-1])
     # A device without measurements for a claim does not count, unless no device has any.
     others = [verdict for verdict in verdicts if verdict.kind == "measured" and verdict not in unknown]
     return [verdict for verdict in verdicts if not others or verdict not in unknown]
-
-
-def _stand_ins(claim: Claim, parts: Sequence[ModelPart], column: StudyColumn) -> str:
-    """Return e.g. "; on tiny-sd" if small models replaced the study's."""
-    if column.kind == "published":
-        return ""
-    names = dict.fromkeys(part.measured_on for part in _meant(claim, parts) if part.is_stand_in)
-    return f"; on {', '.join(names)}" if names else ""
 
 
 def time_of(part: ModelPart) -> str:
@@ -115,9 +106,9 @@ def _meant(claim: Claim, parts: Sequence[ModelPart]) -> list[ModelPart]:
     return [
         part
         for part in parts
-        if (not claim.part or part.part.name == claim.part)
+        if claim.part in ("", part.part.name)
         and (not claim.models or part.model in claim.models)
-        and all(row in _labels(part) for row in (*claim.rows, *claim.among))
+        and {*claim.rows, *claim.among} <= set(_labels(part))
     ]
 
 
@@ -125,85 +116,76 @@ def _labels(part: ModelPart) -> list[str]:
     return [case.label for case in part.cases]
 
 
+def _key(part: ModelPart) -> tuple[str, str]:
+    return part.part.name, part.model
+
+
 def _checks(claim: Claim, part: ModelPart, column: StudyColumn) -> Iterator[Check]:
     figure = claim.figure or time_of(part)
-    if claim.kind == "best":
-        yield from _best(claim, part, column, figure)
+    if claim.kind == "best":  # the first row against each other one
+        best = claim.rows[0]
+        for other in claim.among or _labels(part):
+            if other != best:
+                against = claim.model_copy(update={"kind": "faster", "rows": (best,), "than": other})
+                yield _pair(against, part, column, best, figure)
         return
     for row in claim.rows:
-        if claim.kind == "limit":
-            yield _limit(claim, part, column, row, figure)
-        else:
-            yield _pair(claim, part, column, row, figure)
+        yield (_limit if claim.kind == "limit" else _pair)(claim, part, column, row, figure)
 
 
 def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str) -> Check:
     """Compare a row with another."""
-    here, there = (column.cell(part.part.name, part.model, name, figure) for name in (row, claim.than))
+    here, there = (column.cell(*_key(part), name, figure) for name in (row, claim.than))
     kind = FIGURES[figure].kind
-    if lacking := _lacking(part, ((row, here), (claim.than, there))):
-        return lacking
-    assert here.value is not None
-    assert there.value is not None
-    pair_text = (
-        f"{row} {value_with_unit(here.value, kind)}, {claim.than} {value_with_unit(there.value, kind)}"
-    )
+    lacking = _lacking(part, row, here) or _lacking(part, claim.than, there)
+    if lacking is not None or here.value is None or there.value is None:
+        return lacking or Check(part.model, None, row, is_absent=True)
+    text = f"{row} {value_with_unit(here.value, kind)}, {claim.than} {value_with_unit(there.value, kind)}"
     if column.kind == "measured":
         if untrusted := _untrusted(part, column, (row, claim.than), kind):
-            return Check(part.model, None, f"{pair_text}: {untrusted}")
+            return Check(part.model, None, f"{text}: {untrusted}")
         if kind == "time":
-            return _measured_pair(claim, part, column, row, pair_text)
+            return _measured_pair(claim, part, column, row, text)
         if kind == "number":
-            return _measured_number(claim, part, column, row, figure, pair_text)
-    share = here.value.point / there.value.point if there.value.point else float("inf")
-    return Check(
-        part.model, _holds(claim, Interval(1 / share if share else float("inf"), None, None)), pair_text
-    )
+            return _measured_number(claim, part, column, row, figure, text)
+    share = here.value.point / there.value.point if there.value.point else math.inf
+    return Check(part.model, _holds(claim, Interval(share, None, None)), text)
 
 
-def _holds(claim: Claim, speed: Interval) -> bool | None:
-    """Return whether a speed-up confirms the claim, without regard to verdicts."""
+def _holds(claim: Claim, share: Interval) -> bool | None:
+    """Return whether a row's share of another's time confirms the claim, without regard to verdicts."""
     if claim.kind == "faster":
-        return speed.point > 1 + _SMALL_TIE
+        return share.point * (1 + _SMALL_TIE) < 1
     if claim.kind == "slower":
-        return speed.point < 1 - _SMALL_TIE
-    share = _inverse(speed)
+        return share.point * (1 - _SMALL_TIE) > 1
     if claim.kind == "same":
         return within(share, 1 - claim.within, 1 + claim.within)
     return within(share, claim.at_least, claim.at_most)
 
 
-def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, pair_text: str) -> Check:
-    before, after = (column.rows[(part.part.name, part.model, name)] for name in (claim.than, row))
-    beside = [row for (name, model, _), row in column.rows.items() if (name, model) == _key(part)]
+def _measured_pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, text: str) -> Check:
+    before, after = (column.rows[(*_key(part), name)] for name in (claim.than, row))
+    beside = [row for key, row in column.rows.items() if key[:2] == _key(part)]
     measured = speed_up(before, after, column.baselines.get(_key(part), ()), spread_of(beside))
     if measured is None or measured.ratio.low is None or measured.ratio.high is None:
-        return Check(part.model, None, f"{pair_text}: no interval")
-    pair_text = _times(row, claim.than, measured) or pair_text
-    pair_text += f", {measured.ratio.point:.2f}x [{measured.ratio.low:.2f}, {measured.ratio.high:.2f}]"
+        return Check(part.model, None, f"{text}: no interval")
+    if measured.times is not None:
+        text = f"{row} {seconds(measured.times[1])}, {claim.than} {seconds(measured.times[0])}"
+    elif measured.beside is not None:
+        (base_before, of_before), (base_after, of_after) = measured.beside
+        text = (
+            f"{row} {seconds(of_after)} beside a baseline of {seconds(base_after)}, "
+            f"{claim.than} {seconds(of_before)} beside one of {seconds(base_before)}"
+        )
+    text += f", {measured.ratio.point:.2f}x [{measured.ratio.low:.2f}, {measured.ratio.high:.2f}]"
     if claim.kind in ("faster", "slower"):
         holds = of_verdict(claim.kind, measured.verdict)
     else:
-        holds = None if measured.is_disturbed else _holds(claim, _with_drift(measured))
-    return Check(
-        part.model,
-        holds,
-        f"{pair_text} ({measured.doubt})" if holds is None and measured.doubt else pair_text,
-    )
-
-
-def _times(row: str, than: str, measured: SpeedUp) -> str:
-    """Return the times of a ratio: those of the rounds that both rows share, or each beside its baseline."""
-    if measured.times is not None:
-        before, after = measured.times
-        return f"{row} {seconds(after)}, {than} {seconds(before)}"
-    if measured.beside is not None:
-        (base_before, before), (base_after, after) = measured.beside
-        return (
-            f"{row} {seconds(after)} beside a baseline of {seconds(base_after)}, "
-            f"{than} {seconds(before)} beside one of {seconds(base_before)}"
-        )
-    return ""
+        ratio = _with_drift(measured)
+        ends = (None if end is None else 1 / end for end in (ratio.high, ratio.low))
+        holds = None if measured.is_disturbed else _holds(claim, Interval(1 / ratio.point, *ends))
+    doubt = f" ({measured.doubt})" if holds is None and measured.doubt else ""
+    return Check(part.model, holds, text + doubt)
 
 
 def _with_drift(measured: SpeedUp) -> Interval:
@@ -215,95 +197,67 @@ def _with_drift(measured: SpeedUp) -> Interval:
 
 
 def _measured_number(
-    claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str, row_text: str
+    claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str, text: str
 ) -> Check:
     """Compare a figure of images with the baseline's, by the paired differences."""
     fidelity = column.rows[(*_key(part), row)].fidelity
-    kept = None if fidelity is None else fidelity.alone.get(_ALONE[figure])
+    stored = {"entropy": "entropy_bits", "clip": "clip_score"}.get(figure, figure)
+    kept = None if fidelity is None else fidelity.alone.get(stored)
     if claim.than != part.cases[0].label or kept is None:
-        return Check(part.model, None, f"{row_text}: images are compared with the baseline's only")
+        return Check(part.model, None, f"{text}: images are compared with the baseline's only")
     if kept.difference.low is None or kept.difference.high is None:
-        return Check(part.model, None, f"{row_text}: too few prompts for an interval")
+        return Check(part.model, None, f"{text}: too few prompts for an interval")
     base = kept.mean - kept.difference.point
     if base <= 0:
-        return Check(part.model, None, f"{row_text}: the baseline's is not positive")
+        return Check(part.model, None, f"{text}: the baseline's is not positive")
     ends = [1 + end / base for end in (kept.difference.low, kept.difference.high)]
     share = Interval(kept.mean / base, *ends)
-    if claim.kind == "same":
-        return Check(part.model, within(share, 1 - claim.within, 1 + claim.within), row_text)
-    return Check(part.model, within(share, claim.at_least, claim.at_most), row_text)
-
-
-_ALONE = {
-    "sharpness": "sharpness",
-    "colourfulness": "colourfulness",
-    "entropy": "entropy_bits",
-    "clip": "clip_score",
-}
-
-
-def _inverse(ratio: Interval) -> Interval:
-    low = None if ratio.high is None else 1 / ratio.high
-    high = None if ratio.low is None else 1 / ratio.low
-    return Interval(1 / ratio.point, low, high)
+    same = (1 - claim.within, 1 + claim.within)
+    return Check(
+        part.model, within(share, *same if claim.kind == "same" else (claim.at_least, claim.at_most)), text
+    )
 
 
 def _limit(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str) -> Check:
-    cell = column.cell(part.part.name, part.model, row, figure)
-    if lacking := _lacking(part, ((row, cell),)):
-        return lacking
-    assert cell.value is not None
+    cell = column.cell(*_key(part), row, figure)
+    if (lacking := _lacking(part, row, cell)) or cell.value is None:
+        return lacking or Check(part.model, None, row, is_absent=True)
     kind = FIGURES[figure].kind
-    row_text = f"{row} {value_with_unit(cell.value, kind)}"
+    text = f"{row} {value_with_unit(cell.value, kind)}"
     if column.kind == "measured" and part.is_stand_in:
-        return Check(part.model, None, f"{row_text}: a small model in the place of {part.model}")
+        return Check(part.model, None, f"{text}: a small model in the place of {part.model}")
     if column.kind == "measured" and (untrusted := _untrusted(part, column, (row,), kind)):
-        return Check(part.model, None, f"{row_text}: {untrusted}")
-    unit = _UNIT[kind]
+        return Check(part.model, None, f"{text}: {untrusted}")
+    unit = 1e9 if kind == "memory" else 1.0
     ends = (None if end is None else end * unit for end in (claim.at_least, claim.at_most))
-    return Check(part.model, within(cell.value, *ends), row_text)
-
-
-def _best(claim: Claim, part: ModelPart, column: StudyColumn, figure: str) -> Iterator[Check]:
-    """Compare the claim's first row with each other one."""
-    best = claim.rows[0]
-    for other in claim.among or _labels(part):
-        if other != best:
-            against = claim.model_copy(update={"kind": "faster", "rows": (best,), "than": other})
-            yield _pair(against, part, column, best, figure)
+    return Check(part.model, within(cell.value, *ends), text)
 
 
 def _between_gpus(
     claim: Claim, parts: Sequence[ModelPart], column: StudyColumn, columns: Sequence[StudyColumn]
 ) -> Iterator[Check]:
     other = next((column for column in columns if column.name == claim.than), None)
-    for part in _meant(claim, parts):
+    for part in parts:
         figure = claim.figure or time_of(part)
+        kind = FIGURES[figure].kind
         for row in claim.rows or _labels(part):
-            here = column.cell(part.part.name, part.model, row, figure)
-            there = other.cell(part.part.name, part.model, row, figure) if other else StudyCell("absent")
-            if here.value is None or there.value is None:
+            here, there = (of.cell(*_key(part), row, figure).value if of else None for of in (column, other))
+            if here is None or there is None:
                 yield Check(part.model, None, f"{row} is not known on both", is_absent=True)
                 continue
-            kind = FIGURES[figure].kind
-            ratio = there.value.point / here.value.point
-            pair_text = f"{row} {value_with_unit(here.value, kind)} and {value_with_unit(there.value, kind)}"
+            ratio = there.point / here.point
             lower = claim.at_least if claim.at_least is not None else 1 + _SMALL_TIE
-            yield Check(
-                part.model,
-                within(Interval(ratio, None, None), lower, claim.at_most),
-                f"{pair_text}, {ratio:.2f}x",
-            )
+            text = f"{row} {value_with_unit(here, kind)} and {value_with_unit(there, kind)}, {ratio:.2f}x"
+            yield Check(part.model, within(Interval(ratio, None, None), lower, claim.at_most), text)
 
 
-def _lacking(part: ModelPart, cells: Sequence[tuple[str, StudyCell]]) -> Check | None:
-    """Return the check of a comparison that lacks a number, with the reason."""
-    for row, cell in cells:
-        if cell.value is None:
-            why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
-            text = ": ".join(text for text in (why, cell.note) if text) or "has no number"
-            return Check(part.model, None, f"{row} {text}", is_absent=True)
-    return None
+def _lacking(part: ModelPart, row: str, cell: StudyCell) -> Check | None:
+    """Return the check of a comparison that lacks a number, with the reason; None where it does not."""
+    if cell.value is not None:
+        return None
+    why = cell.outcome.replace("_", " ") if cell.outcome not in ("absent", "measured") else ""
+    text = ": ".join(text for text in (why, cell.note) if text) or "has no number"
+    return Check(part.model, None, f"{row} {text}", is_absent=True)
 
 
 def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind: str) -> str:
@@ -311,31 +265,20 @@ def _untrusted(part: ModelPart, column: StudyColumn, names: Sequence[str], kind:
     rows = [column.rows[(*_key(part), name)] for name in names]
     if kind == "memory" and any(row.memory is not None and row.memory.kind != _DEVICE for row in rows):
         return "on a CPU it is the process's resident set, libraries included"
-    if kind == "time" and any(_decides_on_values(row) for row in rows):
+    if kind != "time":
+        return ""
+    caches = [
+        [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)] for row in rows
+    ]
+    if any(
+        row.record.trial.model.is_synthetic and any(not c.is_fixed and c.compared for c in of_row)
+        for row, of_row in zip(rows, caches, strict=True)
+    ):
         return "with random weights a cache's threshold decides on noise"
     is_set = any(case.stands_for for case in part.cases if case.label in names)
-    if kind == "time" and is_set and (len(rows) == 1 or len({_schedules(row) for row in rows}) > 1):
+    if is_set and (len(rows) == 1 or len({tuple(c.hits for c in of_row) for of_row in caches}) > 1):
         return "with random weights the number of skipped steps is set, and with it the outcome"
     return ""
-
-
-def _schedules(row: Row) -> tuple[float | None, ...]:
-    """Return the share of the steps that each step cache of a row skips."""
-    return tuple(t.hits for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache))
-
-
-_DEVICE = "device memory allocated"
-
-
-def _decides_on_values(row: Row) -> bool:
-    if not row.record.trial.model.is_synthetic:
-        return False
-    caches = [t for t in Recipe.from_spec(row.record.trial.recipe) if isinstance(t, StepCache)]
-    return any(not cache.is_fixed and cache.compared for cache in caches)
-
-
-def _key(part: ModelPart) -> tuple[str, str]:
-    return part.part.name, part.model
 
 
 def speed_up(
@@ -349,38 +292,36 @@ def speed_up(
     Args:
         baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.
     """
-    old, new = before.steady_s, after.steady_s
-    shared = sorted(set(old) & set(new)) if _place(before) == _place(after) else []
     times, beside = None, None
-    if shared:
-        mean = log_speedup([old[i] for i in shared], [new[i] for i in shared], spread)
-        num_rounds = len(shared)
-        times = _typical(old, shared), _typical(new, shared)
+    direct = _beside((before,), after, spread)
+    if direct is not None:
+        mean, num_rounds, times = direct
     else:
-        ways = [_beside(baselines, row, spread) for row in (before, after)]
-        if ways[0] is None or ways[1] is None:
+        of_old, of_new = (_beside(baselines, row, spread) for row in (before, after))
+        if of_old is None or of_new is None:
             return None
-        (to_old, rounds_old, times_old), (to_new, rounds_new, times_new) = ways[0], ways[1]
-        mean = _difference(to_new, to_old)
-        num_rounds = min(rounds_old, rounds_new)
-        beside = times_old, times_new
-    drift = _cpu_ratio(before, after)
+        (to_old, rounds_old, times_old), (to_new, rounds_new, times_new) = of_old, of_new
+        errors = (to_old.error, to_new.error)
+        error = None if None in errors else math.hypot(*errors)  # type: ignore[arg-type]
+        mean = LogMean(to_new.mean - to_old.mean, error, min(to_new.dof, to_old.dof))
+        num_rounds, beside = min(rounds_old, rounds_new), (times_old, times_new)
+    drift = after.cpu_ratio / before.cpu_ratio if after.cpu_ratio and before.cpu_ratio else None
+    changed = f"the CPU's speed changed by {math.exp(abs(math.log(drift or 1.0))):.1f} times between the two"
     stretch = (
         1.0 if after.latency is None else stretch_of(after.latency.median.point, after.gpu_busy_s, drift)
     )
-    held_up = any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after))
-    if held_up:
-        doubt = "another program kept the CPU busy"
-        return SpeedUp(mean.interval(), Verdict.UNCLEAR, doubt, True, num_rounds, times, beside)
-    ratio, verdict_ = allowing_for(
+    ratio, verdict = allowing_for(
         most_stretch(drift or 1.0) if stretch is None else stretch, mean, num_rounds
     )
-    if stretch is None and verdict_ is Verdict.UNCLEAR:
-        return SpeedUp(ratio, verdict_, _told(drift), True, num_rounds, times, beside)
     doubts = ["one round only"] if num_rounds < 2 else []
-    if stretch != 1.0:
-        doubts.append(f"{_told(drift)}, which the interval allows for")
-    return SpeedUp(ratio, verdict_, "; ".join(doubts), num_rounds=num_rounds, times=times, beside=beside)
+    doubts += [f"{changed}, which the interval allows for"] if stretch != 1.0 else []
+    is_disturbed = stretch is None and verdict is Verdict.UNCLEAR
+    if is_disturbed:
+        doubts = [changed]
+    if any(row.cpu_share is not None and row.cpu_share < LEAST_CPU_SHARE for row in (before, after)):
+        ratio, verdict, is_disturbed = mean.interval(), Verdict.UNCLEAR, True
+        doubts = ["another program kept the CPU busy"]
+    return SpeedUp(ratio, verdict, "; ".join(doubts), is_disturbed, num_rounds, times, beside)
 
 
 def _beside(
@@ -402,12 +343,6 @@ def _typical(samples: Mapping[int, Sequence[float]], rounds: Sequence[int]) -> f
     return math.exp(statistics.fmean(math.log(statistics.median(samples[i])) for i in rounds))
 
 
-def _difference(mean: LogMean, other: LogMean) -> LogMean:
-    """Return the difference of two independent means."""
-    error = None if mean.error is None or other.error is None else math.hypot(mean.error, other.error)
-    return LogMean(mean.mean - other.mean, error, min(mean.dof, other.dof))
-
-
 def spread_of(rows: Iterable[Row]) -> Spread:
     """Return the spread between processes, estimated from rows that were measured beside each other."""
     spread = DEFAULT_SPREAD
@@ -422,13 +357,3 @@ def spread_of(rows: Iterable[Row]) -> Spread:
 
 def _place(row: Row) -> Place | None:
     return row.record.environment.place
-
-
-def _cpu_ratio(before: Row, after: Row) -> float | None:
-    """Return the time of a fixed Python loop beside `after` over that beside `before`; None if unknown."""
-    return after.cpu_ratio / before.cpu_ratio if after.cpu_ratio and before.cpu_ratio else None
-
-
-def _told(ratio: float | None) -> str:
-    change = math.exp(abs(math.log(ratio))) if ratio else 1.0
-    return f"the CPU's speed changed by {change:.1f} times between the two"

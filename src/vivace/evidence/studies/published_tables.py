@@ -63,21 +63,22 @@ def _table(
     reference = baseline if baseline.latency is not None else next(r for r in rows if r.latency is not None)
     base = reference.latency
     assert base is not None
-    table = [reference]
-    for row in rows:
-        if row is reference:
-            continue
-        gain = None if row.latency is None else Interval(base.point / row.latency.point, None, None)
-        judged = _against(row.judged, reference.judged)
-        table.append(row.model_copy(update={"gain": gain, "judged": judged}))
-    if file.profiled:
-        table = [_without_times(row) for row in table]
+    table = []
+    for row in (reference, *(row for row in rows if row is not reference)):
+        changes: dict[str, object] = {}
+        if row is not reference:
+            gain = None if row.latency is None else Interval(base.point / row.latency.point, None, None)
+            changes = {"gain": gain, "judged": _against(row.judged, reference.judged)}
+        if file.profiled:  # the gain stays, the times go
+            changes |= {"latency": None, "spread": None}
+            changes |= {"gain": Interval(1.0, None, None)} if row is reference else {}
+        table.append(row.model_copy(update=changes))
     workload = file.model.get(model, file.workload)
-    note = (
-        ""
-        if baseline.latency is not None
-        else (f"the source did not time its baseline on this GPU: gains are over {reference.recipe}")
-    )
+    notes = [_PROFILED] if file.profiled else []
+    if baseline.latency is None:
+        notes.insert(
+            0, f"the source did not time its baseline on this GPU: gains are over {reference.recipe}"
+        )
     return EvidenceTable(
         kind="published",
         place=f"study {file.name}",
@@ -89,14 +90,8 @@ def _table(
         baseline=reference.recipe,
         rows=tuple(table),
         profiled=file.profiled,
-        note="; ".join(part for part in (note, _PROFILED if file.profiled else "") if part),
+        note="; ".join(notes),
     )
-
-
-def _without_times(row: EvidenceRow) -> EvidenceRow:
-    """Return a row timed under a profiler without its times, but with its gain over the baseline."""
-    gain = row.gain if row.latency is None or row.gain is not None else Interval(1.0, None, None)
-    return row.model_copy(update={"latency": None, "spread": None, "gain": gain})
 
 
 def _rows(cells: list[Published]) -> Iterator[EvidenceRow]:
@@ -119,7 +114,9 @@ def _rows(cells: list[Published]) -> Iterator[EvidenceRow]:
             reason="" if time_s is not None else missing,
             latency=None if time_s is None else Interval(time_s, None, None),
             peak_bytes=int(numbers["peak_memory"]) if "peak_memory" in numbers else None,
-            spread=_spread(numbers),
+            spread=CallSpread(p50_s=numbers["p50"], min_s=numbers["min"], p99_s=numbers.get("p99"))
+            if {"p50", "min"} <= numbers.keys()
+            else None,
             # The score itself until the baseline's is known, see _against.
             judged=None if clip is None else JudgedQuality(clip=Interval(clip, None, None)),
             note="; ".join(
@@ -128,12 +125,6 @@ def _rows(cells: list[Published]) -> Iterator[EvidenceRow]:
                 )
             ),
         )
-
-
-def _spread(numbers: dict[str, float]) -> CallSpread | None:
-    if "p50" not in numbers or "min" not in numbers:
-        return None
-    return CallSpread(p50_s=numbers["p50"], min_s=numbers["min"], p99_s=numbers.get("p99"))
 
 
 def _against(mine: JudgedQuality | None, reference: JudgedQuality | None) -> JudgedQuality | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vivace.benchmark.places.local_pool import NumGpus
 from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
-from vivace.benchmark.store.invocation import Purpose
+from vivace.benchmark.store.compared import Purpose
 from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of
@@ -69,14 +70,25 @@ class MeasuredPart:
         return {device: by_device[device] for device in sorted(devices, key=lambda device: -number[device])}
 
     @property
-    def device(self) -> str | None:
-        """The device with the most measured rows; None before any was measured."""
-        return next(iter(self.on_devices), None)
+    def key(self) -> tuple[str, str]:
+        """The part and the model."""
+        return self.planned.part.name, self.planned.model
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows of that device."""
+        """The rows of the device with the most measured ones."""
         return next(iter(self.on_devices.values()), {})
+
+    def cells(
+        self, rows: Mapping[str, Row], *, with_missing: bool
+    ) -> Iterator[tuple[tuple[str, str, str, str], StudyCell]]:
+        """Yield the cells of a device by part, model, row and figure."""
+        for case, figure in product(self.planned.cases, self.planned.part.figures):
+            cell = StudyCell("refused", note=case.refused) if case.refused else _NOT_MEASURED
+            if case.label in rows:
+                cell = cell_of(rows[case.label], figure)
+            if cell is not _NOT_MEASURED or with_missing:
+                yield (*self.key, case.label, figure), cell
 
     def baselines(self, device: str) -> tuple[Row, ...]:
         """Return the baselines of a device's comparisons."""
@@ -94,9 +106,8 @@ class MeasuredPart:
 
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
         """Return the contribution of each member of a stack, or of a decomposed recipe."""
-        rows = self.rows
-        spread = spread_of(rows.values())
-        baselines = () if self.device is None else self.baselines(self.device)
+        rows, device = self.rows, next(iter(self.on_devices), "")
+        spread, baselines = spread_of(rows.values()), self.baselines(device)
         gains = []
         for gain in self.planned.gains:
             before, after = rows.get(gain.without), rows.get(gain.with_)
@@ -126,49 +137,24 @@ class StudyRun:
     @property
     def columns(self) -> list[StudyColumn]:
         """The published GPUs in their source's order, then the devices that measured."""
-        return [*self.published(), *self.measured()]
-
-    def published(self) -> list[StudyColumn]:
-        return _published(self.file, [part.planned for part in self.parts])
+        return [*_published(self.file, [part.planned for part in self.parts]), *self.measured()]
 
     def measured(self) -> list[StudyColumn]:
-        cells: dict[str, dict[tuple[str, str, str, str], StudyCell]] = {}
-        rows: dict[str, dict[tuple[str, str, str], Row]] = {}
-        baselines: dict[str, dict[tuple[str, str], tuple[Row, ...]]] = {}
-        for measured_part in self.parts:
-            part, model = measured_part.planned.part.name, measured_part.planned.model
-            for device, rows_of_device in measured_part.on_devices.items():
-                here = cells.setdefault(device, {})
-                baselines.setdefault(device, {})[(part, model)] = measured_part.baselines(device)
-                for case in measured_part.planned.cases:
-                    row = rows_of_device.get(case.label)
-                    if row is not None:
-                        rows.setdefault(device, {})[(part, model, case.label)] = row
-                    for figure in measured_part.planned.part.figures:
-                        key = (part, model, case.label, figure)
-                        if row is not None:
-                            here[key] = cell_of(row, figure)
-                        elif case.refused:
-                            here[key] = StudyCell("refused", note=case.refused)
-                        elif self.store is None:
-                            here[key] = _NOT_MEASURED
-        if self.store is None and cells:
-            # Cells that no device has measured are in the first one's column.
-            somewhere = {key[:2] for here in cells.values() for key in here}
-            first = next(iter(cells.values()))
-            first |= {key: cell for key, cell in self._missing() if key[:2] not in somewhere}
-        return [
-            StudyColumn(device, "measured", rows_of_device, rows.get(device, {}), baselines.get(device, {}))
-            for device, rows_of_device in cells.items()
-        ]
-
-    def _missing(self) -> Iterator[tuple[tuple[str, str, str, str], StudyCell]]:
-        """Yield the content of cells whose row is not measured, by part, model, row and figure."""
+        is_record = self.store is None
+        columns: dict[str, StudyColumn] = {}
         for part in self.parts:
-            for case in part.planned.cases:
-                cell = StudyCell("refused", note=case.refused) if case.refused else _NOT_MEASURED
-                for figure in part.planned.part.figures:
-                    yield (part.planned.part.name, part.planned.model, case.label, figure), cell
+            for device, rows in part.on_devices.items():
+                column = columns.setdefault(device, StudyColumn(device, "measured", {}))
+                column.baselines[part.key] = part.baselines(device)
+                column.rows.update({(*part.key, label): row for label, row in rows.items()})
+                column.cells.update(part.cells(rows, with_missing=is_record))
+        if is_record and columns:
+            # Parts that no device has measured are in the first one's column.
+            somewhere = {key[:2] for column in columns.values() for key in column.cells}
+            for part in self.parts:
+                if part.key not in somewhere:
+                    next(iter(columns.values())).cells.update(part.cells({}, with_missing=True))
+        return list(columns.values())
 
     def claims(self) -> list[tuple[Claim, list[JudgedClaim]]]:
         """Return each conclusion with every column's verdict.
@@ -295,7 +281,7 @@ def run_parts(
                 launcher = stack.enter_context(benches.start_launcher(device))
             settings = replace(settings, launcher=launcher)
             if settings.pool is None and settings.is_spread:
-                pool = stack.enter_context(closing(settings.start_pool(device, launcher)))
+                pool = stack.enter_context(closing(benches.start_pool(settings, device, launcher)))
                 settings = replace(settings, pool=pool)
         for model_part in planned:
             run: Run = benches.run_study(model_part.study, settings)

@@ -126,19 +126,12 @@ def rounds_of(
     """
     located, workload = conditions_of(model_part)
     baseline = model_part.cases[0].recipe
-    here = [
-        (number, sitting)
-        for number, sitting in enumerate(sittings)
-        if sitting.is_of(located.model, workload) and sitting.row(baseline) is not None
-    ]
+    here = [(n, s) for n, s in enumerate(sittings) if s.is_of(located.model, workload) and s.row(baseline)]
     rounds: dict[str, list[tuple[int, Sitting, Round]]] = {}
     for case in model_part.cases:
-        if case.refused is not None:
-            continue
-        mine = [(n, s, row.round) for n, s in here if (row := s.row(case.recipe)) is not None]
-        own = [entry for entry in mine if not entry[1].source]
-        if mine := own or mine:
-            rounds[unpinned(case.recipe)] = mine
+        mine = [] if case.refused else [(n, s, row.round) for n, s in here if (row := s.row(case.recipe))]
+        if mine:
+            rounds[unpinned(case.recipe)] = [entry for entry in mine if not entry[1].source] or mine
     return rounds
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vivace.answers.answer import Answer, Cell, Fact, Facts, Look, Section, Table, TableColumn, TableRow
 from vivace.answers.formatting import ratio
+from vivace.benchmark.run import reader
 from vivace.benchmark.store import Store
-from vivace.benchmark.stored_answer import reader
 from vivace.errors import StoreError
 from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim, tally
 from vivace.evidence.studies.study_columns import FIGURES
@@ -71,14 +72,8 @@ def flat(run: StudyRun) -> list[dict[str, Any]]:
     for view in views(run):
         part = view.planned
         for row in view.rows:
-            about = (
-                run.file.name,
-                part.part.name,
-                part.model,
-                part.measured_on,
-                row.case.label,
-                row.case.recipe,
-            )
+            case = row.case
+            about = (run.file.name, part.part.name, part.model, part.measured_on, case.label, case.recipe)
             for figure, cells in row.cells.items():
                 unit = {"time": "s", "memory": "bytes", "number": "1"}[FIGURES[figure].kind]
                 for column, compared in zip(view.columns, cells, strict=True):
@@ -98,56 +93,40 @@ def _usage_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
     """Yield the rows' use of their device, in the fields of the other cells."""
     part = view.planned
     for row in view.rows:
+        about = (run.file.name, part.part.name, part.model, part.measured_on, row.case.label, row.case.recipe)
         for _, measured in row.labelled:
+            device = measured.record.environment.device_name
             for name, unit, value in numbers(measured):
-                yield dict.fromkeys(_FIELDS) | {
-                    "study": run.file.name, "part": part.part.name, "model": part.model,
-                    "measured_on": part.measured_on, "row": row.case.label, "recipe": row.case.recipe,
-                    "figure": name, "unit": unit, "source": measured.record.environment.device_name,
-                    "kind": "measured", "outcome": "measured", "value": value, "note": "",
-                }  # fmt: skip
+                line = (*about, name, unit, device, "measured", "measured", value)
+                rest = [None] * (len(_FIELDS) - len(line) - 1)
+                yield dict(zip(_FIELDS, (*line, *rest, ""), strict=True))
 
 
 def to_json(run: StudyRun) -> dict[str, Any]:
     """Return the run as plain data: cells, contributions and conclusions."""
-    return {
-        "study": run.file.name,
-        "title": run.file.title,
-        "source": run.file.source,
-        "cells": flat(run),
-        "gains": [
-            {
-                "part": view.planned.part.name,
-                "model": view.planned.model,
-                "member": member,
-                "speedup": None
-                if gain is None
-                else {
-                    "ratio": gain.ratio.point,
-                    "ci95": [gain.ratio.low, gain.ratio.high],
-                    "verdict": gain.verdict.value,
-                },
+    gains = []
+    for view in views(run):
+        for member, gain in view.gains:
+            speedup = gain and {
+                "ratio": gain.ratio.point,
+                "ci95": [gain.ratio.low, gain.ratio.high],
+                "verdict": gain.verdict.value,
             }
-            for view in views(run)
-            for member, gain in view.gains
-        ],
-        "claims": [
-            {
-                "says": claim.says,
-                "kind": claim.kind,
-                "judged": [
-                    {
-                        "column": verdict.column,
-                        "kind": verdict.kind,
-                        "said": verdict.verdict.value,
-                        "because": verdict.because,
-                    }
-                    for verdict in verdicts
-                ],
-            }
-            for claim, verdicts in run.claims()
-        ],
-    }
+            about = {"part": view.planned.part.name, "model": view.planned.model, "member": member}
+            gains.append(about | {"speedup": speedup})
+    claims = [
+        {
+            "says": claim.says,
+            "kind": claim.kind,
+            "judged": [
+                {"column": v.column, "kind": v.kind, "said": v.verdict.value, "because": v.because}
+                for v in verdicts
+            ],
+        }
+        for claim, verdicts in run.claims()
+    ]
+    about = {"study": run.file.name, "title": run.file.title, "source": run.file.source}
+    return about | {"cells": flat(run), "gains": gains, "claims": claims}
 
 
 def _conclusions(run: StudyRun, claims: Sequence[tuple[Claim, list[JudgedClaim]]]) -> tuple[Section, ...]:
@@ -280,15 +259,13 @@ def _measured(view: PartView, run: StudyRun) -> Iterator[Section]:
         for compared in part.compared
         if compared.records
     ]
-    command = _command(run, view)
+    is_synthetic = view.planned.measured_on.startswith(SYNTHETIC)
+    command = shlex.join(["vivace", "study", run.file.name, *(["--synthetic"] if is_synthetic else [])])
     read: ReadImage = no_images
     if run.store is not None:
         read = reader([run.store])
-        try:
-            with Store.read_only(run.store) as store:
-                command = runs[-1].command if (runs := store.runs()) else command
-        except StoreError:
-            pass
+        with suppress(StoreError), Store.read_only(run.store) as store:
+            command = runs[-1].command if (runs := store.runs()) else command
     for comparison in compared:
         started = min(r.started_at for record in comparison.records for r in record.rounds)
         answer = answer_of_run(priced(comparison.rows(), run.price_per_hour), read=read, started_at=started)
@@ -299,9 +276,3 @@ def _measured(view: PartView, run: StudyRun) -> Iterator[Section]:
         yield from (replace(section, where="page") for section in others)
     if compared:
         yield Section("Reproduce", (Facts((Fact("", command, is_command=True),)),), where="page")
-
-
-def _command(run: StudyRun, view: PartView) -> str:
-    """Return the command that repeats a record's measurements."""
-    is_synthetic = view.planned.measured_on.startswith(SYNTHETIC)
-    return shlex.join(["vivace", "study", run.file.name, *(["--synthetic"] if is_synthetic else [])])

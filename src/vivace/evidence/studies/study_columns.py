@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -17,10 +16,10 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import in_words
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval
-from vivace.foundation.untrusted.files import read_text, reading
 from vivace.report.rows import Row
 
 MAX_BYTES = 10_000_000
+"""Of a file of published numbers."""
 FACTORS = {"s": 1.0, "ms": 1e-3, "GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "bytes": 1.0}
 """Factors to seconds or bytes, by unit of time or memory."""
 COLUMNS = ("study", "table", "gpu", "model", "row", "recipe", "metric", "unit", "value", "note")
@@ -121,72 +120,60 @@ class StudyColumn:
 
     name: str
     kind: Literal["published", "measured"]
-    cells: Mapping[tuple[str, str, str, str], StudyCell]
-    rows: Mapping[tuple[str, str, str], Row] = field(default_factory=dict)
-    baselines: Mapping[tuple[str, str], tuple[Row, ...]] = field(default_factory=dict)
+    cells: dict[tuple[str, str, str, str], StudyCell]
+    rows: dict[tuple[str, str, str], Row] = field(default_factory=dict)
+    baselines: dict[tuple[str, str], tuple[Row, ...]] = field(default_factory=dict)
 
     def cell(self, part: str, model: str, row: str, figure: str) -> StudyCell:
         return self.cells.get((part, model, row, figure), ABSENT)
+
+
+_NO_QUALITY = "no quality pass: random weights, or quality was not asked for"
 
 
 def _exact(value: float | None) -> Interval | None:
     return None if value is None else Interval(value, None, None)
 
 
-def _alone(name: str, scale: float = 1.0) -> Callable[[Row], Interval | None]:
+def _timed(name: str, missing: str = "not timed") -> Figure:
+    return Figure(
+        f"{name} s/image", "time", lambda row: _exact(getattr(row.latency, f"{name}_s", None)), missing
+    )
+
+
+def _median(title: str) -> Figure:
+    return Figure(title, "time", lambda row: row.latency.median if row.latency else None, "not timed")
+
+
+def _memory(name: str) -> Figure:
+    title = f"{name} memory"
+    return Figure(
+        title, "memory", lambda row: _exact(getattr(row.memory, f"{name}_bytes", None)), "not measured"
+    )
+
+
+def _alone(title: str, name: str, missing: str = _NO_QUALITY, scale: float = 1.0) -> Figure:
     def of(row: Row) -> Interval | None:
         fidelity = None if row.fidelity is None else row.fidelity.alone.get(name)
         return None if fidelity is None else _exact(fidelity.mean * scale)
 
-    return of
+    return Figure(title, "number", of, missing)
 
 
-def _step(row: Row) -> Interval | None:
-    if row.latency is None or not row.num_denoiser_calls:
-        return None
-    return _exact(row.stages_s["steps"] / row.num_denoiser_calls)
-
-
-_NOT_TIMED = "not timed"
-_NO_QUALITY = "no quality pass: random weights, or quality was not asked for"
 FIGURES: dict[str, Figure] = {
-    "latency": Figure("s/image", "time", lambda row: row.latency.median if row.latency else None, _NOT_TIMED),
-    "mean": Figure(
-        "mean s/image", "time", lambda row: _exact(row.latency.mean_s) if row.latency else None, _NOT_TIMED
-    ),
-    "min": Figure(
-        "min s/image", "time", lambda row: _exact(row.latency.min_s) if row.latency else None, _NOT_TIMED
-    ),
-    "p50": Figure("p50 s/image", "time", lambda row: row.latency.median if row.latency else None, _NOT_TIMED),
-    "p90": Figure(
-        "p90 s/image",
-        "time",
-        lambda row: _exact(row.latency.p90_s) if row.latency else None,
-        "it needs 20 timed calls",
-    ),
-    "p99": Figure(
-        "p99 s/image",
-        "time",
-        lambda row: _exact(row.latency.p99_s) if row.latency else None,
-        "it needs 200 timed calls",
-    ),
-    "step": Figure("s/step", "time", _step, _NOT_TIMED),
-    "model_memory": Figure(
-        "model memory",
-        "memory",
-        lambda row: _exact(row.memory.model_bytes) if row.memory else None,
-        "not measured",
-    ),
-    "peak_memory": Figure(
-        "peak memory",
-        "memory",
-        lambda row: _exact(row.memory.peak_bytes) if row.memory else None,
-        "not measured",
-    ),
-    "sharpness": Figure("sharpness", "number", _alone("sharpness"), _NO_QUALITY),
-    "colourfulness": Figure("colourfulness", "number", _alone("colourfulness"), _NO_QUALITY),
-    "entropy": Figure("entropy, bits", "number", _alone("entropy_bits"), _NO_QUALITY),
-    "clip": Figure("CLIP score", "number", _alone("clip_score", 0.01), "no CLIP model scored the images"),
+    "latency": _median("s/image"),
+    "mean": _timed("mean"),
+    "min": _timed("min"),
+    "p50": _median("p50 s/image"),
+    "p90": _timed("p90", "it needs 20 timed calls"),
+    "p99": _timed("p99", "it needs 200 timed calls"),
+    "step": Figure("s/step", "time", lambda row: _exact(row.step_s if row.latency else None), "not timed"),
+    "model_memory": _memory("model"),
+    "peak_memory": _memory("peak"),
+    "sharpness": _alone("sharpness", "sharpness"),
+    "colourfulness": _alone("colourfulness", "colourfulness"),
+    "entropy": _alone("entropy, bits", "entropy_bits"),
+    "clip": _alone("CLIP score", "clip_score", "no CLIP model scored the images", 0.01),
 }
 """CLIP scores are cosines, as the published ones are; vivace's other tables have them in percent."""
 
@@ -224,34 +211,23 @@ def published_columns(
     return [StudyColumn(gpu, "published", by_key) for gpu, by_key in by_gpu.items()]
 
 
-def read_published(path: Path) -> tuple[Published, ...]:
-    """Read the published numbers of a file.
-
-    Raises:
-        UsageError: it cannot be read, or a line is not a cell.
-    """
-    with reading(path, UsageError, "published names a CSV file beside the study (docs/studies.md)"):
-        text = read_text(path, MAX_BYTES)
-    return parse_published(text, str(path))
-
-
 def parse_published(text: str, name: str) -> tuple[Published, ...]:
     """Return the cells of a CSV text.
 
     Raises:
         UsageError: a line is not a cell; the message names it.
     """
-    lines = csv.reader(io.StringIO(text))
     try:
-        heading = next(lines, [])
+        heading, *lines = [*csv.reader(io.StringIO(text))] or [[]]
         if tuple(heading) != COLUMNS:
             raise UsageError(f"{name}: the first line must be {','.join(COLUMNS)}")
         cells = []
         for number, line in enumerate(lines, 2):
             if len(line) != len(COLUMNS):
                 raise UsageError(f"{name}, line {number}: {len(line)} columns instead of {len(COLUMNS)}")
+            with_names = dict(zip(COLUMNS, line, strict=True))
             try:
-                cells.append(Published.model_validate(dict(zip(COLUMNS, line, strict=True))))
+                cells.append(Published.model_validate(with_names))
             except ValidationError as error:
                 raise UsageError(f"{name}, line {number}: {in_words(error)}") from None
     except csv.Error as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vivace.errors import RecipeError, UsageError, nearest
 from vivace.evidence.studies.claims import Claim
-from vivace.evidence.studies.study_columns import Published, parse_published, read_published
+from vivace.evidence.studies.study_columns import FIGURES, Published, parse_published
+from vivace.evidence.studies.study_columns import MAX_BYTES as MAX_PUBLISHED_BYTES
 from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.input_errors import expectation_of, shorten
 from vivace.foundation.spec.recipe_syntax import BASELINE
@@ -109,6 +110,13 @@ class Part(Spec):
             labels += [whole.text, *(f"without {technique.text}" for technique in whole)]
         return labels
 
+    def recipe_texts(self) -> list[str]:
+        """Return all recipes as written."""
+        labelled = [self.baseline, *self.recipes, *self.stack]
+        texts = [text for each in labelled for text in (each.recipe, each.tiny) if text is not None]
+        texts += [text for values in self.matrix.values() for text in values if text]
+        return texts + ([self.leave_one_out] if self.leave_one_out else [])
+
     @field_validator("matrix")
     @classmethod
     def _matrix_is_bounded(cls, matrix: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -124,8 +132,6 @@ class Part(Spec):
     @field_validator("figures")
     @classmethod
     def _figures_exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        from vivace.evidence.studies.study_columns import FIGURES
-
         for name in names:
             if name not in FIGURES:
                 raise ValueError(f"{name!r} is not a figure{nearest(name, FIGURES)} ({', '.join(FIGURES)})")
@@ -197,54 +203,36 @@ class StudyFile(Spec):
         names = [part.name for part in self.part]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two parts are named {twice!r}; give each its own name")
-        for name in self.tiny.parts if self.tiny else ():
-            if name not in names:
-                raise ValueError(f"[tiny] names the part {name!r}{nearest(name, names)} ({', '.join(names)})")
         models = {model for part in self.part for model in part.models}
-        for place, data in (
-            ("[model]", self.model),
-            ("[tiny.models]", self.tiny.models if self.tiny else {}),
-        ):
-            for name in data:
-                if name not in models:
-                    raise ValueError(f"{place} names {name!r}, which no part has{nearest(name, models)}")
+        tiny = self.tiny
+        _check_names("[tiny] names the part", tiny.parts if tiny else (), names, f" ({', '.join(names)})")
+        _check_names("[model] names", self.model, models)
+        _check_names("[tiny.models] names", tiny.models if tiny else (), models)
         for place, workload in (
             ("[workload]", self.workload),
             *((f"[model.{name}]", table) for name, table in self.model.items()),
             *((f"part {part.name}", part.workload) for part in self.part),
-            *((("[tiny.workload]", self.tiny.workload),) if self.tiny else ()),
+            *((("[tiny.workload]", tiny.workload),) if tiny else ()),
         ):
             if len(workload.batches) > 1:
-                raise ValueError(
-                    f"{place} has {len(workload.batches)} batches; give one, and a part for each other"
-                )
+                number = len(workload.batches)
+                raise ValueError(f"{place} has {number} batches; give one, and a part for each other")
         for claim in self.claim:
-            _check_rows(claim, self.part)
-            for name in claim.models:
-                if name not in models:
-                    raise ValueError(
-                        f"a claim names the model {name!r}, which no part has{nearest(name, models)}"
-                    )
+            meant = [part for part in self.part if claim.part in ("", part.name)]
+            if not meant:
+                _check_names("a claim names the part", (claim.part,), names, f" ({', '.join(names)})")
+            than = (claim.than,) if claim.than and claim.kind not in ("gpu", "open") else ()
+            labels = [row for part in meant for row in part.labels()]
+            _check_names("a claim names the row", (*claim.rows, *claim.among, *than), labels)
+            _check_names("a claim names the model", claim.models, models)
         return self
 
 
-def _check_rows(claim: Claim, parts: Sequence[Part]) -> None:
-    """Raise ValueError for a claim about a part or a row that no part has."""
-    meant = [part for part in parts if not claim.part or part.name == claim.part]
-    if not meant:
-        names = [part.name for part in parts]
-        raise ValueError(
-            f"a claim names the part {claim.part!r}{nearest(claim.part, names)} ({', '.join(names)})"
-        )
-    rows = [
-        *claim.rows,
-        *claim.among,
-        *([claim.than] if claim.kind not in ("gpu", "open") and claim.than else []),
-    ]
-    labels = [row for part in meant for row in part.labels()]
-    for row in rows:
-        if row not in labels:
-            raise ValueError(f"a claim names the row {row!r}, which is in no part{nearest(row, labels)}")
+def _check_names(what: str, names: Iterable[str], known: Collection[str], more: str = "") -> None:
+    """Raise ValueError for a name that no part has."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} {name!r}, which no part has{nearest(name, known)}{more}")
 
 
 def published_studies() -> tuple[str, ...]:
@@ -261,9 +249,10 @@ def read_study(name: str | Path) -> StudyFile:
     """
     if str(name) in published_studies():
         folder = resources.files("vivace.evidence.studies").joinpath("published")
-        text = folder.joinpath(f"{name}.toml").read_text("utf-8")
         return _parse(
-            text, str(name), lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file)
+            folder.joinpath(f"{name}.toml").read_text("utf-8"),
+            str(name),
+            lambda file: parse_published(folder.joinpath(file).read_text("utf-8"), file),
         )
     path = user_path(name)
     if is_path(str(name), (".toml",)) and not path.exists():
@@ -271,18 +260,20 @@ def read_study(name: str | Path) -> StudyFile:
     if path.suffix != ".toml" and not path.exists():
         studies = published_studies()
         raise UsageError(f"no study '{shorten(str(name))}'; give {', '.join(studies)} or a .toml file")
-    with reading(path, UsageError, "give a study file (docs/studies.md)"):
-        text = read_text(path, MAX_BYTES)
 
     def beside(file: str) -> tuple[Published, ...]:
         if Path(file).name != file:
             raise UsageError(f"{path}: published = {file!r} must be the name of a file beside the study")
-        return read_published(path.parent / file)
+        there = path.parent / file
+        with reading(there, UsageError, "published names a CSV file beside the study (docs/studies.md)"):
+            return parse_published(read_text(there, MAX_PUBLISHED_BYTES), str(there))
 
+    with reading(path, UsageError, "give a study file (docs/studies.md)"):
+        text = read_text(path, MAX_BYTES)
     return _parse(text, str(path), beside)
 
 
-def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
+def _parse(text: str, name: str, read_cells: Callable[[str], tuple[Published, ...]]) -> StudyFile:
     try:
         content = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -297,14 +288,22 @@ def _parse(text: str, name: str, read_cells: Any) -> StudyFile:
     except ValidationError as error:
         raise UsageError(f"{name}: {_problem_of(error)}; see docs/studies.md") from None
     for part in study.part:
-        _check_recipes(part, name)
+        for recipe in part.recipe_texts():
+            _check_recipe(recipe, f"{name}, part {part.name}")
     for place, table in (("tiny", study.tiny), ("synthetic", study.synthetic)):
         for old, new in table.replace.items() if table else ():
-            for text in filter(None, (old, new)):
-                _check_recipe(text, f"{name}, [{place}.replace]")
+            for recipe in filter(None, (old, new)):
+                _check_recipe(recipe, f"{name}, [{place}.replace]")
             if len(resolve(old).techniques) != 1:
                 raise UsageError(f"{name}, [{place}.replace]: '{old}' must be one technique")
     return study
+
+
+def _check_recipe(text: str, place: str) -> None:
+    try:
+        resolve(text)
+    except RecipeError as error:
+        raise RecipeError(f"{place}: {error.problem}", error.text, error.start) from None
 
 
 def _problem_of(error: ValidationError) -> str:
@@ -316,57 +315,35 @@ def _problem_of(error: ValidationError) -> str:
             steps[-1] += f" {step + 1}"
         else:
             steps.append(str(step))
-    place = ", ".join(steps)
-    reason = expectation_of(error)
+    place, reason = ", ".join(steps), expectation_of(error)
     if problem["type"] == "extra_forbidden":
         fields = _fields_at(problem["loc"][:-1])
-        return f"{place}: is not known{nearest(str(problem['loc'][-1]), fields)}" + (
-            f" (known: {', '.join(fields)})" if fields else ""
-        )
+        known = f" (known: {', '.join(fields)})" if fields else ""
+        return f"{place}: is not known{nearest(str(problem['loc'][-1]), fields)}{known}"
     if problem["type"] in ("value_error", "missing", "too_short"):
         return f"{place}: {reason}" if place else reason
     return f"{place}: {shorten(repr(problem.get('input')))} {reason}"
 
 
-def _fields_at(place: tuple[int | str, ...]) -> list[str]:
+def _fields_at(place: Sequence[int | str]) -> list[str]:
     """Return the fields that a table of the file may have."""
-    kinds: dict[tuple[str, ...], type[Spec]] = {
-        (): StudyFile,
-        ("part",): Part,
-        ("tiny",): Tiny,
-        ("synthetic",): Synthetic,
-        ("workload",): WorkloadRequest,
-        ("part", "workload"): WorkloadRequest,
-        ("tiny", "workload"): WorkloadRequest,
-        ("timing",): Timing,
-        ("tiny", "timing"): Timing,
-        ("quality",): QualityRequest,
-        ("tiny", "quality"): QualityRequest,
-        ("part", "recipes"): Labelled,
-        ("part", "stack"): Labelled,
-        ("part", "baseline"): Labelled,
-        ("claim",): Claim,
-    }
-    kind = kinds.get(tuple(step for step in place if isinstance(step, str)))
-    if kind is None:
-        return []
-    return [field for field in kind.model_fields if field not in ("name", "cells") or kind is Part]
+    kind: type[Spec] | None = StudyFile
+    for step in place:
+        if isinstance(step, str) and kind is not None:
+            kind = _TABLES.get(step)
+    names = [] if kind is None else list(kind.model_fields)
+    return [name for name in names if kind is not StudyFile or name not in ("name", "cells")]
 
 
-def _check_recipes(part: Part, name: str) -> None:
-    """Raise RecipeError, naming the part, for a recipe that cannot be parsed."""
-    texts = [part.baseline, *part.recipes, *part.stack]
-    texts += [Labelled(recipe=text) for values in part.matrix.values() for text in values if text]
-    if part.leave_one_out:
-        texts.append(Labelled(recipe=part.leave_one_out))
-    for labelled in texts:
-        for text in (labelled.recipe, labelled.tiny):
-            if text is not None:
-                _check_recipe(text, f"{name}, part {part.name}")
-
-
-def _check_recipe(text: str, place: str) -> None:
-    try:
-        resolve(text)
-    except RecipeError as error:
-        raise RecipeError(f"{place}: {error.problem}", error.text, error.start) from None
+_TABLES: dict[str, type[Spec]] = {
+    "part": Part,
+    "tiny": Tiny,
+    "synthetic": Synthetic,
+    "workload": WorkloadRequest,
+    "timing": Timing,
+    "quality": QualityRequest,
+    "recipes": Labelled,
+    "stack": Labelled,
+    "baseline": Labelled,
+    "claim": Claim,
+}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vivace.answers.formatting import ratio, seconds
 from vivace.evidence.studies.claims import value_with_unit
-from vivace.evidence.studies.expand import Case, ModelPart
+from vivace.evidence.studies.expand import ModelPart, StudyRow
 from vivace.evidence.studies.judging import SpeedUp, speed_up, spread_of, time_of
 from vivace.evidence.studies.study_columns import FIGURES, StudyCell, StudyColumn
 from vivace.evidence.studies.study_file import StudyFile
@@ -48,7 +48,7 @@ class RowView:
         cells: by figure, then in the order of the part's columns.
     """
 
-    case: Case
+    case: StudyRow
     is_baseline: bool
     row: Row | None
     cells: dict[str, tuple[ComparedCell, ...]]
@@ -106,63 +106,53 @@ def views(run: StudyRun) -> list[PartView]:
 
 def _view(part: MeasuredPart, columns: Sequence[StudyColumn], price_per_hour: float | None) -> PartView:
     planned = part.planned
-    key = (planned.part.name, planned.model)
-    here = [column for column in columns if any(cell[:2] == key for cell in column.cells)]
-    measured, *others = (
+    here = [column for column in columns if any(cell[:2] == part.key for cell in column.cells)]
+    # On a small model that replaces the study's nothing is to be held against the published figures.
+    measuring = () if planned.is_stand_in else [column for column in here if column.kind == "measured"]
+    first, *others = (
         dict(zip(rows, priced(list(rows.values()), price_per_hour), strict=True))
         for rows in part.on_devices.values() or ({},)
     )
     baseline = planned.cases[0].label
     rows = []
     for case in planned.cases:
-        cells = {}
-        for name in planned.part.figures:
-            cells[name] = tuple(
-                _compared_cell(
-                    column,
-                    () if planned.is_stand_in else here,
-                    (*key, case.label, name),
-                    (*key, baseline, name),
-                )
-                for column in here
+        cells = {
+            name: tuple(
+                _compared_cell(column, measuring, (*part.key, case.label, name), baseline) for column in here
             )
+            for name in planned.part.figures
+        }
         elsewhere = tuple(rows[case.label] for rows in others if case.label in rows)
-        rows.append(RowView(case, case.label == baseline, measured.get(case.label), cells, elsewhere))
-    published = sum(column.kind == "published" for column in here)
-    return PartView(planned, tuple(here), published, tuple(rows), tuple(part.gains()))
+        rows.append(RowView(case, case.label == baseline, first.get(case.label), cells, elsewhere))
+    num_published = sum(column.kind == "published" for column in here)
+    return PartView(planned, tuple(here), num_published, tuple(rows), tuple(part.gains()))
 
 
 def _compared_cell(
-    column: StudyColumn,
-    columns: Sequence[StudyColumn],
-    key: tuple[str, str, str, str],
-    baseline: tuple[str, str, str, str],
+    column: StudyColumn, measuring: Sequence[StudyColumn], key: tuple[str, str, str, str], baseline: str
 ) -> ComparedCell:
-    cell, base = column.cell(*key), column.cell(*baseline)
+    part, model, label, figure = key
+    cell, base = column.cell(*key), column.cell(part, model, baseline, figure)
     if cell.value is None:
         return ComparedCell(cell)
     over = None
-    if column.kind == "published":
-        values = [
-            value for column in columns if column.kind == "measured" and (value := column.cell(*key).value)
-        ]
-        if values and cell.value.point:
-            over = values[0].point / cell.value.point
-    if key == baseline or base.value is None or not base.value.point or not cell.value.point:
+    if column.kind == "published" and cell.value.point:
+        values = [value.point for each in measuring if (value := each.cell(*key).value)]
+        over = values[0] / cell.value.point if values else None
+    if label == baseline or base.value is None or not base.value.point or not cell.value.point:
         return ComparedCell(cell, None, over)
-    is_time = FIGURES[key[3]].kind == "time"
-    share = cell.value.point / base.value.point
-    relative = Interval(1 / share if is_time else share, None, None)
-    row, before = column.rows.get(key[:3]), column.rows.get(baseline[:3])
-    if is_time and row is not None and before is not None and key[3] in ("latency", "p50"):
-        beside = [row for (name, model, _), row in column.rows.items() if (name, model) == key[:2]]
-        measured = speed_up(before, row, column.baselines.get(key[:2], ()), spread_of(beside))
+    before, row = (column.rows.get((part, model, name)) for name in (baseline, label))
+    if figure in ("latency", "p50") and row is not None and before is not None:
+        beside = [row for key, row in column.rows.items() if key[:2] == (part, model)]
+        baselines = column.baselines.get((part, model), ())
+        measured = speed_up(before, row, baselines, spread_of(beside))
         if measured is not None:
-            is_shown = measured.baseline_s is None or seconds(measured.baseline_s) == seconds(
-                base.value.point
-            )
-            return ComparedCell(cell, measured.ratio, over, None if is_shown else measured.baseline_s)
-    return ComparedCell(cell, relative, over)
+            of_s, shown_s = measured.baseline_s, base.value.point
+            is_shown = of_s is None or seconds(of_s) == seconds(shown_s)
+            return ComparedCell(cell, measured.ratio, over, None if is_shown else of_s)
+    share = cell.value.point / base.value.point
+    is_time = FIGURES[figure].kind == "time"
+    return ComparedCell(cell, Interval(1 / share if is_time else share, None, None), over)
 
 
 def relative_text(compared: ComparedCell) -> str:
@@ -198,11 +188,11 @@ def stand_ins(file: StudyFile, view: PartView) -> list[tuple[str, str]]:
 
 def notes(view: PartView) -> list[tuple[str, str]]:
     """Return (rows, reason) of the rows that were not measured, grouped by reason."""
-    notes: list[tuple[str, str]] = []
+    labels: dict[str, list[str]] = {}
     for row in view.rows:
         if row.case.refused:
-            notes.append((row.case.label, f"refused: {row.case.refused}"))
+            labels.setdefault(f"refused: {row.case.refused}", []).append(row.case.label)
         elif row.row is not None and row.row.latency is None:
-            notes.append((row.case.label, f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"))
-    reasons = dict.fromkeys(reason for _, reason in notes)
-    return [(", ".join(row for row, why in notes if why == reason), reason) for reason in reasons]
+            reason = f"{row.row.outcome.value.replace('_', ' ')}: {row.row.reason}"
+            labels.setdefault(reason, []).append(row.case.label)
+    return [(", ".join(rows), reason) for reason, rows in labels.items()]

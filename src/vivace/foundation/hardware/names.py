@@ -98,9 +98,6 @@ def named_gpu(name: str, option: str = "--gpu") -> Gpu:
 
     Args:
         option: what it was given with, for the message.
-
-    Raises:
-        UsageError: vivace does not know it; the message has the nearest names, or says what else it is.
     """
     gpu = known_gpu(name)
     if gpu is not None:

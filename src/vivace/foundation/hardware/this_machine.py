@@ -1,24 +1,42 @@
-"""This machine's GPU by NVIDIA's library, without torch."""
+"""This machine's NVIDIA GPUs by the driver's library (NVML), without torch."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Present:
-    """A GPU of this machine: its name and memory as the driver has them."""
+    """A GPU of this machine: its name, memory and compute capability as the driver has them."""
 
     name: str
     memory_bytes: int
     free_bytes: int
+    capability: tuple[int, int] = (0, 0)
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+@contextmanager
+def opened_nvml() -> Iterator[Any]:
+    """Open NVML; yields its module, or the reason in words why it cannot be used."""
+    try:
+        import pynvml
+    except ImportError:
+        yield "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield str(error)
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def this_gpu() -> str | None:
@@ -28,73 +46,63 @@ def this_gpu() -> str | None:
 
 
 def present_gpu() -> Present | None:
-    """Return this machine's first visible GPU; None without one, or without NVIDIA's driver."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
+    """Return this machine's first visible GPU; None without one, or without NVIDIA's driver.
+
+    Where CUDA orders different GPUs differently from NVML, this may be another than PyTorch's first.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if not visible or visible == "-1":
-        return None
-    handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Memory()
-    index = ctypes.c_uint(int(visible) if visible.isdecimal() else 0)
-    try:
-        if nvml.nvmlInit_v2() != 0:
+    with opened_nvml() as nvml:
+        if isinstance(nvml, str) or not visible or visible == "-1":
             return None
-        is_there = (
-            nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0
-            and nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name))) == 0
-            and nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-        )
-        nvml.nvmlShutdown()
-    except AttributeError:  # a library of that name without these functions
-        return None
-    if not is_there:
-        return None
-    return Present(name.value.decode(errors="replace"), int(memory.total), int(memory.free))
+        try:
+            if visible.isdecimal():
+                handle = nvml.nvmlDeviceGetHandleByIndex(int(visible))
+            else:
+                handle = nvml.nvmlDeviceGetHandleByUUID(visible)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            return Present(nvml.nvmlDeviceGetName(handle), memory.total, memory.free, (major, minor))
+        except nvml.NVMLError:
+            return None
 
 
-_UUID_BYTES = 96
-_MIG_IS_ON = 1
+def gpu_index(uuid: str) -> int | None:
+    """Return the number of a GPU among all of the host, as nvidia-smi counts them; None without NVML."""
+    with opened_nvml() as nvml:
+        if isinstance(nvml, str):
+            return None
+        try:
+            return int(nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        except nvml.NVMLError:
+            return None
 
 
-def gpu_uuids(load: Any = ctypes.CDLL) -> tuple[str, ...]:
+def gpu_uuids() -> tuple[str, ...]:
     """Return the UUIDs of all of this machine's GPUs, by the driver; empty where CUDA may see others.
 
     That is without NVIDIA's driver, with CUDA_VISIBLE_DEVICES, and where a GPU is divided into several (MIG).
-
-    Args:
-        load: opens the driver's library by its name.
     """
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return ()
-    try:
-        nvml = load("libnvidia-ml.so.1")
-    except OSError:
-        return ()
-    count = ctypes.c_uint()
-    try:
-        if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+    with opened_nvml() as nvml:
+        if isinstance(nvml, str):
             return ()
-        uuids = [_uuid(nvml, index) for index in range(count.value)]
-        nvml.nvmlShutdown()
-    except AttributeError:  # a library of that name without these functions
-        return ()
-    return tuple(uuid for uuid in uuids if uuid is not None) if None not in uuids else ()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            return (
+                ()
+                if any(_is_divided(nvml, each) for each in handles)
+                else tuple(nvml.nvmlDeviceGetUUID(each) for each in handles)
+            )
+        except nvml.NVMLError:
+            return ()
 
 
-def _uuid(nvml: Any, index: int) -> str | None:
-    """Return the UUID of a GPU; None if it is unknown, or the GPU is divided."""
-    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
-    current, pending = ctypes.c_uint(), ctypes.c_uint()
-    if (
-        nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0
-        or nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_UUID_BYTES)) != 0
-    ):
-        return None
-    mode = nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(current), ctypes.byref(pending))
-    is_divided = mode == 0 and current.value == _MIG_IS_ON  # GPUs that cannot be divided answer with an error
-    return None if is_divided else uuid.value.decode()
+def _is_divided(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # this GPU cannot be divided
+        return False
 
 
 _LIBRARY = "libcuda.so.1"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import field_validator
 
-from pydantic import SerializerFunctionWrapHandler, field_validator, model_serializer
-
-from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.base import SparseSpec, Spec
 
 
 class Place(Spec):
@@ -30,7 +28,7 @@ class Place(Spec):
         return f"{kind} ({self.uuid})" + (f" of {self.host}" if self.host else "")
 
 
-class Environment(Spec):
+class Environment(SparseSpec):
     """The machine and the software that a trial was measured with.
 
     It holds stable facts only, since it is part of a row's key. Load and clocks are in `Round.conditions`.
@@ -45,6 +43,8 @@ class Environment(Spec):
         place: which of several GPUs or hosts, so that their records have different keys and never mix; None if there
             was no choice.
     """
+
+    omits = ("place",)
 
     vivace: str
     source_revision: str | None
@@ -61,14 +61,6 @@ class Environment(Spec):
     libraries: dict[str, str]
     variables: dict[str, str]
     place: Place | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_no_place(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a place of None, so that keys of earlier versions stay valid."""
-        fields: dict[str, Any] = dump(self)
-        if self.place is None:
-            del fields["place"]
-        return fields
 
     def at(self, place: Place | None) -> Environment:
         """Return the same environment at a place, which then tells which GPUs its process sees."""

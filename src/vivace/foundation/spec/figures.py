@@ -5,18 +5,16 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.base import SparseSpec, Spec
 from vivace.foundation.spec.record import ImageRecord
 from vivace.foundation.spec.workload import Workload
 
 
-class FiguresKey(Spec):
+class FiguresKey(SparseSpec):
     """The conditions that an image's metrics depend on.
 
     Attributes:
@@ -27,21 +25,14 @@ class FiguresKey(Spec):
             text.
     """
 
+    omits = ("source", "mask")
+
     sha256: str
     reference: str
     prompt: str
     scorer: str | None = None
     source: str | None = None
     mask: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_no_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the fields that an image made from text lacks, so that keys of earlier versions stay valid."""
-        fields: dict[str, Any] = dump(self)
-        for name in ("source", "mask"):
-            if fields.get(name) is None:
-                fields.pop(name, None)
-        return fields
 
     @property
     def is_reference(self) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.base import SparseSpec, Spec
 from vivace.foundation.spec.ceilings import Ceilings, Work
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.trial import Trial
@@ -128,7 +127,7 @@ class ImageRecord(Spec):
     faults: tuple[str, ...] = ()
 
 
-class Round(Spec):
+class Round(SparseSpec):
     """The measurement of one trial in one process: one stored row.
 
     Attributes:
@@ -145,6 +144,8 @@ class Round(Spec):
         ceilings: the limits of the device, measured by `vivace doctor --measure`.
         canaries: of the first trial of its round, its calls in later processes of the round.
     """
+
+    omits = ("canaries",)
 
     index: int
     outcome: Outcome
@@ -167,14 +168,6 @@ class Round(Spec):
     work: Work | None = None
     ceilings: Ceilings | None = None
     canaries: tuple[Canary, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_canaries(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave canaries out where there are none, as in rounds of earlier versions."""
-        fields: dict[str, Any] = dump(self)
-        if not self.canaries:
-            fields.pop("canaries", None)
-        return fields
 
 
 class Record(Spec):

@@ -51,7 +51,7 @@ class SavedModel(Spec):
         stored: the techniques whose result the weights are; the others are applied when the folder is loaded.
         sources: the sha256 of each file that was read, by name.
         files: the digest of each file of the folder, by name: its sha256; since format 2 by pieces, see
-            `vivace.models.saved_folder.piecewise_digests`.
+            `vivace.models.saved_folder.digests`.
     """
 
     format: Literal[1, 2]

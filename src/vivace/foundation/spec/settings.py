@@ -274,8 +274,8 @@ Scorer = Annotated[
     str | None,
     read_by(lambda name: None if name == "none" else name),
     Option(
-        "CLIP model that judges quality: embedded, a folder, org/name on the hub, or none; auto: embedded for embedded "
-        "models; else openai/clip-vit-large-patch14 if it is on this machine.",
+        "CLIP model that judges quality: embedded, a folder, org/name on the hub, your own module:function, or none; "
+        "auto: embedded for embedded models; else openai/clip-vit-large-patch14 if it is on this machine.",
         metavar="NAME",
     ),
 ]

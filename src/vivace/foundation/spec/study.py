@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypedDict, Unpack
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from vivace.errors import UsageError, WorkloadError, nearest
 from vivace.foundation.spec.input_errors import InputErrors
@@ -24,9 +25,10 @@ from vivace.foundation.spec.settings import (
     one_of_many,
     read_by,
 )
-from vivace.foundation.spec.task_names import Task, TextMode
+from vivace.foundation.spec.task_names import TextMode
 from vivace.foundation.spec.timing import Timing
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 BatchSize = int | Literal["max"]
 PromptSet = Annotated[
     str | None,
@@ -117,47 +119,6 @@ class QualityRequest(Settings):
     noise_floor: bool = True
 
 
-class WorkloadKeywords(TypedDict, total=False):
-    """The keywords of the Python API, for type checkers: the fields of `WorkloadRequest`; `batch` is a single batch."""
-
-    prompts: Sequence[str] | str | None
-    prompt_set: str | None
-    seed: int
-    num_seeds: int | None
-    height: int | None
-    width: int | None
-    num_inference_steps: int | None
-    guidance_scale: float | None
-    batch: BatchSize
-    batches: Sequence[BatchSize]
-    text: TextMode
-    task: Task | None
-    images: Sequence[str] | str
-    masks: Sequence[str] | str
-    controls: Sequence[str] | str
-    strength: float | None
-    controlnet: str | None
-
-
-class CallKeywords(WorkloadKeywords, total=False):
-    """Those of `vivace.compare` and `vivace.profile`."""
-
-    workload: WorkloadRequest
-    timing: Timing
-    device: str
-
-
-class StudyKeywords(CallKeywords, total=False):
-    """Those of `vivace.bench` and `Study.of`: the fields of `Study`, `WorkloadRequest` and `QualityRequest`."""
-
-    quality: bool | QualityRequest
-    scorer: str | None
-    witness: str | None
-    lpips: bool
-    noise_floor: bool
-    rivals: bool
-
-
 class Study(Settings):
     """Recipes to compare on models. Each model and batch is one comparison; the first recipe is its baseline.
 
@@ -180,9 +141,7 @@ class Study(Settings):
     ] = True
 
     @classmethod
-    def of(
-        cls, models: str | Sequence[str], recipes: Sequence[str], **keywords: Unpack[StudyKeywords]
-    ) -> Study:
+    def of(cls, models: str | Sequence[str], recipes: Sequence[str], **keywords: Any) -> Study:
         """Return a study from flat keywords.
 
         Args:
@@ -196,12 +155,12 @@ class Study(Settings):
         fields: dict[str, Any] = dict(keywords)
         quality = fields.pop("quality", True)
         if isinstance(quality, bool):
-            quality = QualityRequest(enabled=quality, **_pop_fields(QualityRequest, fields))
+            quality = QualityRequest(enabled=quality, **pop_fields(QualityRequest, fields))
         if "batch" in fields:
             fields["batches"] = (fields.pop("batch"),)
         workload = fields.pop("workload", None)
         if workload is None:
-            workload = _validated_workload(WorkloadRequest, _pop_fields(WorkloadRequest, fields))
+            workload = _validated_workload(WorkloadRequest, pop_fields(WorkloadRequest, fields))
         if unknown := [name for name in fields if name not in cls.model_fields]:
             names = [*cls.model_fields, *WorkloadRequest.model_fields, *QualityRequest.model_fields, "batch"]
             raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], names)}")
@@ -210,11 +169,39 @@ class Study(Settings):
             return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
 
 
-def _pop_fields(part: type[BaseModel], fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return the keywords that are fields of `part`."""
-    return {name: fields.pop(name) for name in list(fields) if name in part.model_fields}
-
-
 def _validated_workload(part: type[WorkloadRequest], fields: dict[str, Any]) -> WorkloadRequest:
     with InputErrors(WorkloadError):
         return part(**fields)
+
+
+STUDY_ONLY = ("models", "recipes", "quality", "rivals")
+"""Fields of a study that one recipe's profile, or a comparison of two, has not."""
+
+
+def takes_fields(*kinds: type, without: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """Return a decorator that shows the fields of classes in a function's signature, in the place of **keywords."""
+
+    def show(function: Function) -> Function:
+        signature = inspect.signature(function)
+        first = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        fields = {
+            each.name: each.replace(
+                kind=each.KEYWORD_ONLY,
+                annotation=each.empty
+                if issubclass(kind, Settings)
+                else each.annotation,  # which checks itself
+            )
+            for kind in kinds
+            for each in inspect.signature(kind).parameters.values()
+            if each.name not in {*signature.parameters, *without}
+        }
+        vars(function)["__signature__"] = signature.replace(parameters=[*first, *fields.values()])
+        return function
+
+    return show
+
+
+def pop_fields(kind: type, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Remove and return the keywords that are fields of a class."""
+    names = inspect.signature(kind).parameters
+    return {name: keywords.pop(name) for name in list(keywords) if name in names}

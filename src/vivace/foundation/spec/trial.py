@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
-
-from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.base import SparseSpec, Spec
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import RecipeSpec
 from vivace.foundation.spec.workload import Workload
@@ -16,14 +14,14 @@ class Model(Spec):
     """A model: where it comes from, and which weights it has.
 
     Attributes:
-        source: embedded in vivace, a repository of the Hugging Face hub, a folder, a single file, or a published
-            architecture with random weights ("synthetic").
+        source: embedded in vivace, a repository of the Hugging Face hub, a folder, a single file, a published
+            architecture with random weights ("synthetic"), or an object of the program that measured it.
         revision: identifies the weights, so that rows of different weights under one name never merge: the commits of
             the repositories that they come from, or a fingerprint of local files.
     """
 
     name: str
-    source: Literal["embedded", "hub", "folder", "file", "synthetic"]
+    source: Literal["embedded", "hub", "folder", "file", "synthetic", "object"]
     revision: str
 
     @property
@@ -32,26 +30,20 @@ class Model(Spec):
         return self.source == "synthetic"
 
 
-class Trial(Spec):
+class Trial(SparseSpec):
     """A recipe on a model with a workload, on "cpu" or "cuda": the unit of isolated measurement.
 
     Attributes:
         repetition: 1 for the second trial of the same recipe in a comparison, and so on.
     """
 
+    omits = ("repetition",)
+
     model: Model
     recipe: RecipeSpec
     workload: Workload
     device: str
     repetition: int = 0
-
-    @model_serializer(mode="wrap")
-    def _without_zero(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a repetition of 0, so that keys of earlier versions stay valid."""
-        fields: dict[str, Any] = dump(self)
-        if not self.repetition:
-            del fields["repetition"]
-        return fields
 
     @property
     def title(self) -> str:

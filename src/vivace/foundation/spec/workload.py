@@ -8,13 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from vivace.foundation.spec.base import Spec
+from vivace.foundation.spec.base import SparseSpec, Spec
 from vivace.foundation.spec.task_names import TASKS as TASKS
 from vivace.foundation.spec.task_names import Task as Task
 from vivace.foundation.spec.task_names import TextMode as TextMode
@@ -52,7 +50,7 @@ class Source(Spec):
         return tuple(sha for sha in (self.image, self.mask, self.control) if sha is not None)
 
 
-class Workload(Spec):
+class Workload(SparseSpec):
     """The images to generate, the same for all recipes of a comparison.
 
     Attributes:
@@ -70,6 +68,8 @@ class Workload(Spec):
             "repeated" as well, on the first call's prompts in all calls; "embeddings" encodes the prompts before them.
     """
 
+    omits = ("task", "strength", "sources", "controlnet")
+
     prompts: tuple[Annotated[str, Field(max_length=MAX_PROMPT_LENGTH)], ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     height: int = Field(gt=0, le=MAX_SIDE)
@@ -82,15 +82,6 @@ class Workload(Spec):
     strength: float | None = Field(default=None, gt=0, le=1)
     sources: tuple[Source, ...] = ()
     controlnet: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what a text-to-image workload lacks, so that keys of earlier versions stay valid."""
-        fields: dict[str, Any] = dump(self)
-        for name in ("task", "strength", "sources", "controlnet"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                fields.pop(name, None)
-        return fields
 
     @model_validator(mode="after")
     def _has_sources(self) -> Workload:

@@ -42,7 +42,6 @@ class RedirectedAttention:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Redirect calls inside the context."""
         import torch.nn.functional as functional
         from torch._dynamo import config
 

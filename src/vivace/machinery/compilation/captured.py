@@ -42,7 +42,6 @@ class Captured(Protocol):
 
 
 def captured_forward(module: Any) -> Captured | None:
-    """Return the object that captures and replays a module's forward, or None."""
     captured: Captured | None = getattr(module, _CAPTURED, None)
     return captured
 

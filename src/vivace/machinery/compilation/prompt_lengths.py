@@ -127,7 +127,6 @@ class PromptLengths:
 
 
 def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
-    """Return whether all tensors of a call have one value for each token of each prompt."""
     import torch
 
     tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]

@@ -87,7 +87,6 @@ class MemsetsBeside:
 
 
 def awaited_by(node: Node) -> list[Node]:
-    """Return the nodes that a node waits for."""
     count = ctypes.c_size_t()
     _call("cuGraphNodeGetDependencies_v2", ctypes.c_void_p(node), None, None, ctypes.byref(count))
     if not count.value:

@@ -213,7 +213,6 @@ class BlockForward:
     def _add_to_image(
         self, branch: Branch, step: _Step, norm: tuple[Modulation, Modulation], rows: Rows
     ) -> None:
-        """Add a branch to the image's part of the stream, and write its norm over that in `rows`."""
         own = slice(step.tokens.num_text_rows, None)
         scale = None if rows.scale is None else rows.scale[-1:]
         operations.add_and_norm(
@@ -376,7 +375,6 @@ class BlockForward:
         values: torch.Tensor | None,
         onto: torch.Tensor | None = None,
     ) -> Rows:
-        """Return attention's output as rows of tokens: see `operations.attend`."""
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
         return operations.attend(
@@ -391,3 +389,19 @@ class BlockForward:
     def _of_single(self, vector: int) -> list[Modulation]:
         starts = [(vector + k) * self._channels for k in range(OF_SINGLE)]
         return [Modulation(start, start) for start in starts]
+
+
+class FusedForward:
+    """Replaces a transformer's forward over its blocks' fused weights; its small layers stay diffusers'."""
+
+    def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
+        self.num_calls = 0
+        self._transformer = transformer
+        self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
+
+    def _predicted(self, image: torch.Tensor, embedding: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return what the last layers make of the tokens behind the last block."""
+        self.num_calls += 1
+        last = self._transformer
+        predicted: torch.Tensor = last.proj_out(last.norm_out(image, embedding)).to(dtype)
+        return predicted

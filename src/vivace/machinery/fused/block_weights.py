@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from vivace.machinery.fused.forms import Fusing
 from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionScales, Places
@@ -160,12 +161,11 @@ class FusedBlocks(nn.Module):
         self,
         transformer: Any,
         architecture: FusedArchitecture,
-        quantize: bool,
-        bounded: tuple[bool, ...],
-        places: Places,
+        how: Fusing,
         taking: Callable[[Any], None] = lambda _: None,
     ) -> None:
         super().__init__()
+        quantize, bounded, places = how.quantize, how.bounded, how.places
         name_layers(transformer)
         self.architecture = architecture
         self.doubles, self.singles, self.seconds = (nn.ModuleList() for _ in range(3))

@@ -3,6 +3,7 @@ what they do not compute."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from vivace.errors import Unsupported
@@ -30,6 +31,13 @@ def cast_all_named(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 def cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cast the last positional input, in front of a forward."""
     return (*args[:-1], args[-1].bfloat16())
+
+
+def cast_inputs(cast_one: Callable[..., Any], *layers: Any) -> None:
+    """Cast what layers get, if there are such, in any dtype; also where a step cache calls diffusers' forward."""
+    for layer in layers:
+        if layer is not None:
+            layer.register_forward_pre_hook(cast_one)
 
 
 def cast_output(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

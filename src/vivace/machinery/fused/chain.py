@@ -17,7 +17,8 @@ from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
 from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights
-from vivace.machinery.fused.operations import AttentionPreparation, Places, Room, Rows
+from vivace.machinery.fused.forms import Fusing
+from vivace.machinery.fused.operations import AttentionPreparation, Room, Rows
 from vivace.machinery.fused.scales import GROWTH, spread
 from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, scale_of
 
@@ -73,18 +74,17 @@ class BlockChain(nn.Module):
         form: ChainForm,
         num_heads: tuple[int, int],
         eps: tuple[float, float],
-        quantize: bool,
-        bounded: Sequence[bool],
-        places: Places,
+        how: Fusing,
     ) -> None:
         super().__init__()
+        quantize, places = how.quantize, how.places
         self.num_calls = 0
-        self.pads = all(bounded) and takes_padding()
+        self.pads = all(how.bounded) and takes_padding()
         self._form, self._num_heads = form, num_heads
         self._eps, self._eps_of_heads = eps
         self.blocks = nn.ModuleList()
         largest = []
-        for block, is_bounded in zip(blocks, bounded, strict=True):
+        for block, is_bounded in zip(blocks, how.bounded, strict=True):
             block.to(places.work)
             weights = BlockWeights(form.layers(block), "swiglu", quantize, is_bounded)
             assert weights.out.bias is None, "no bias is added here"

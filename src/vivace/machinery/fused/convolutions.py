@@ -66,7 +66,6 @@ class TimeProjections(nn.Module):
         return slice(first, first + len(bias))
 
     def forward(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Return all projections of an embedding, (batch, columns)."""
         assert self.weight is not None
         if self._projected is None or embedding is not self._embedding:
             active = nn.functional.silu(embedding)

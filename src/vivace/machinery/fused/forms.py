@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import family_of
 
@@ -23,15 +23,23 @@ class FusedTransformer:
     counts: Mapping[str, Callable[[], int]] = field(default_factory=dict)
 
 
-class Fuse(Protocol):
-    """Takes the weights over from a transformer's blocks, which are removed from it, in e4m3 (`quantize`) or bf16.
+@dataclass(frozen=True)
+class Fusing:
+    """How weights are taken over.
 
-    `bounded` tells for each block of `FusedForm.chains` whether attention's inputs are to be bounded, for fp8.
+    Attributes:
+        quantize: store them in e4m3, with one scale for each; else in bf16.
+        bounded: for each block of `FusedForm.chains`, whether attention's inputs are to be bounded, for fp8.
+        places: where the model computes, and where its weights are kept.
     """
 
-    def __call__(
-        self, transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-    ) -> FusedTransformer: ...
+    quantize: bool
+    bounded: tuple[bool, ...]
+    places: Places
+
+
+Fuse = Callable[[Any, Any, Fusing], FusedTransformer]
+"""Takes the weights over from a transformer's blocks, which are removed from it; also given its pipeline."""
 
 
 @dataclass(frozen=True)

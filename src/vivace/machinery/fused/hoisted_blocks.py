@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vivace.machinery.fused.block_forward import FusedForward
 from vivace.machinery.fused.block_weights import FusedArchitecture, FusedBlocks
-from vivace.machinery.fused.forms import FusedTransformer
+from vivace.machinery.fused.forms import FusedTransformer, Fusing
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE, Hoisting, Modulations
-from vivace.machinery.fused.operations import Places
 
 
 class HoistedBlocks(nn.Module):
@@ -25,16 +25,16 @@ class HoistedBlocks(nn.Module):
         transformer: Any,
         architecture: FusedArchitecture,
         num_inputs: int,
-        quantize: bool,
-        bounded: tuple[bool, ...],
-        places: Places,
+        how: Fusing,
         num_guided: int = 1,
     ) -> None:
         super().__init__()
         channels = transformer.inner_dim
         num_outputs = architecture.num_vectors(transformer) * channels
         num_doubles = len(architecture.blocks(transformer)[0])
-        self.modulations = Modulations(num_outputs, channels, quantize, num_inputs, places, num_guided)
+        self.modulations = Modulations(
+            num_outputs, channels, how.quantize, num_inputs, how.places, num_guided
+        )
         num_taken = num_seconds = num_filled = 0
 
         def take(block: Any) -> None:
@@ -54,7 +54,7 @@ class HoistedBlocks(nn.Module):
             num_taken += 1
             self._fill_in_order(layers, order, starts)
 
-        self.blocks = FusedBlocks(transformer, architecture, quantize, bounded, places, take)
+        self.blocks = FusedBlocks(transformer, architecture, how, take)
 
     def _fill_in_order(
         self, layers: Sequence[Any], order: Sequence[int | None], starts: Sequence[int]
@@ -86,6 +86,14 @@ class HoistedBlocks(nn.Module):
             "denoiser.modulations_computed_in_the_loop": lambda: int(self.modulations.num_computed),
         }
         return FusedTransformer(self, lambda: forward.num_calls, counts)
+
+
+class HoistedForward(FusedForward):
+    """A forward whose blocks' modulations are a table: `inputs_of` says what it is searched for."""
+
+    def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
+        super().__init__(transformer, fused.blocks)
+        self._modulations = fused.modulations
 
 
 class FirstModulation(nn.Module):

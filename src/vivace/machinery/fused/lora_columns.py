@@ -111,7 +111,6 @@ class LoraColumns(nn.Module):
         """Each stream that has slots with ranks, and these."""
 
     def needed_width(self) -> int:
-        """Return the columns that the slots need."""
         most: int = max(sum(self.slots[index].rank for index in stream) for stream in self.streams)
         return -(-most // _MULTIPLE) * _MULTIPLE
 
@@ -157,7 +156,6 @@ class LoraColumns(nn.Module):
         self.write_columns(weight)
 
     def write_columns(self, weight: torch.Tensor) -> None:
-        """Write the weight's columns alone, after a change of factors."""
         unit, of_weight = self.unit, self.columns(weight)
         for stream, slots in self._in_use:
             amount = torch.cat([slot.amount for slot in slots]) if len(slots) > 1 else slots[0].amount

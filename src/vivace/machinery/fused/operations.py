@@ -94,7 +94,6 @@ class AttentionPreparation:
 
     @property
     def shape_of_keys(self) -> tuple[int, int, int, int]:
-        """Shape of keys and values."""
         batch, length, heads, channels = self.shape
         return batch, length, self.num_key_heads or heads, channels
 
@@ -106,7 +105,6 @@ class AttentionPreparation:
 
 
 def takes_kernels(x: torch.Tensor) -> bool:
-    """Whether Triton's kernels compute with this tensor."""
     return bool(x.is_cuda) and has_triton()
 
 

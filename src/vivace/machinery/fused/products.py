@@ -254,7 +254,6 @@ def _product(
 
 
 def _of(scales: Any, stream: int) -> Any:
-    """Return a stream's scale, where each has one, or the shared one."""
     return scales[stream] if len(scales) > 1 else scales[0]
 
 

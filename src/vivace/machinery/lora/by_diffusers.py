@@ -33,7 +33,6 @@ class TensorTrace:
         self.read: set[str] = set()
 
     def of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return tensors that are traced."""
         kind = _kind()
         followed = {}
         for name, tensor in tensors.items():

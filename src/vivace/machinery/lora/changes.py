@@ -401,7 +401,6 @@ def split_key(key: str) -> tuple[str, Role]:
 
 
 def rows_of(change: WeightChange, rows: Rows) -> WeightChange:
-    """Return some rows of a change."""
     return change.rows(rows) if isinstance(change, Matrices) else RowsOf(change, rows)
 
 

@@ -13,14 +13,13 @@ from vivace.machinery.lora.changes import LoraLayers, WeightChange
 from vivace.machinery.lora.read_lora import read_lora
 from vivace.machinery.technique import COMPONENTS, Component, component_of
 from vivace.models.find import WEIGHTS
-from vivace.models.remote import fetch_part
+from vivace.models.hub import fetch_part
 
 if TYPE_CHECKING:
     import torch
 
 
 def few_steps_file(few_steps: FewSteps) -> Path:
-    """Return a few-step LoRA's file, downloading it if needed."""
     lora = few_steps.lora
     return WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora)
 

@@ -17,7 +17,7 @@ from typing import Any
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.untrusted.files import open_plain, read_object, reading, user_path
 from vivace.models import hub
-from vivace.models.headers import read_header
+from vivace.models.checkpoints.headers import read_header
 
 SUFFIX = ".safetensors"
 USUAL = "pytorch_lora_weights.safetensors"
@@ -220,7 +220,6 @@ def _folders_with_one(folder: Path) -> list[str]:
 
 
 def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str] = ()) -> str:
-    """Return the one LoRA among the names of a folder's or repository's files; `folders` in it have one each."""
     files = sorted(name for name in names if name.endswith(SUFFIX))
     usual = next((name for name in (USUAL, PEFTS) if name in files), None)
     if usual is not None:

@@ -33,8 +33,8 @@ from vivace.machinery.lora.changes import (
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
 from vivace.machinery.technique import Component, attribute_of, component_of
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.read_denoiser import has_original_names
-from vivace.models.headers import read_header, read_metadata
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,6 @@ from torch import nn
 
 @torch.library.custom_op("vivace::collective", mutates_args=())  # type: ignore[untyped-decorator]
 def collective(sent: torch.Tensor, gathers: bool, num: int, group: str) -> torch.Tensor:
-    """Return the tensor that an all-gather (`gathers`) or an all-to-all receives."""
     return wait(_start(sent, gathers, num, group))
 
 

@@ -310,7 +310,6 @@ def _scaled_dot_product_attention(
 def _query_key_value(
     attn: nn.Module, hidden_states: torch.Tensor, text: torch.Tensor | None, rotary: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return query, key and value of own tokens, the text's first, each (batch, tokens, heads, channels)."""
     if not attn.fused_projections:
         query = _rotated_query(attn, attn.to_q(hidden_states), text, rotary)
         return query, *_rotated_key_value(attn, hidden_states, text, rotary)

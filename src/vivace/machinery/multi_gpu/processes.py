@@ -124,7 +124,6 @@ class Peers:
         return Path(self._folder.name) / f"{rank}.log"
 
     def send(self, rank: int, message: Any) -> None:
-        """Send a message to a peer."""
         stream = self._processes[rank - 1].stdin
         assert stream is not None
         with self.explained():

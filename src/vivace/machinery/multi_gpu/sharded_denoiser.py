@@ -124,7 +124,6 @@ class SecondCalls:
 
 
 def _other_arguments(first: Arguments, second: Arguments) -> Arguments:
-    """Return the second call's arguments that have other values than the first one's."""
     import torch
 
     others = {}
@@ -223,7 +222,6 @@ class ShardedDenoiser:
         self._denoiser.forward = self._wrapped(forward)
 
     def send_written(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Send what was written into this denoiser's tensors, or views of them, to those of the peers."""
         import torch.distributed as dist
 
         self.peers.check()
@@ -400,7 +398,6 @@ class PeerDenoiser:
         self._num_forwards = 0
 
     def receive_weights(self) -> None:
-        """Receive the denoiser's weights."""
         import torch.distributed as dist
 
         for storage in self._storages:

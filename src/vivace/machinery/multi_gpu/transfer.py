@@ -87,7 +87,6 @@ def pack(tensors: list[torch.Tensor], device: Any) -> torch.Tensor:
 
 
 def unpack(buffer: torch.Tensor, specs: list[TensorSpec]) -> list[torch.Tensor]:
-    """Return the tensors in a buffer, as views of it."""
     tensors, start = [], 0
     for shape, dtype in specs:
         size = math.prod(shape) * dtype.itemsize
@@ -201,14 +200,12 @@ class StorageList:
         self._at = {storage.data_ptr(): index for index, storage in enumerate(storages)}
 
     def view_of(self, tensor: torch.Tensor) -> StorageView:
-        """Return where a tensor is."""
         storage = self._at[tensor.untyped_storage().data_ptr()]
         offset = int(tensor.storage_offset())
         return StorageView(storage, tensor.dtype, offset, tuple(tensor.shape), tensor.stride())
 
 
 def as_view(storages: Sequence[torch.Tensor], view: StorageView) -> torch.Tensor:
-    """Return the tensor of a view, in the storages of the other end."""
     import torch
 
     made = torch.empty(0, dtype=view.dtype, device=storages[view.storage].device)

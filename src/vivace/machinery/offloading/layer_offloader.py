@@ -288,7 +288,6 @@ def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
 
 
 def _stored_bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor, or of the tensors inside a quantised one."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return int(tensor.nbytes)
     names, _ = tensor.__tensor_flatten__()

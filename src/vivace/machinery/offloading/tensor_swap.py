@@ -138,7 +138,6 @@ def no_autograd() -> contextlib.AbstractContextManager[None]:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Return whether it is a plain tensor or parameter, not of a subclass."""
     import torch
 
     return type(tensor) is torch.nn.Parameter or type(tensor) is torch.Tensor

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from vivace.machinery.quantization.bitsandbytes_schemes import BITSANDBYTES
-from vivace.machinery.quantization.gguf_schemes import GGUF
+from vivace.machinery.quantization.optional_schemes import BITSANDBYTES, GGUF, SDNQ
 from vivace.machinery.quantization.scheme import Scheme
-from vivace.machinery.quantization.sdnq_schemes import SDNQ
 from vivace.machinery.quantization.torchao_schemes import TORCHAO
 
 SCHEMES: dict[tuple[str, str], Scheme] = {
@@ -20,21 +18,13 @@ SCHEMES: dict[tuple[str, str], Scheme] = {
 }
 """By backend and name. To add a scheme, add an entry to its backend's table."""
 
-REMOVED_BACKENDS = {
-    "quanto": "take int8, fp8_weight or int4 of torchao, or of sdnq, which also takes convolutions",
-    "modelopt": "take int8, fp8_weight, fp8_static, int4 or nvfp4 of torchao",
-}
-"""Replacements for backends of earlier versions, for recipes that name them."""
-
 
 def schemes_of(backend: str) -> list[str]:
-    """Return the names of a backend's schemes."""
     return [name for library, name in SCHEMES if library == backend]
 
 
 def backends_of(name: str) -> list[str]:
-    """Return the backends that have a scheme of this name."""
     return [library for library, scheme in SCHEMES if scheme == name]
 
 
-__all__ = ["REMOVED_BACKENDS", "SCHEMES", "Scheme", "backends_of", "schemes_of"]
+__all__ = ["SCHEMES", "Scheme", "backends_of", "schemes_of"]

@@ -277,7 +277,6 @@ def from_mxfp8(numbers: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
 
 
 def tiled_shape(rows: int, blocks: int) -> tuple[int, int]:
-    """Return the shape of `tiled` scales."""
     return -(-rows // _TILE_ROWS) * _TILE_ROWS, -(-blocks // _TILE_BLOCKS) * _TILE_BLOCKS
 
 

@@ -52,7 +52,6 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns matches; see `matches`."""
     return any(matches(name, pattern) for pattern in patterns)
 
 
@@ -121,7 +120,6 @@ def is_quantised(layer: torch.nn.Module) -> bool:
 
 
 def replace_layer(module: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
-    """Replace the layer of this name."""
     parent, _, last = name.rpartition(".")
     setattr(module.get_submodule(parent), last, layer)
 

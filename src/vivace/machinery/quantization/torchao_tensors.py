@@ -17,7 +17,6 @@ PACKAGE = ("torchao", "torchao")
 
 
 def quantize_layer(layer: torch.nn.Module, config: Any) -> torch.nn.Module:
-    """Apply a torchao configuration to one layer."""
     from torchao.quantization import quantize_
 
     quantize_(layer, config, filter_fn=lambda module, name: module is layer)
@@ -25,7 +24,6 @@ def quantize_layer(layer: torch.nn.Module, config: Any) -> torch.nn.Module:
 
 
 def with_weight(layer: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:
-    """Set the layer's weight and return the layer."""
     import torch
 
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)

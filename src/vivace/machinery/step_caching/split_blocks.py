@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def num_blocks(transformer: Any) -> int:
-    """Return the number of a transformer's blocks; see `block_residual.unknown_blocks`."""
     return sum(len(getattr(transformer, chain)) for chain in blocks_of(transformer).chains)
 
 
@@ -231,7 +230,6 @@ def _returned(blocks: Blocks, tokens: Tokens) -> Any:
 
 
 def _returned_tokens(blocks: Blocks, returned: Any) -> Tokens:
-    """Return the tokens in a block's output. SD3's last one returns no text."""
     image, text = blocks.tokens_in(returned)
     return (image,) if text is None else (image, text)
 

@@ -12,8 +12,16 @@ from pydantic import model_validator
 
 from vivace.architectures import family_of_pipeline
 from vivace.errors import UsageError
-from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of, number_of_steps
-from vivace.machinery.step_caching.when import DECIDED, evenly_spaced, masked, never, read_mask
+from vivace.machinery.step_caching.engine import IsHit, StepCounter, latents_of
+from vivace.machinery.step_caching.when import (
+    DECIDED,
+    HIT,
+    Masked,
+    evenly_spaced,
+    never,
+    read_mask,
+    steps_of,
+)
 from vivace.machinery.technique import (
     CallContext,
     Component,
@@ -37,10 +45,11 @@ Changed = dict[str, int | float | str]
 
 @dataclass(frozen=True)
 class StepDecision:
-    """The decision whether a step is a hit, and its facts for the Record."""
+    """The decision whether a step is a hit, its facts for the Record, and why a run was not as decided after all."""
 
     is_hit: IsHit
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
+    refuted: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,14 @@ class StepCache(Technique):
         """Whether nothing is decided by content."""
         return self.hits is not None or (self.mask is not None and DECIDED not in self.mask)
 
+    @property
+    def known_hits(self) -> float | None:
+        """The share of the steps that are hits, where a fixed schedule says so."""
+        if self.mask is None or not self.is_fixed:
+            return self.hits
+        steps = steps_of(self.mask)
+        return steps.count(HIT) / len(steps)
+
     @abstractmethod
     def unsupported_denoiser(self, target: Target) -> str | None:
         """Return why the cache cannot work on a pipeline's denoiser, or None."""
@@ -164,13 +181,10 @@ class StepCache(Technique):
     def apply(self, target: Target) -> Effect:
         if not self.is_fixed:
             return self.attach_with(target, self.decision(target))
-        return self.attach_with(target, StepDecision(self._schedule(lambda: number_of_steps(target.pipe))))
-
-    def _schedule(self, num_steps: Callable[[], int | None]) -> IsHit:
-        if self.hits is not None:
-            return evenly_spaced(self.hits)
-        assert self.mask is not None
-        return masked(self.mask, num_steps)
+        if self.mask is None:
+            return self.attach_with(target, StepDecision(evenly_spaced(self.hits or 0)))
+        masked = Masked(self.mask, target.pipe)
+        return self.attach_with(target, StepDecision(masked, refuted=masked.refuted))
 
     def predict(self, target: Target) -> Effect:
         """Apply to a pipeline without weights. To predict memory all steps are computed and all that can be is kept; to
@@ -178,7 +192,7 @@ class StepCache(Technique):
         hits = target.model.hits
         is_hit = never if hits is None else evenly_spaced(hits)
         if hits is not None and self.mask is not None and self.is_fixed:
-            is_hit = masked(self.mask, lambda: None)
+            is_hit = Masked(self.mask)
         return self.attach_with(target, StepDecision(is_hit))
 
     def attach_with(self, target: Target, decision: StepDecision) -> Effect:
@@ -195,7 +209,7 @@ class StepCache(Technique):
             contexts=dict(attached.contexts),
             around=_reset_before_call(target.module("denoiser")),
             evidence=attached.counter.evidence,
-            refuted=attached.counter.refuted,
+            refuted=lambda evidence: decision.refuted() or attached.counter.refuted(evidence),
         )
 
     def _decided_by(self) -> float | str:

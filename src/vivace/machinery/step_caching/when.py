@@ -11,7 +11,14 @@ from typing import Any
 
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import read_object, user_path
-from vivace.machinery.step_caching.engine import CacheState, IsHit, Look, relative_change
+from vivace.machinery.step_caching.engine import (
+    CacheState,
+    IsHit,
+    Look,
+    number_of_steps,
+    relative_change,
+    steps_before,
+)
 
 COMPUTED, DECIDED, HIT = "c", "d", "h"
 _RUN = re.compile(rf"(\d*)([{COMPUTED}{DECIDED}{HIT}])")
@@ -34,20 +41,37 @@ def never(_: CacheState, __: Look) -> bool:
     return False
 
 
-def masked(mask: str, num_steps: Callable[[], int | None]) -> IsHit:
-    """Follow a mask of `read_mask`; one with a digit for each step is for that many steps alone."""
-    steps = steps_of(mask)
+class Masked:
+    """Follows a mask of `read_mask`. One with a digit for each step is for a schedule of that many steps: a call that
+    begins within it, as from an image, follows its end, and a longer one is refused.
 
-    def is_hit(state: CacheState, _: Look) -> bool:
-        number = num_steps() if mask.isdigit() else None
-        if number not in (None, len(steps)):
-            raise UsageError(
-                f"the mask is for {len(steps)} steps, and this call has {number}; give that many "
-                "num_inference_steps, or a mask of runs such as 4c2h1c, which repeat"
-            )
-        return of_step(steps, state.step) == HIT
+    Args:
+        pipe: whose schedule is followed; None: a schedule as long as the mask.
+    """
 
-    return is_hit
+    def __init__(self, mask: str, pipe: Any = None) -> None:
+        self._steps, self._is_whole, self._pipe = steps_of(mask), mask.isdigit(), pipe
+        self._longest = 0
+
+    def __call__(self, state: CacheState, _: Look) -> bool:
+        before = 0
+        if self._is_whole and self._pipe is not None and (number := number_of_steps(self._pipe)) is not None:
+            before = steps_before(self._pipe)
+            self._longest = max(self._longest, before + number)
+            if self._longest > len(self._steps):
+                raise UsageError(self._unlike())
+        return of_step(self._steps, before + state.step) == HIT
+
+    def refuted(self) -> str | None:
+        """Return that no call had as many steps as the mask, so that another part of it was followed than was meant."""
+        return self._unlike() if 0 < self._longest < len(self._steps) else None
+
+    def _unlike(self) -> str:
+        number = len(self._steps)
+        return (
+            f"the mask is for {number} steps, and the call had {self._longest}; give {number} steps, or a mask of runs "
+            "such as 4c2h1c, which repeat"
+        )
 
 
 def since_computed(interval: int, is_allowed: Callable[[CacheState], bool] = lambda _: True) -> IsHit:

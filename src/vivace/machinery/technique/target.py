@@ -210,7 +210,6 @@ class Target:
         return component_of(self.pipe, component)
 
     def modules(self, components: tuple[Component, ...]) -> dict[Component, Any]:
-        """Return the modules of the components that this pipeline has."""
         modules = {c: self.module(c) for c in components}
         return {c: m for c, m in modules.items() if m is not None}
 

@@ -139,7 +139,6 @@ class Technique(BaseModel, ABC):
 
     @property
     def values(self) -> dict[str, KnobValue]:
-        """The value of each knob."""
         return {name: getattr(self, name) for name in self.knobs()}
 
     @property
@@ -172,7 +171,6 @@ class Technique(BaseModel, ABC):
 
     @property
     def slots(self) -> frozenset[tuple[str, str]]:
-        """Its slots, one for each of its targets."""
         return frozenset((self.facts.owns, target) for target in self.targets or ("the call",))
 
     @property

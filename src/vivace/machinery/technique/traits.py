@@ -167,7 +167,6 @@ def give(module: Any, traits: frozenset[Trait]) -> None:
 
 
 def traits_by_techniques(module: Any) -> frozenset[Trait]:
-    """Return the traits that techniques gave to a module."""
     return frozenset(_TRAITS.get(module, ()))
 
 

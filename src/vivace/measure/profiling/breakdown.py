@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from vivace.foundation.spec.profiling import CALL, Gap, KernelTime, MemoryTimeline, OperatorTime, Share
-from vivace.measure.profiling.trace import DeviceEvent, HostEvent, Trace, component_at
-from vivace.measure.raw_trace import covered, union
+from vivace.measure.profiling.trace import DeviceEvent, HostEvent, Trace, component_at, covered, union
 
 END = "the end of the call"
 BEFORE = "before the call"

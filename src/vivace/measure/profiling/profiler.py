@@ -204,11 +204,7 @@ def _labelled_decode(vae: Any) -> Iterator[None]:
 # What is known of an event differs by its list. `events()` tells the thread as the operating system numbers it, and has
 # the GPU's events that nothing launched; the event tree alone tells the addresses of allocations.
 def read_results(results: Any) -> Trace:
-    """Return the profiled call from `kineto_results` of a torch.profiler.profile that has ended.
-
-    Raises:
-        ValueError: there is no call in it.
-    """
+    """Return the profiled call from `kineto_results` of a torch.profiler.profile that has ended."""
     from torch.autograd import DeviceType
 
     gpu = DeviceType.CUDA  # what ROCm's are called too

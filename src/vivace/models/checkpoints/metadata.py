@@ -74,11 +74,7 @@ class PredictionType:
 
 
 def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> PredictionType:
-    """Return the prediction type of a UNet's checkpoint.
-
-    Raises:
-        UnusableModel: its statements contradict each other, or name another type.
-    """
+    """Return the prediction type of a UNet's checkpoint."""
     leaves = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[2] in MARKERS}
     votes = {f"the tensor {leaves['v_pred']}": True} if "v_pred" in leaves else {}
     for key in _PREDICTION:
@@ -118,11 +114,7 @@ def prediction_of(path: Path, names: Iterable[str], metadata: Mapping[str, str])
 
 
 def _flag(path: Path, metadata: Mapping[str, str], key: str) -> bool | None:
-    """Return a boolean of the metadata; None if it is not there.
-
-    Raises:
-        UnusableModel: it is neither.
-    """
+    """Return a boolean of the metadata; None if it is not there."""
     if key not in metadata:
         return None
     value = metadata[key].strip().lower()

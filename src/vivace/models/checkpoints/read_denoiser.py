@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from vivace.architectures import family_of
 from vivace.architectures.files import OriginalNames
 from vivace.errors import Unsupported, UnusableModel
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_tensors
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.weight_scales import (
     Codes,
     from_mxfp8,
@@ -24,8 +26,6 @@ from vivace.models.checkpoints.weight_scales import (
     multiplied,
     padded_shape,
 )
-from vivace.models.gguf_file import SUFFIX, read_gguf_tensors
-from vivace.models.headers import read_header
 
 if TYPE_CHECKING:
     import torch
@@ -99,9 +99,6 @@ def read_denoiser(
         codes: of weights that are not stored as they are, by their name in the file.
         skeleton: the denoiser without values.
         dtype: of weights that are dequantised; other tensors keep theirs.
-
-    Raises:
-        UnusableModel: a tensor is missing, belongs to no layer or has another shape; names file and tensor.
     """
     layout = original_layout(skeleton)
     family = family_of(skeleton)
@@ -166,11 +163,7 @@ def _of_safetensors(
 
 
 def _decoded(path: Path, file: Any, name: str, codes: Codes) -> Any:
-    """Return a weight in fp32, with its padding.
-
-    Raises:
-        UnusableModel: a scale or a product is not a number, or a scale is 0 where values are not.
-    """
+    """Return a weight in fp32, with its padding."""
     weight, scale = file.get_tensor(name), file.get_tensor(codes.scale)
     scales = {codes.scale: scale}
     if codes.kind == "nvfp4":
@@ -253,11 +246,7 @@ def _known(denoiser: Any) -> OriginalNames | None:
 
 
 def original_layout(denoiser: Any) -> dict[str, OriginalTensor]:
-    """Return the tensors of a denoiser in its authors' layout, by name. Values are not read.
-
-    Raises:
-        Unsupported: the authors' names of one of its tensors are not known.
-    """
+    """Return the tensors of a denoiser in its authors' layout, by name. Values are not read."""
     known = _known(denoiser) or OriginalNames()
     modules = {name: type(module).__name__ for name, module in denoiser.named_modules() if name}
     state = {name: tuple(tensor.shape) for name, tensor in denoiser.state_dict().items()}

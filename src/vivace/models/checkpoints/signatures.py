@@ -162,9 +162,6 @@ def signature_of(
 
     Args:
         tensors: shape and dtype of each tensor by its name in the file, as `read_header` returns them.
-
-    Raises:
-        UnusableModel: they fit those of two families.
     """
 
     def first(rows: Iterable[Signature]) -> Signature | None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import parse_json
+from vivace.models.checkpoints.headers import read_header, read_tensor
 from vivace.models.checkpoints.signatures import DENOISER_PREFIXES
-from vivace.models.headers import read_header, read_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -96,9 +96,6 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
         path: of a safetensors file.
         tensors: dtype and shape by name, as `read_header` returns them.
         metadata: of the file's header.
-
-    Raises:
-        UnusableModel: a weight has a companion that vivace does not read; names both.
     """
     formats = _formats_in_metadata(path, tensors, metadata)
     beside: dict[str, _Scales] = {}
@@ -124,11 +121,7 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a file of a folder that has codes in place of weights: libraries would read them as weights.
-
-    Raises:
-        UnusableModel: names the file and the tensor.
-    """
+    """Refuse a file of a folder that has codes in place of weights: libraries would read them as weights."""
     for name, about in read_header(path).items():
         if _LONE.search(name) or name.rpartition(".")[2] in (*_SCALES, _SECOND, DESCRIPTION):
             what = "which is a scale of weights that are stored as codes"
@@ -247,11 +240,7 @@ def _check_alone(path: Path, tensors: Mapping[str, Any], codes: Mapping[str, Cod
 
 
 def _described(path: Path, name: str, content: bytes) -> str:
-    """Return the format that a layer's description names.
-
-    Raises:
-        UnusableModel: it is none that is read.
-    """
+    """Return the format that a layer's description names."""
     try:
         description = parse_json(content)
     except ValueError as error:
@@ -260,11 +249,7 @@ def _described(path: Path, name: str, content: bytes) -> str:
 
 
 def _format_of(description: Any, where: str) -> str:
-    """Return the format in a description.
-
-    Raises:
-        UnusableModel: it is none that is read, or the description says more that would have to be followed.
-    """
+    """Return the format in a description."""
     settings = description if isinstance(description, dict) else {"format": description}
     kind = settings.get("format")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -277,11 +262,7 @@ def _format_of(description: Any, where: str) -> str:
 def _formats_in_metadata(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return each weight's format by the metadata.
-
-    Raises:
-        UnusableModel: one is not read, or the metadata cannot be read.
-    """
+    """Return each weight's format by the metadata."""
     if METADATA not in metadata:
         return {}
     try:

@@ -17,17 +17,18 @@ from vivace.answers.formatting import count
 from vivace.errors import VivaceError
 from vivace.foundation.spec.limits import DEFAULT_LIMITS
 from vivace.foundation.untrusted.image_files import open_image
-from vivace.measure.holes import figures_against, num_rectangles
 from vivace.measure.image_metrics import (
     Pixels,
     faults,
+    figures_against,
     luminance,
     match,
+    num_rectangles,
     pixels,
     sharpness,
     thumbnail,
 )
-from vivace.measure.lpips import MIN_SIDE, Lpips, default_weights
+from vivace.measure.scorer import MIN_SIDE, Lpips, default_weights
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.proof_store import KeptImage, Letter, ProofStore
 from vivace.proofs.sides.side import DrawJob, DrawnImage, ImageSettings
@@ -119,7 +120,7 @@ class ReadImage:
         reason: why there is no image; "" if there is one.
         scores: how well it fits its prompt and the other prompts, by the names of models: (own, others).
         thumbnail: (THUMBNAIL, THUMBNAIL, 3); empty if there is no image.
-        num_rectangles: of one exact colour; see `measure.holes`.
+        num_rectangles: of one exact colour; see `measure.image_metrics`.
     """
 
     kept: KeptImage
@@ -200,7 +201,7 @@ class PairFigures:
         size: the requested one; "" if all images have the same.
         against: PSNR (infinite for equal images), SSIM, match and LPIPS of B against A.
         has_hole: whether B's image has a patch of one colour where A's has none.
-        num_rectangles: of one exact colour in B's image, where A's has another; see `measure.holes`.
+        num_rectangles: of one exact colour in B's image, where A's has another; see `measure.image_metrics`.
         nearness: None if they were not compared.
         reason: why they cannot be compared pixel by pixel; "" if they were.
         request: which draws B's image; "" if it is not an endpoint's.

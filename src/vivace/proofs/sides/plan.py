@@ -23,8 +23,7 @@ from vivace.foundation.spec.settings import (
     read_key,
 )
 from vivace.foundation.spec.sizes import Size, each_once
-from vivace.models.further_prompts import FURTHER_PROMPTS
-from vivace.models.prompts import NUM_SEEDS, PROMPT_SETS
+from vivace.models.prompts import FURTHER_PROMPTS, NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.sides.comfyui_side import ComfySide
 from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.folder_side import FolderSide

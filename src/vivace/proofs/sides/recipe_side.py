@@ -39,7 +39,7 @@ from vivace.recipes.resolve import resolve
 if TYPE_CHECKING:
     from vivace.models.find import LocatedModel
     from vivace.proofs.sides.plan import ProofPlan
-    from vivace.runtime.request import CheckedRequest
+    from vivace.runtime.workloads import CheckedRequest
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RecipeSide(Side):
         return DrawnImage(as_png(output.images[0]), ".png", seconds, notes=notes, settings=told)
 
     def _request(self, plan: ProofPlan, settings: ImageSettings) -> CheckedRequest:
-        from vivace.runtime.request import checked_request
+        from vivace.runtime.workloads import checked_request
 
         changed = self.recipe_settings
         own = {name: value for name, value in settings.call.items() if name not in changed}

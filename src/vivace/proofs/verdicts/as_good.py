@@ -294,9 +294,12 @@ def _find_clip(plan: ProofPlan, scorer: str | None) -> tuple[LocatedScorer | Non
 
 
 def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
-    from vivace.measure.scorer import ClipScorer
+    from vivace.measure.scorer import ClipScorer, FunctionScorer
     from vivace.models.quiet import quiet
 
+    if located.is_function:
+        function = FunctionScorer(located.name, located.folder)
+        return lambda images, prompts: [function.scores([image] * len(prompts), prompts) for image in images]
     with quiet():
         scorer = ClipScorer(located.folder)
     of_prompts = scorer.embed_prompts(prompts)
@@ -304,7 +307,7 @@ def _clip(located: LocatedScorer, prompts: Sequence[str]) -> Any:
 
 
 def _blip(located: LocatedScorer) -> Any:
-    from vivace.measure.witness import Witness
+    from vivace.measure.scorer import Witness
     from vivace.models.quiet import quiet
 
     with quiet():

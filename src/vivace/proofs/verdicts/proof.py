@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.answers.answer import (
     Answer,
-    Case,
     Cell,
+    CiCase,
     Fact,
     Facts,
     ImageCell,
@@ -22,7 +22,7 @@ from vivace.answers.answer import (
 )
 from vivace.answers.formatting import count
 from vivace.benchmark.load_testing.load_answer import as_dict, errors_text, figure_text
-from vivace.benchmark.load_testing.load_figures import figures_of
+from vivace.benchmark.load_testing.load_rows import figures_of
 from vivace.foundation.stats import EquivalenceTest
 from vivace.proofs.checks.pair_figures import AGAINST, ImageFinding, Nearness, PairFigures, ReadImage
 from vivace.proofs.checks.request_checks import ServerCheck, Status
@@ -397,19 +397,21 @@ def answer_of(proof: Proof, command: str = "") -> Answer:
     )
 
 
-def _cases(proof: Proof) -> Iterator[Case]:
+def _cases(proof: Proof) -> Iterator[CiCase]:
     """Yield what a CI job counts: the questions, the limits, the checks of B, and images that are missing."""
     for claim, answer in proof.by_claim.items():
         is_claimed = claim in proof.claims
-        yield Case(_QUESTIONS[claim], _outcome(answer.verdict, is_claimed), f"{answer.word}: {answer.reason}")
+        yield CiCase(
+            _QUESTIONS[claim], _outcome(answer.verdict, is_claimed), f"{answer.word}: {answer.reason}"
+        )
     for limit in proof.fail_under:
-        yield Case(f"--fail-under {limit.metric}", _outcome(limit.verdict, True), limit.text)
+        yield CiCase(f"--fail-under {limit.metric}", _outcome(limit.verdict, True), limit.text)
     is_claimed = "honest" in proof.claims
     for check in proof.checks:
         outcome = _outcome(check.status, is_claimed and check.status is not Status.UNCLEAR)
-        yield Case(f"Honest? {check.name}", outcome, check.reason, check.request)
+        yield CiCase(f"Honest? {check.name}", outcome, check.reason, check.request)
     for failure in proof.failures:
-        yield Case(f"{failure.side}: {failure.what}", "error", failure.reason, failure.request)
+        yield CiCase(f"{failure.side}: {failure.what}", "error", failure.reason, failure.request)
 
 
 def _outcome(

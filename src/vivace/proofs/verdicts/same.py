@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from vivace.answers.formatting import count
 from vivace.foundation.stats import EquivalenceTest, mean_interval
-from vivace.measure.lpips import Lpips
+from vivace.measure.scorer import Lpips
 from vivace.proofs.checks.pair_figures import AGAINST, NEAR, ROUNDING_DB, Nearness, PairFigures, StoredImages
 from vivace.proofs.sides.plan import ProofPlan
 from vivace.proofs.sides.side import DrawJob

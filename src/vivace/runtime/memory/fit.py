@@ -10,9 +10,8 @@ from vivace.errors import NoEffect, RecipeError, Unsupported, WorkloadError
 from vivace.machinery.technique import DENOISERS, TEXT_ENCODERS, Stage
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.footprints import Quantised, network, shipped
 from vivace.runtime.memory.predict import ComponentBytes, Prediction
-from vivace.runtime.memory.remembered import predicted
+from vivace.runtime.memory.remembered import Quantised, network, predicted, shipped
 from vivace.runtime.memory.weightless import Weightless
 from vivace.techniques import TECHNIQUES
 from vivace.techniques.offload import Offload
@@ -236,9 +235,6 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
 
     Where a recipe is known to be faster together with `compile`, it is proposed so.
-
-    Args:
-        encoder: the text encoder that recipes for the largest one are aimed at.
     """
     recipes = []
     ordered = sorted(

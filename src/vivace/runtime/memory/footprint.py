@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vivace.measure.memory import plain_tensors
+from vivace.measure.accelerator import plain_tensors
 from vivace.runtime.memory.operation_counts import Operations
 
 _MAX_ENTRIES = 50_000

@@ -31,14 +31,13 @@ from vivace.machinery.technique import (
     Target,
     component_of,
 )
-from vivace.measure.memory import plain_tensors
+from vivace.measure.accelerator import plain_tensors
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.models.sources import example_images
 from vivace.models.tasks import check_batch, for_task, own_task, pipeline_of, task_of
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.calls import follow_denoiser
-from vivace.runtime.embeddings import encode
+from vivace.runtime.calls import encode, follow_denoiser
 from vivace.runtime.memory.footprint import Footprint
 from vivace.runtime.memory.operation_counts import Operations, skips_work, watch, work_of
 from vivace.runtime.memory.weightless import Weightless, find_weightless, run_without_values
@@ -144,11 +143,6 @@ def predict(
         task: what the call starts from; None for what the model is published for.
         call: other defaults of the call, e.g. {"guidance_scale": 1.0}; the recipe's take precedence.
         machine: the GPU, as techniques see it.
-
-    Raises:
-        WorkloadError: a size that the pipeline cannot generate.
-        Unsupported: from a technique, or because the pipeline's call reads tensor values, which meta tensors lack.
-        NoEffect: as when the recipe is applied to the real model.
     """
     unexplained = model.located is None or model.located.model.source == "embedded"
     about = nullcontext() if unexplained else reading(model.name, problem="cannot be planned")
@@ -272,9 +266,6 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
 
     It loads nothing and touches no device, but imports torch and takes seconds, so call it in another process than the
     one that times.
-
-    Raises:
-        UnknownModel, Unsupported, NoEffect, WorkloadError: see `predict`.
     """
     workload = trial.workload
     return predict(
@@ -296,9 +287,6 @@ def built_for(model: Weightless, task: Task | None, device: str) -> Any:
     Args:
         task: None for what it is published for.
         device: on "cpu" every baseline is in fp32.
-
-    Raises:
-        Unsupported: there is none.
     """
     import torch
 
@@ -321,14 +309,7 @@ def images_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) ->
 def _run_call(
     session: Session, footprint: Footprint, prompts: list[str], text: str, defaults: dict[str, Any]
 ) -> None:
-    """Run the pipeline's call and count its memory by stage.
-
-    Args:
-        defaults: of the call; they have its size.
-
-    Raises:
-        Unsupported: the call reads tensor values, or fails in another way.
-    """
+    """Run the pipeline's call and count its memory by stage."""
     pipe = session.pipe
     try:
         with warnings.catch_warnings(), footprint.following():

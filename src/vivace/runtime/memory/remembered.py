@@ -16,16 +16,18 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from vivace.errors import NoEffect, OutputError, Unpredictable, Unsupported, WorkloadError
+from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import cache_folder, open_plain
 from vivace.models.find import LocatedModel
 from vivace.recipes.recipe import Recipe
-from vivace.runtime.memory.footprints import footprints
-from vivace.runtime.memory.predict import Prediction, predict
+from vivace.runtime.memory.predict import ComponentBytes, Prediction, predict
 from vivace.runtime.memory.weightless import Weightless
 
 _REFUSALS = (NoEffect, Unpredictable, Unsupported, WorkloadError)
@@ -39,9 +41,6 @@ def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
 
     Args:
         request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
-
-    Raises:
-        VivaceError: see `predict`.
     """
     if any(
         technique.facts.needs_prompts for technique in recipe
@@ -122,11 +121,7 @@ def _read(path: Path) -> Any | None:
 
 
 def _answer_of(content: Any) -> Prediction:
-    """Return a stored prediction.
-
-    Raises:
-        NoEffect, Unsupported, WorkloadError: that was the answer.
-    """
+    """Return a stored prediction."""
     if isinstance(content, dict):
         return Prediction.model_validate(content)
     name, reason, already_so = content
@@ -197,3 +192,44 @@ def _versions() -> dict[str, str]:
 def _answers() -> dict[tuple[str, str], Any]:
     """Return the shipped answers, by model and recipe."""
     return {(model, recipe): answer for model, recipe, answer in _lines()[1:]}
+
+
+FOOTPRINTS = Path(__file__).with_name("footprints.json")
+Scheme = Literal["int8", "nf4"]
+
+
+class Quantised(Spec):
+    """A network with its Linear layers quantised.
+
+    Attributes:
+        share: of its bytes that are left; embeddings, convolutions and norms stay.
+        beside_bytes: what it needs more than before while it computes: the dequantised weights of a layer.
+        loading_bytes: what quantising it needs beside all weights: its largest layer.
+    """
+
+    share: float
+    beside_bytes: int
+    loading_bytes: int
+
+
+class Footprints(Spec):
+    """Predictions of the catalogue's models, each at its own size, and of their networks quantised, by `network`."""
+
+    models: dict[str, Prediction] = Field(default_factory=dict)
+    quantised: dict[str, dict[Scheme, Quantised]] = Field(default_factory=dict)
+
+
+@cache
+def shipped() -> Footprints:
+    """Return the predictions that ship with vivace."""
+    return Footprints.model_validate_json(FOOTPRINTS.read_bytes())
+
+
+def footprints() -> dict[str, Prediction]:
+    """Return the predictions of the models of the catalogue, by name."""
+    return shipped().models
+
+
+def network(part: ComponentBytes) -> str:
+    """Return the identity of a network: its class and its number of parameters."""
+    return f"{part.class_name} {part.num_parameters}"

@@ -20,12 +20,11 @@ from vivace.architectures.family import move_to_meta
 from vivace.errors import UnknownModel, nearest
 from vivace.foundation.untrusted.files import read_object, reading, user_path
 from vivace.machinery.technique import TEXT_ENCODERS, component_of
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
+from vivace.models.checkpoints.headers import read_header
+from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
-from vivace.models.gguf_file import SUFFIX, read_gguf_sizes
-from vivace.models.hashed_tokenizers import tokenizer_for, with_processor
-from vivace.models.headers import read_header
-from vivace.models.single_file import contents_of
-from vivace.models.synthetic import on_meta
+from vivace.models.synthetic import assemble, on_meta
 from vivace.runtime.pipelines import weightless_pipeline
 
 if TYPE_CHECKING:
@@ -64,10 +63,6 @@ def find_weightless(name: str) -> Weightless:
     """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file.
 
     A folder in diffusers' format needs only its configuration files and tokenizers.
-
-    Raises:
-        UnknownModel: it is none of these, or the folder has classes unknown to diffusers and transformers.
-        UnusableModel: the file is damaged, or not a supported model.
     """
     plain = name.strip().lower()
     plain_name = plain.removeprefix(SYNTHETIC)
@@ -94,18 +89,9 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
         defaults |= entry.call
 
     def build() -> Any:
-        import diffusers
-
-        parts: dict[str, Any] = {}
-        for part, component in architecture.components.items():
-            parts[part] = _in_dtype(on_meta(component, with_buffers=False), dtype)
-            if part in architecture.text_lengths:
-                length = architecture.text_lengths[part]
-                parts[part.replace("text_encoder", "tokenizer")] = tokenizer_for(parts[part].config, length)
-        scheduler = getattr(diffusers, architecture.scheduler.class_name)(**architecture.scheduler.config)
-        kind = getattr(diffusers, architecture.pipeline)
-        parts = with_processor(kind, parts)
-        return _without_bars(kind(scheduler=scheduler, **parts, **architecture.arguments))
+        return assemble(
+            architecture, lambda _, component: _in_dtype(on_meta(component, with_buffers=False), dtype)
+        )
 
     # The family's tiny VAE does not support latents with a mean and standard deviation.
     small = architecture.tiny_vae if "latents_mean" not in architecture.components["vae"].config else None
@@ -121,11 +107,11 @@ def _of_file(name: str) -> Weightless:
     path = Path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
-    tensors = read_gguf_sizes(path) if path.suffix == SUFFIX else read_header(path)
     if path.suffix == SUFFIX:
+        tensors = read_gguf_header(path, is_whole=False)
         held = sum(end - start for start, end in (about["data_offsets"] for about in tensors.values()))
         return replace(model, gguf_bytes=held, gguf_of=contents.entry)
-    if number := sum(about["dtype"].startswith("F8") for about in tensors.values()):
+    if number := sum(about["dtype"].startswith("F8") for about in read_header(path).values()):
         note = (
             f"{path.name} has {number} tensors in fp8, which are loaded and computed with in {model.dtype}: counted as "
             "such; the recipe quantize(fp8) keeps the denoiser's in eight bits"
@@ -159,7 +145,9 @@ def _of_folder(name: str, located: LocatedModel) -> Weightless:
         if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
             raise UnknownModel(f"{located.folder}: {index['_class_name']} is not a pipeline of diffusers")
         with reading(located.folder, problem=f"cannot be built as a {kind.__name__}"):
-            return _without_bars(kind(**parts))
+            pipe = kind(**parts)
+            pipe.set_progress_bar_config(disable=True)
+            return pipe
 
     def build_tiny() -> Any:
         assert isinstance(tiny, Path)  # of a folder or an embedded model
@@ -270,11 +258,6 @@ def _in_dtype(module: Any, dtype: str) -> Any:
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
     # Not diffusers' own `to`, which warns about modules that it keeps in fp32.
     return torch.nn.Module.to(module, "meta", kinds[dtype])
-
-
-def _without_bars(pipe: Any) -> Any:
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def _is_folder(name: str) -> bool:

@@ -200,9 +200,11 @@ def _add_models(app: FastAPI) -> None:
         return _model(request.app.state.pool, settings)
 
     @app.get("/", response_class=HTMLResponse)
-    async def page() -> HTMLResponse:
+    async def drawing_page() -> HTMLResponse:
         """A page to draw with."""
-        text = resources.files("vivace.serve.http").joinpath("templates", "page.html").read_text("utf-8")
+        page = resources.files("vivace.serve.http").joinpath("templates", "page.html").read_text("utf-8")
+        style = resources.files("vivace.answers").joinpath("templates", "style.css").read_text("utf-8")
+        text = page.replace("/* style.css of the other pages */", style)
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
 
 

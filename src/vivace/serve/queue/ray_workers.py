@@ -138,6 +138,7 @@ class RayWorker:
         """The call of the last message."""
         self._folder = Path()
         self._end: str | None = None
+        self.pid: int | None = None
         self.started_at = 0.0
 
     async def start(self) -> None:

@@ -44,8 +44,9 @@ _LOOK_S = 1.0
 
 
 class Worker(Protocol):
-    """A worker process, here or on another machine; `started_at` is the `time.monotonic()` of its start."""
+    """A worker process, here or on another machine (`pid` is None); `started_at` is its start by `time.monotonic()`."""
 
+    pid: int | None
     started_at: float
 
     async def start(self) -> None: ...

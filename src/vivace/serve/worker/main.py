@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def _import_libraries() -> None:
-    from vivace.benchmark.rounds.driver import without_cuda_init
+    from vivace.measure.machine import without_cuda_init
 
     gc.disable()  # nothing of it is garbage, and looking for some takes a seventh of the time
     import vivace.serve.worker.warm_session  # noqa: F401 - before diffusers, whose loading of foreign code it disables
@@ -193,7 +193,7 @@ def _import_model(name: str) -> None:
     import diffusers
     import transformers
 
-    from vivace.benchmark.rounds.driver import without_cuda_init
+    from vivace.measure.machine import without_cuda_init
     from vivace.models.find import find_model
     from vivace.models.repository import read_index
 

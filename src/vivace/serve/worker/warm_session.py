@@ -332,8 +332,7 @@ def check_fits(
     that it needs grew with the square of the pixels. What cannot be predicted is loaded.
     """
     from vivace.runtime.memory.fit import RESERVE_BYTES, fits
-    from vivace.runtime.memory.footprints import footprints
-    from vivace.runtime.memory.remembered import predicted
+    from vivace.runtime.memory.remembered import footprints, predicted
     from vivace.runtime.memory.weightless import find_weightless
 
     width, height = max(sizes, key=lambda size: size[0] * size[1], default=(None, None))

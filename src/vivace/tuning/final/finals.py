@@ -28,11 +28,12 @@ from vivace.foundation.stats import MIN_GROUPS, Gate, Interval
 from vivace.foundation.stats.intervals import student_t
 from vivace.foundation.stats.sequential import sure_of_each
 from vivace.models.find import LocatedModel
-from vivace.models.further_prompts import FURTHER_PROMPTS
+from vivace.models.prompts import FURTHER_PROMPTS
 from vivace.recipes.recipe import Recipe
-from vivace.report.fidelity import SURE_FAIL, SURE_PASS, Fidelity
+from vivace.report.fidelity import Fidelity
 from vivace.report.quality_gate import Judgement, judge_figures
 from vivace.report.rows import Row, rows_of
+from vivace.report.variety import SURE_FAIL, SURE_PASS
 from vivace.tuning.search.results import recipe_of
 from vivace.tuning.settings import ImageRequest
 

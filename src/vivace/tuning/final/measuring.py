@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from vivace.answers.formatting import size
 from vivace.benchmark import Study, Timing, WorkloadRequest, run_study
-from vivace.benchmark.deadline import Deadline
-from vivace.benchmark.progress import Forwarding
-from vivace.benchmark.rounds.planned import predict_by_worker
+from vivace.benchmark.progress import Deadline, Forwarding
 from vivace.benchmark.rounds.support import ask_support
+from vivace.benchmark.rounds.work import predict_by_worker
 from vivace.benchmark.run_settings import RunSettings
-from vivace.benchmark.store.invocation import Invocation, Purpose
+from vivace.benchmark.store.compared import Invocation, Purpose
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.recipe_syntax import BASELINE

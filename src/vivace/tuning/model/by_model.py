@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -116,7 +116,8 @@ class ModelSampler:
     ) -> list[tuple[float, float]]:
         """Return the mean and the standard deviation of each recipe's gain."""
         self.learn(history)
-        return self.gain.figures(recipes)
+        mean, sd = self.gain.estimate(recipes)
+        return list(zip(map(float, mean), map(float, sd), strict=True))
 
     def learn(self, history: Sequence[Result]) -> None:
         """Fit the model to the measured results."""
@@ -155,7 +156,11 @@ class ModelSampler:
             (math.log(o.peak_bytes) for o in measured if o.recipe.is_baseline and o.peak_bytes), None
         )
         if self._base_memory is not None:
-            self.memory.learn([*self._measured_memory(measured), *self._predicted_memory(measured_recipes)])
+            peaks = {recipe: peak for recipe, peak in self.peaks.items() if peak}
+            base, known = peaks.get(Recipe()), measured_recipes
+            logs = {r.recipe: math.log(r.peak_bytes) - self._base_memory for r in measured if r.peak_bytes}
+            logs |= {r: math.log(peak / base) for r, peak in peaks.items() if base and r not in known}
+            self.memory.learn([Datum(recipe, value, _PEAK_ERROR) for recipe, value in logs.items()])
 
     def _refit(self, history: Sequence[Result]) -> None:
         self.learn(history)
@@ -163,19 +168,6 @@ class ModelSampler:
 
     def _read(self, history: Sequence[Result]) -> Sequence[Result]:
         return history if self.space.objective.measures_memory else over_the_usual_baseline(history)
-
-    def _measured_memory(self, measured: Sequence[Result]) -> Iterator[Datum]:
-        for result in measured:
-            if result.peak_bytes:
-                yield Datum(
-                    result.recipe, math.log(result.peak_bytes) - (self._base_memory or 0.0), _PEAK_ERROR
-                )
-
-    def _predicted_memory(self, measured_recipes: set[Recipe]) -> Iterator[Datum]:
-        base = self.peaks.get(Recipe())
-        for recipe, peak in self.peaks.items():
-            if peak and base and recipe not in measured_recipes:
-                yield Datum(recipe, math.log(peak / base), _PEAK_ERROR)
 
     def ask(self, history: Sequence[Result], number: int) -> list[Recipe]:
         """Return up to `number` recipes that are not in the history; none if there is nothing left to try."""
@@ -196,7 +188,14 @@ class ModelSampler:
         self._tested = set().union(*map(texts_of, [*measured, self.space.base()]))
         self._tested |= {part for recipe in measured for technique in recipe for part in parts_of(technique)}
         self._tested_names = {technique.name for recipe in measured for technique in recipe}
-        pool = self.space.pool(self._draw, [self.space.base(), *around])
+        pool = self.space.pool(
+            lambda recipes: (
+                self.gain.draws(recipes, self.rng, 1)[0]
+                + np.log(self._chance(recipes))
+                - 100.0 * self._unknown(recipes)
+            ),
+            [self.space.base(), *around],
+        )
         pool += self.space.pool(lambda recipes: self._score(recipes, best), [])
         known = [*self._elsewhere, *(datum for datum in self._captured if datum.value > WAITS)]
         pool += [datum.recipe for datum in known if self.space.holds(datum.recipe)]
@@ -374,10 +373,6 @@ class ModelSampler:
             or is_usual(technique)
             for technique in recipe
         )
-
-    def _draw(self, recipes: list[Recipe]) -> Array:
-        scores: Array = self.gain.draw(recipes, self.rng) + np.log(self._chance(recipes))
-        return scores - 100.0 * self._unknown(recipes)
 
     def _score(self, recipes: list[Recipe], best: float) -> Array:
         mean, sd = self.gain.estimate(recipes)

@@ -118,11 +118,6 @@ class Regression:
         variance = variance - np.einsum("ij,ij->i", weights, cross)
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
-    def draw(self, recipes: Sequence[Recipe], rng: np.random.Generator) -> Array:
-        """Draw one posterior sample of the recipes' figures."""
-        sample: Array = self.draws(recipes, rng, 1)[0]
-        return sample
-
     def draws(self, recipes: Sequence[Recipe], rng: np.random.Generator, number: int) -> Array:
         """Draw posterior samples of the recipes' figures (samples, recipes) by Matheron's rule."""
         design = self._matrix([datum.recipe for datum in self._data])
@@ -151,11 +146,6 @@ class Regression:
             if datum.recipe in place:
                 same[place[datum.recipe], k] = 1.0
         return same
-
-    def figures(self, recipes: Sequence[Recipe]) -> list[tuple[float, float]]:
-        """Return the mean and the standard deviation of the figure of each recipe, as plain numbers."""
-        means, deviations = self.estimate(recipes)
-        return [(float(mean), float(sd)) for mean, sd in zip(means, deviations, strict=True)]
 
     def _inverted(self, design: Array, variances: Array) -> Array:
         """Return the inverse of the covariance of the data; it is kept until new data are learnt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from statistics import NormalDist
 from typing import Any, Protocol
@@ -176,39 +176,47 @@ def result_of_row(
         return None
     if row.record.outcome is not Outcome.MEASURED or row.latency is None or baseline.latency is None:
         return Result(recipe, row.record.outcome, rung, reason=row.record.reason)
-    seconds, before = (_full_s(result, steps_left) for result in (row, baseline))
-    peak = None if row.memory is None else float(row.memory.peak_bytes)
-    gain, error = math.log(before / seconds), _error(row)
-    if objective.measures_memory:
-        if peak is None or baseline.memory is None:
-            return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
-        gain, error = math.log(baseline.memory.peak_bytes / peak), _LEAST_ERROR
-    judgement = None if row.is_baseline else row.judgement
+    seconds, before = (
+        latency.median.point + steps_left * of.stages_s.get("steps", 0.0)
+        for of, latency in ((row, row.latency), (baseline, baseline.latency))
+    )
     slack, slack_error, luck = (
         (None, _PROVEN_ERROR, _LUCK)
         if row.is_baseline
         else slack_of(row, row.limits, final_prompts, sure, of_the_final=rung is Rung.FINAL)
     )
-    return Result(
+    low = None if row.speedup is None else row.speedup.low
+    error = max(
+        _log_error(row.speedup, _UNKNOWN_ERROR), _DISTURBED_ERROR if row.is_disturbed else _LEAST_ERROR
+    )
+    result = Result(
         recipe=recipe,
         outcome=Outcome.MEASURED,
         rung=rung,
-        gain=gain,
-        error=error,
+        gain=math.log(before / seconds),
+        error=min(error, 0.3),
         slack=slack,
         slack_error=slack_error,
         luck=luck,
         images=0 if row.fidelity is None else row.fidelity.num_pictures,
-        own_error=0.0 if objective.measures_memory else _own_error(row.latency.median),
+        own_error=_log_error(row.latency.median, 0.0),
         busy_share=None if row.gpu_busy_s is None else row.gpu_busy_s / row.latency.median.point,
-        gate=Gate.PASSED if row.is_baseline else None if judgement is None else judgement.gate,
         seconds=seconds,
-        peak_bytes=peak,
+        peak_bytes=None if row.memory is None else float(row.memory.peak_bytes),
         first_call_s=row.first_call_s,
         stages_s=tuple((row.stages_s or {}).items()),
-        reason=None if judgement is None else judgement.reason,
-        least_gain=None if objective.measures_memory else _least_gain(row),
+        least_gain=None if low is None else math.log(low) if low > 0 else -math.inf,
     )
+    if row.is_baseline:
+        result = replace(result, gate=Gate.PASSED)
+    elif row.judgement is not None:
+        result = replace(result, gate=row.judgement.gate, reason=row.judgement.reason)
+    if not objective.measures_memory:
+        return result
+    if not result.peak_bytes or baseline.memory is None:
+        return Result(recipe, Outcome.UNSUPPORTED, rung, reason="its memory could not be measured")
+    gain = math.log(baseline.memory.peak_bytes / result.peak_bytes)
+    return replace(result, gain=gain, error=_LEAST_ERROR, own_error=0.0, least_gain=None)
 
 
 def recipe_of(record: Record) -> Recipe | None:
@@ -217,12 +225,6 @@ def recipe_of(record: Record) -> Recipe | None:
         return Recipe.from_spec(record.trial.recipe)
     except RecipeError:
         return None
-
-
-def _least_gain(row: Row) -> float | None:
-    if row.speedup is None or row.speedup.low is None:
-        return None
-    return math.log(row.speedup.low) if row.speedup.low > 0 else -math.inf
 
 
 def slack_of(
@@ -291,27 +293,11 @@ def expected_low(
     return bounds.point - at_the_end, max(_PROVEN_ERROR, error), luck
 
 
-def _full_s(row: Row, steps_left: float) -> float:
-    assert row.latency is not None
-    return row.latency.median.point + steps_left * row.stages_s.get("steps", 0.0)
-
-
-def _error(row: Row) -> float:
-    """Return the standard error of the logarithm of a row's speed-up."""
-    ratio = row.speedup
-    if ratio is None or ratio.low is None or ratio.high is None or ratio.low <= 0:
-        error = _UNKNOWN_ERROR
-    else:
-        error = math.log(ratio.high / ratio.low) / (2 * 1.96)
-    if row.is_disturbed:
-        error = max(error, _DISTURBED_ERROR)
-    return min(max(error, _LEAST_ERROR), 0.3)
-
-
-def _own_error(seconds: Interval) -> float:
-    if seconds.low is None or seconds.high is None or seconds.low <= 0:
-        return 0.0
-    return math.log(seconds.high / seconds.low) / (2 * 1.96)
+def _log_error(interval: Interval | None, unknown: float) -> float:
+    """Return the standard error of the logarithm of what a 95 % interval is of."""
+    if interval is None or interval.low is None or interval.high is None or interval.low <= 0:
+        return unknown
+    return math.log(interval.high / interval.low) / (2 * 1.96)
 
 
 def latest(history: Sequence[Result]) -> dict[Recipe, Result]:

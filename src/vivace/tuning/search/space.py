@@ -201,12 +201,6 @@ class Space:
                 recipe = recipes[0]
         return recipe
 
-    def singles(self) -> list[Recipe]:
-        """Return the recipes of one option added to the kept ones."""
-        base = self.base()
-        recipes = (with_option(base, option) for option in self.options)
-        return [recipe for recipe in dict.fromkeys(recipes) if recipe is not None and self.holds(recipe)]
-
     def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
         """Yield the recipes with one technique less, one more, or one swapped for another option."""
         for technique in recipe:

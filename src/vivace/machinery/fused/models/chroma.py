@@ -13,27 +13,24 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import nn
 
-from vivace.machinery.fused.block_forward import BlockForward
+from vivace.machinery.fused.block_forward import FusedForward
 from vivace.machinery.fused.block_weights import FusedBlocks, of_image
-from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.hoisted_blocks import FirstBlock
 from vivace.machinery.fused.models.flux import FLUX
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
-from vivace.machinery.fused.operations import Places
 
 CHROMA = replace(FLUX, modulations=None)
 
 
-class ChromaForward:
+class ChromaForward(FusedForward):
     """Replaces a transformer's forward; the embedders, what makes the modulations, the last norm and projection
     stay."""
 
     def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
-        self.num_calls = 0
-        self._transformer = transformer
+        super().__init__(transformer, fused)
         self._order = _order(len(fused.doubles), len(fused.singles))
-        self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
 
     def __call__(
         self,
@@ -52,7 +49,6 @@ class ChromaForward:
         refuse_controlnet(controlnet_block_samples, controlnet_single_block_samples)
         refuse_extras(joint_attention_kwargs)
         transformer, dtype = self._transformer, hidden_states.dtype
-        self.num_calls += 1
         image = transformer.x_embedder(hidden_states)
         text = transformer.context_embedder(encoder_hidden_states)
         vectors = transformer.distilled_guidance_layer(self._inputs(timestep.to(dtype) * 1000))
@@ -64,7 +60,7 @@ class ChromaForward:
             mask = attention_mask[:, None, None, :] * attention_mask[:, None, :, None]
             mask = mask.to(image.dtype) if mask.is_floating_point() else mask
         image = self._blocks(text, image, rope, modulations, mask)
-        image = transformer.proj_out(transformer.norm_out(image, vectors[:, -2:])).to(dtype)
+        image = self._predicted(image, vectors[:, -2:], dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def _inputs(self, timestep: torch.Tensor) -> torch.Tensor:
@@ -87,16 +83,12 @@ def _order(num_doubles: int, num_singles: int) -> list[slice]:
     return [*(slice(start, start + half) for start in starts), slice(0, image)]
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     embedders = transformer.x_embedder, transformer.context_embedder, transformer.distilled_guidance_layer
-    for layer in embedders:
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
+    cast_inputs(cast_last, *embedders)
     lists = transformer.transformer_blocks, transformer.single_transformer_blocks
     counts, first = [len(blocks) for blocks in lists], lists[0][0].norm1
-    fused = FusedBlocks(transformer, CHROMA, quantize, bounded, places)
+    fused = FusedBlocks(transformer, CHROMA, how)
     lists[0].append(FirstBlock(first))
     for blocks, count in zip(lists, counts, strict=True):
         # diffusers' forward, which step caches call, finds a block's modulations by how many blocks there are.

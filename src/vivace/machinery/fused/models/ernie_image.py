@@ -15,11 +15,10 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import cast_all, cast_last
+from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import Places
 
 _TEXTS = 2
 """Lengths of texts that are remembered."""
@@ -48,15 +47,13 @@ class ErnieChain(BlockChain):
         norms: what is multiplied by the norms of attention's and the MLP's inputs, (blocks, 2, channels).
     """
 
-    def __init__(
-        self, blocks: Sequence[Any], quantize: bool, bounded: Sequence[bool], places: Places
-    ) -> None:
+    def __init__(self, blocks: Sequence[Any], how: Fusing) -> None:
         first = blocks[0]
         heads, eps = first.self_attention.heads, (first.adaLN_sa_ln.eps, first.self_attention.norm_q.eps)
-        super().__init__(blocks, ERNIE, (heads, heads), eps, quantize, bounded, places)
+        super().__init__(blocks, ERNIE, (heads, heads), eps, how)
         self.adaLN_sa_ln = first.adaLN_sa_ln
         norms = [torch.stack([block.adaLN_sa_ln.weight, block.adaLN_mlp_ln.weight]) for block in blocks]
-        self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
+        self.register_buffer("norms", torch.stack(norms).detach().float().to(how.places.home))
 
     def forward(
         self,
@@ -122,15 +119,11 @@ class TextTrim:
         return longest
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
-    transformer.x_embedder.register_forward_pre_hook(cast_all)
-    for layer in (transformer.text_proj, transformer.time_embedding):
-        if layer is not None:
-            layer.register_forward_pre_hook(cast_last)
-    chain = ErnieChain([*transformer.layers], quantize, bounded, places)
+    cast_inputs(cast_all, transformer.x_embedder)
+    cast_inputs(cast_last, transformer.text_proj, transformer.time_embedding)
+    chain = ErnieChain([*transformer.layers], how)
     transformer.register_forward_pre_hook(TextTrim(chain.pads), with_kwargs=True)
     take_blocks(transformer, "layers", chain)
     return FusedTransformer(True, lambda: chain.num_calls)

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
-from vivace.machinery.fused.block_forward import BlockForward, Exchange
+from vivace.machinery.fused.block_forward import Exchange
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, of_image, projections
-from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
-from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
-from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
+from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks, HoistedForward
 
 
 def _double(block: Any) -> BlockLayers:
@@ -48,20 +47,11 @@ def _modulations(block: Any) -> list[Any]:
 FLUX = FusedArchitecture("gelu", _double, _single, _modulations)
 
 
-class FluxForward:
+class FluxForward(HoistedForward):
     """Replaces a transformer's forward; the embedders, the last norm and projection stay diffusers'."""
-
-    def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
-        self.num_calls = 0
-        self._transformer = transformer
-        self._modulations = fused.modulations
-        self._blocks = BlockForward(
-            fused.blocks, transformer.inner_dim, transformer.config.num_attention_heads
-        )
 
     @property
     def exchange(self) -> Exchange | None:
-        """See `BlockForward`."""
         return self._blocks.exchange
 
     @exchange.setter
@@ -86,14 +76,13 @@ class FluxForward:
         refuse_controlnet(controlnet_block_samples, controlnet_single_block_samples)
         refuse_extras(joint_attention_kwargs)
         transformer = self._transformer
-        self.num_calls += 1
         image = transformer.x_embedder(hidden_states.bfloat16())
         text = transformer.context_embedder(encoder_hidden_states.bfloat16())
         conditions, embedding = self.inputs_of(timestep, guidance, pooled_projections, hidden_states.dtype)
         ids = torch.cat([of_image(txt_ids), of_image(img_ids)])
         rope = self._blocks.rope(ids)
         image = self._blocks(text, image, rope, self._modulate(conditions, embedding))
-        image = transformer.proj_out(transformer.norm_out(image, embedding)).to(hidden_states.dtype)
+        image = self._predicted(image, embedding, hidden_states.dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def inputs_of(
@@ -127,16 +116,11 @@ class FluxForward:
         return self.exchange.modulations(lambda: modulations(conditions, embedding), like)
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
-    for layer in (transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed):
-        # Step caches call diffusers' forward, which gives these what the pipeline has, in any dtype. Of the embeddings
-        # of time and guidance the last input is the text, which decides their dtype.
-        layer.register_forward_pre_hook(cast_last)
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
+    cast_inputs(cast_last, transformer.x_embedder, transformer.context_embedder, transformer.time_text_embed)
     has_doubles = len(transformer.transformer_blocks) > 0
     num_inputs = 2 + transformer.config.pooled_projection_dim
-    fused = HoistedBlocks(transformer, FLUX, num_inputs, quantize, bounded, places)
+    fused = HoistedBlocks(transformer, FLUX, num_inputs, how)
     if has_doubles:
         transformer.transformer_blocks.append(FirstBlock(FirstNorm(fused.modulations)))
     return fused.hoist(transformer, pipe, FluxForward(transformer, fused))

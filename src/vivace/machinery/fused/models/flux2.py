@@ -13,7 +13,7 @@ import torch
 from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModelOutput
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward
+from vivace.machinery.fused.block_forward import FusedForward
 from vivace.machinery.fused.block_weights import (
     BlockLayers,
     FusedArchitecture,
@@ -21,10 +21,9 @@ from vivace.machinery.fused.block_weights import (
     of_image,
     projections,
 )
-from vivace.machinery.fused.calls import cast_last, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.hoisted_blocks import FirstBlock
-from vivace.machinery.fused.operations import Places
 
 
 def _double(block: Any) -> BlockLayers:
@@ -52,14 +51,9 @@ def _single(block: Any) -> BlockLayers:
 FLUX2 = FusedArchitecture("swiglu", _double, _single, shares_modulations=True)
 
 
-class Flux2Forward:
+class Flux2Forward(FusedForward):
     """Replaces a transformer's forward; the embedders, the modulations, the last norm and projection stay
     diffusers'."""
-
-    def __init__(self, transformer: Any, fused: FusedBlocks) -> None:
-        self.num_calls = 0
-        self._transformer = transformer
-        self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
 
     def __call__(
         self,
@@ -83,7 +77,6 @@ class Flux2Forward:
             )
         refuse_extras(joint_attention_kwargs)
         transformer, dtype = self._transformer, hidden_states.dtype
-        self.num_calls += 1
         image = transformer.x_embedder(hidden_states)
         text = transformer.context_embedder(encoder_hidden_states)
         scale = None if guidance is None else guidance.to(dtype) * 1000
@@ -91,7 +84,7 @@ class Flux2Forward:
         modulations = torch.cat([modulate(embedding) for modulate in self._modulations()], dim=1)
         ids = torch.cat([of_image(txt_ids), of_image(img_ids)])
         image = self._blocks(text, image, self._blocks.rope(ids), modulations)
-        image = transformer.proj_out(transformer.norm_out(image, embedding)).to(dtype)
+        image = self._predicted(image, embedding, dtype)
         return Flux2Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def _modulations(self) -> tuple[Any, ...]:
@@ -100,9 +93,7 @@ class Flux2Forward:
         return of.double_stream_modulation_img, of.double_stream_modulation_txt, of.single_stream_modulation
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     embed = transformer.time_guidance_embed
     embedders = (
         transformer.x_embedder,
@@ -110,12 +101,9 @@ def _fuse(
         embed.timestep_embedder,
         embed.guidance_embedder,
     )
-    for layer in embedders:
-        if layer is not None:
-            # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-            layer.register_forward_pre_hook(cast_last)
+    cast_inputs(cast_last, *embedders)
     first = transformer.transformer_blocks[0].norm1 if len(transformer.transformer_blocks) else None
-    fused = FusedBlocks(transformer, FLUX2, quantize, bounded, places)
+    fused = FusedBlocks(transformer, FLUX2, how)
     if first is not None:
         transformer.transformer_blocks.append(FirstBlock(first))
     transformer.forward = forward = Flux2Forward(transformer, fused)

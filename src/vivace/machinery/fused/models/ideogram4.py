@@ -15,12 +15,11 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import cast_all, cast_all_named, refuse_extras
+from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_extras
 from vivace.machinery.fused.chain import take_blocks
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
 from vivace.machinery.fused.models.z_image import SANDWICH, SandwichChain
-from vivace.machinery.fused.operations import Places
 
 _PADDING = -1
 """The segment of padding."""
@@ -136,15 +135,12 @@ def _in_own_dtype(
     return args, kwargs | {"timestep": kwargs["timestep"].to(module.dtype)}
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
     dropped = DroppedTokens()
     transformer.register_forward_pre_hook(dropped.before, with_kwargs=True)
     transformer.register_forward_hook(dropped.after, with_kwargs=True)
-    for layer in (transformer.input_proj, transformer.llm_cond_norm, transformer.t_embedding.mlp_in):
-        layer.register_forward_pre_hook(cast_all)
+    cast_inputs(cast_all, transformer.input_proj, transformer.llm_cond_norm, transformer.t_embedding.mlp_in)
     transformer.final_layer.register_forward_pre_hook(cast_all_named, with_kwargs=True)
     if (other := getattr(pipe, "unconditional_transformer", None)) is not None:
         # The pipeline gives both the timestep in the first one's dtype, which is bf16 now.
@@ -153,7 +149,7 @@ def _fuse(
     modulations = [block.adaln_modulation for block in blocks]
     heads = transformer.config.num_attention_heads
     form = replace(SANDWICH, layers=_layers)
-    chain = IdeogramChain(blocks, form, heads, modulations, quantize, bounded, places)
+    chain = IdeogramChain(blocks, form, heads, modulations, how)
     take_blocks(transformer, "layers", chain)
     counts = {"denoiser.padding_left_out": lambda: dropped.num_dropped}
     return FusedTransformer(True, lambda: chain.num_calls, counts)

@@ -16,11 +16,10 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, projections
-from vivace.machinery.fused.calls import cast_all, cast_last, refuse_extras
+from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last, refuse_extras
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import Places
 
 _TEXTS = 2
 """Masks that are remembered: of guidance's two calls."""
@@ -105,18 +104,16 @@ class ModulatedChain(BlockChain):
         norms: what is multiplied by the norms of attention's and the MLP's inputs, (blocks, 2, channels).
     """
 
-    def __init__(
-        self, blocks: Sequence[Any], quantize: bool, bounded: Sequence[bool], places: Places
-    ) -> None:
+    def __init__(self, blocks: Sequence[Any], how: Fusing) -> None:
         first, attention = blocks[0], blocks[0].attn
         heads = attention.num_heads, attention.num_kv_heads
         eps = first.norm1.eps, attention.norm_q.eps
-        super().__init__(blocks, KREA2, heads, eps, quantize, bounded, places)
+        super().__init__(blocks, KREA2, heads, eps, how)
         self.norm1, self.scale_shift_table = first.norm1, first.scale_shift_table
         tables = torch.stack([block.scale_shift_table for block in blocks])
         norms = torch.stack([torch.stack([block.norm1.weight, block.norm2.weight]) for block in blocks])
-        self.register_buffer("tables", tables.detach().float().to(places.home))
-        self.register_buffer("norms", norms.detach().float().to(places.home) + 1)
+        self.register_buffer("tables", tables.detach().float().to(how.places.home))
+        self.register_buffer("norms", norms.detach().float().to(how.places.home) + 1)
 
     def forward(
         self,
@@ -148,14 +145,12 @@ class ModulatedChain(BlockChain):
         return vectors
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
-    transformer.img_in.register_forward_pre_hook(cast_last)
-    transformer.text_fusion.register_forward_pre_hook(cast_all)
+    cast_inputs(cast_last, transformer.img_in)
+    cast_inputs(cast_all, transformer.text_fusion)
     transformer.time_embed.register_forward_pre_hook(_in_bf16, with_kwargs=True)
-    chain = ModulatedChain([*transformer.transformer_blocks], quantize, bounded, places)
+    chain = ModulatedChain([*transformer.transformer_blocks], how)
     dropped = DroppedPadding(chain.pads)
     transformer.register_forward_pre_hook(dropped, with_kwargs=True)
     take_blocks(transformer, "transformer_blocks", chain)

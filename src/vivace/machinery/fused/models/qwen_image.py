@@ -19,13 +19,11 @@ from torch import nn
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
 from vivace.machinery.compilation.prompt_lengths import padded_length
-from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
-from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
-from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
+from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks, HoistedForward
 from vivace.machinery.fused.modulations import OF_DOUBLE, Modulations
-from vivace.machinery.fused.operations import Places
 
 
 def _double(block: Any) -> BlockLayers:
@@ -75,17 +73,13 @@ class QwenImageFirstBlock(nn.Module):
         return normed * (1 + scale) + shift, gate
 
 
-class QwenImageForward:
+class QwenImageForward(HoistedForward):
     """Replaces a transformer's forward; the embedders, positions, the last norm and projection stay diffusers'."""
 
     def __init__(self, transformer: Any, fused: HoistedBlocks, pads: bool) -> None:
-        self.num_calls = 0
-        self._transformer, self.pads = transformer, pads
+        super().__init__(transformer, fused)
+        self.pads = pads
         self._text_last = fused.blocks.architecture.text_last
-        self._modulations = fused.modulations
-        self._blocks = BlockForward(
-            fused.blocks, transformer.inner_dim, transformer.config.num_attention_heads
-        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compute(*args, **(kwargs if args else self.padded(kwargs)))
@@ -124,7 +118,6 @@ class QwenImageForward:
         assert timestep is not None
         refuse_extras(attention_kwargs)
         transformer, dtype = self._transformer, hidden_states.dtype
-        self.num_calls += 1
         image = transformer.img_in(hidden_states)
         text = transformer.txt_in(transformer.txt_norm(encoder_hidden_states))
         num_still = self._num_still(img_shapes, len(image))
@@ -135,7 +128,7 @@ class QwenImageForward:
         mask = self._mask(encoder_hidden_states_mask, image)
         streams = self._in_order(text, image)
         image = self._blocks(*streams, rope, modulations, mask, num_still, num_keys)
-        image = transformer.proj_out(transformer.norm_out(image, embedding[: len(image)])).to(dtype)
+        image = self._predicted(image, embedding[: len(image)], dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
     def inputs_of(
@@ -181,19 +174,15 @@ def _unsuited(transformer: Any) -> str | None:
     return None
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
-    for layer in (transformer.img_in, transformer.txt_norm):
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
+    cast_inputs(cast_last, transformer.img_in, transformer.txt_norm)
     first = transformer.transformer_blocks[0].img_norm1
     # Of images to be edited, the tokens are split by their timestep, where they are the last.
     architecture = TEXT_FIRST if transformer.config.zero_cond_t else TEXT_LAST
-    fused = HoistedBlocks(transformer, architecture, 1, quantize, bounded, places)
+    fused = HoistedBlocks(transformer, architecture, 1, how)
     norm = QwenImageFirstBlock(fused.modulations, first, layer=int(architecture.text_last))
     transformer.transformer_blocks.append(norm)
-    pads = architecture.text_last and all(bounded) and takes_padding()
+    pads = architecture.text_last and all(how.bounded) and takes_padding()
     forward = QwenImageForward(transformer, fused, pads)
     return fused.hoist(transformer, pipe, forward, reads_text=False, with_zero=transformer.config.zero_cond_t)
 

@@ -26,11 +26,11 @@ from vivace.machinery.compilation.captured import never_written_again
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
-from vivace.machinery.fused.calls import cast_last
+from vivace.machinery.fused.calls import cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, Tables, take_blocks
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import AttentionScales, Places, Rows
+from vivace.machinery.fused.operations import AttentionScales, Rows
 from vivace.machinery.kernels.reference import TokenLayout, from_joint, to_joint
 
 Segment = tuple[int, int, bool]
@@ -80,11 +80,9 @@ class Prefix:
 
     @property
     def is_computed(self) -> bool:
-        """Whether this step computes the prefix's tokens."""
         return self.segments is not None
 
     def keep(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep the prefix's part of a block's keys and values, if later steps need them."""
         if not self.is_kept:
             return
         for kept, made in ((self.keys, keys), (self.values, values)):
@@ -150,11 +148,9 @@ class CausalChain(BlockChain):
 
     _modulate = QwenImage21TransformerBlock._modulate
 
-    def __init__(
-        self, blocks: Sequence[Any], num_heads: int, quantize: bool, bounded: Sequence[bool], places: Places
-    ) -> None:
+    def __init__(self, blocks: Sequence[Any], num_heads: int, how: Fusing) -> None:
         eps = blocks[0].img_norm1.eps, blocks[0].attn.norm_q.eps
-        super().__init__(blocks, CAUSAL, (num_heads, num_heads), eps, quantize, bounded, places)
+        super().__init__(blocks, CAUSAL, (num_heads, num_heads), eps, how)
         self.attn = SimpleNamespace(processor=QwenImage21AttnProcessor())
         self.img_norm1 = blocks[0].img_norm1
 
@@ -276,14 +272,11 @@ class QwenImage21Forward:
         return made
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
-    for layer in (transformer.img_in, transformer.txt_in):
-        layer.register_forward_pre_hook(cast_last)
+    cast_inputs(cast_last, transformer.img_in, transformer.txt_in)
     num_heads = transformer.config.num_attention_heads
-    chain = CausalChain([*transformer.transformer_blocks], num_heads, quantize, bounded, places)
+    chain = CausalChain([*transformer.transformer_blocks], num_heads, how)
     take_blocks(transformer, "transformer_blocks", chain)
     transformer.forward = QwenImage21Forward(transformer, chain)
     return FusedTransformer(True, lambda: chain.num_calls)

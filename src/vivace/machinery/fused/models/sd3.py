@@ -14,12 +14,10 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from vivace.errors import Unsupported
-from vivace.machinery.fused.block_forward import BlockForward
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
-from vivace.machinery.fused.calls import cast_last, refuse_controlnet, refuse_extras
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
-from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks
-from vivace.machinery.fused.operations import Places
+from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
+from vivace.machinery.fused.hoisted_blocks import FirstBlock, FirstNorm, HoistedBlocks, HoistedForward
 
 _GUIDED = 2
 """Rows of a batch for one image, with guidance."""
@@ -70,17 +68,9 @@ def _order(block: Any) -> list[int | None]:
 SD3 = FusedArchitecture("gelu", double=_double, modulations=_modulations, second=_second, order=_order)
 
 
-class Sd3Forward:
+class Sd3Forward(HoistedForward):
     """Replaces a transformer's forward; patches and positions, the embedders, the last norm and projection stay
     diffusers'."""
-
-    def __init__(self, transformer: Any, fused: HoistedBlocks) -> None:
-        self.num_calls = 0
-        self._transformer = transformer
-        self._modulations = fused.modulations
-        self._blocks = BlockForward(
-            fused.blocks, transformer.inner_dim, transformer.config.num_attention_heads
-        )
 
     def __call__(
         self,
@@ -101,13 +91,12 @@ class Sd3Forward:
             )
         refuse_extras(joint_attention_kwargs)
         transformer, dtype = self._transformer, hidden_states.dtype
-        self.num_calls += 1
         image = transformer.pos_embed(hidden_states)
         text = transformer.context_embedder(encoder_hidden_states)
         conditions, embedding = self.inputs_of(timestep, None, pooled_projections, dtype)
         modulations = self._modulations(conditions, embedding)
         image = self._blocks(text, image, self._no_rope(text, image), modulations)
-        image = transformer.proj_out(transformer.norm_out(image, embedding)).to(dtype)
+        image = self._predicted(image, embedding, dtype)
         image = self._unpatched(image, *hidden_states.shape[-2:])
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -144,14 +133,10 @@ def _unsuited(transformer: Any) -> str | None:
     return None
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
-    for layer in (transformer.pos_embed, transformer.context_embedder, transformer.time_text_embed):
-        # They get what the pipeline has, in any dtype; so they do where a step cache calls diffusers' forward.
-        layer.register_forward_pre_hook(cast_last)
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
+    cast_inputs(cast_last, transformer.pos_embed, transformer.context_embedder, transformer.time_text_embed)
     num_inputs = 1 + transformer.config.pooled_projection_dim
-    fused = HoistedBlocks(transformer, SD3, num_inputs, quantize, bounded, places, _GUIDED)
+    fused = HoistedBlocks(transformer, SD3, num_inputs, how, _GUIDED)
     transformer.transformer_blocks.append(FirstBlock(FirstNorm(fused.modulations)))
     return fused.hoist(transformer, pipe, Sd3Forward(transformer, fused), whole=1)
 

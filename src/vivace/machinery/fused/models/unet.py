@@ -85,7 +85,6 @@ class FusedBlock(nn.Module):
     def _normed(
         self, product: Product, x: torch.Tensor, branch: Branch | None, which: int, tokens: TokenLayout
     ) -> torch.Tensor:
-        """Add a branch to the stream, and return the product of a norm of it."""
         channels = x.shape[1]
         shift, scale = (Modulation(at * channels, at * channels) for at in (2 * which, 2 * which + 1))
         of_norm = None if self.scales is None else self.scales[which, :1]
@@ -104,7 +103,6 @@ class FusedBlock(nn.Module):
         return RowScaled(images.cross_attention(q, k, v, scale, self.text_out.room))
 
     def add(self, x: torch.Tensor, branch: Branch, tokens: TokenLayout) -> None:
-        """Add a branch to the stream."""
         operations.add_and_norm(x, branch, self.vectors.expand(tokens.batch, -1), None, tokens, None)
 
     def _branch(

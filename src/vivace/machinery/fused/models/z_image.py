@@ -6,6 +6,7 @@ Source: diffusers, ZImageTransformer2DModel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +14,11 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_weights import BlockLayers, projections
-from vivace.machinery.fused.calls import cast_all, cast_all_named, refuse_controlnet
+from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_controlnet
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
-from vivace.machinery.fused.forms import FusedForm, FusedTransformer
+from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_beside import LorasBeside
 from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
-from vivace.machinery.fused.operations import Places
 
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
@@ -52,19 +52,17 @@ class SandwichChain(BlockChain):
         form: ChainForm,
         num_heads: int,
         modulations: Sequence[nn.Linear],
-        quantize: bool,
-        bounded: Sequence[bool],
-        places: Places,
+        how: Fusing,
     ) -> None:
         first = blocks[0]
         eps = first.attention_norm1.eps, first.attention.norm_q.eps
-        super().__init__(blocks, form, (num_heads, num_heads), eps, quantize, bounded, places)
+        super().__init__(blocks, form, (num_heads, num_heads), eps, how)
         norms = [
             torch.stack([block.attention_norm1.weight, block.attention_norm2.weight,
                          block.ffn_norm1.weight, block.ffn_norm2.weight])
             for block in blocks
         ]  # fmt: skip
-        self.register_buffer("norms", torch.stack(norms).detach().float().to(places.home))
+        self.register_buffer("norms", torch.stack(norms).detach().float().to(how.places.home))
         self.modulation: nn.Linear | None = None
         self.attention_norm1 = first.attention_norm1
         self.loras = LorasBeside()
@@ -73,7 +71,7 @@ class SandwichChain(BlockChain):
             self.loras.add_layer(layer, layer.in_features, outputs)
         if modulations:
             self.first_modulation = _FirstModulation(modulations[0], self.loras)
-            self.modulation = _one_layer(modulations).to(places.home)
+            self.modulation = _one_layer(modulations).to(how.places.home)
 
     @property
     def lora_slots(self) -> list[LoraSlot]:
@@ -141,23 +139,20 @@ class _FirstModulation(nn.Module):
         return made if change is None else made + change
 
 
-def _fuse(
-    transformer: Any, pipe: Any, quantize: bool, bounded: tuple[bool, ...], places: Places
-) -> FusedTransformer:
+def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
     transformer.register_forward_pre_hook(_refuse_controlnet, with_kwargs=True)
-    for layer in (*transformer.all_x_embedder.values(), transformer.cap_embedder):
-        layer.register_forward_pre_hook(cast_all)
+    cast_inputs(cast_all, *transformer.all_x_embedder.values(), transformer.cap_embedder)
     for layer in transformer.all_final_layer.values():
         layer.register_forward_pre_hook(cast_all_named, with_kwargs=True)
-    made = []
+    made, bounded = [], how.bounded
     for name in FORM.chains:
         blocks = list(getattr(transformer, name))
-        of_chain, bounded = bounded[: len(blocks)], bounded[len(blocks) :]
+        of_chain, bounded = replace(how, bounded=bounded[: len(blocks)]), bounded[len(blocks) :]
         if not blocks:
             continue
         modulations = [block.adaLN_modulation[0] for block in blocks if block.modulation]
-        chain = ZImageChain(blocks, SANDWICH, transformer.n_heads, modulations, quantize, of_chain, places)
+        chain = ZImageChain(blocks, SANDWICH, transformer.n_heads, modulations, of_chain)
         take_blocks(transformer, name, chain)
         made.append(chain)
     return FusedTransformer(True, lambda: min(chain.num_calls for chain in made))

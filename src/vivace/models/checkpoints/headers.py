@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain, parse_json, reading
-from vivace.models.gguf_file import SUFFIX, read_gguf_header
+from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 
 _MAX_HEADER = 16_000_000
 """Most bytes of a header. Published headers have less than 1 MB; the format's own limit is 100 MB."""
@@ -45,23 +45,14 @@ _BITS = {
 
 
 def read_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Return each tensor's dtype ("F16"), shape and data_offsets, by name.
-
-    Raises:
-        UnusableModel: the file is not a safetensors file, incomplete, or its header contradicts itself.
-        Unsupported: it is a GGUF file, and the package gguf is not installed.
-    """
+    """Return each tensor's dtype ("F16"), shape and data_offsets, by name."""
     if path.suffix == SUFFIX:
         return read_gguf_header(path)
     return _read(path)[0]
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata that the writer of a safetensors file put into its header; empty for a GGUF file.
-
-    Raises:
-        UnusableModel: as `read_header`.
-    """
+    """Return the metadata that the writer of a safetensors file put into its header; empty for a GGUF file."""
     if path.suffix == SUFFIX:
         return {}
     metadata = _read(path)[1]
@@ -69,11 +60,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_tensor(path: Path, name: str, limit: int) -> bytes:
-    """Return the bytes of one tensor of a safetensors file, of at most `limit` bytes.
-
-    Raises:
-        UnusableModel: the file or the tensor cannot be read, or the tensor is larger.
-    """
+    """Return the bytes of one tensor of a safetensors file, of at most `limit` bytes."""
     tensors, _, start = _read(path)
     begin, end = tensors[name]["data_offsets"]
     if end - begin > limit:

@@ -5,18 +5,27 @@ Such a file has weights but no configuration and no tokenizers; those come from 
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vivace.architectures import CATALOGUE, FAMILIES, Family
-from vivace.architectures.files import Signature
+from vivace.architectures.files import FilePart, Signature
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import reading
+from vivace.models.checkpoints.gguf_file import (
+    FLOAT_TYPES,
+    KEPT_TYPES,
+    SUFFIX,
+    check_installed,
+    read_gguf_header,
+)
+from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.metadata import MARKERS, PredictionType, prediction_of
 from vivace.models.checkpoints.signatures import (
     SUPPORTED,
@@ -26,9 +35,6 @@ from vivace.models.checkpoints.signatures import (
     signature_of,
 )
 from vivace.models.checkpoints.weight_scales import Codes, codes_of, is_marker
-from vivace.models.checkpoints.whole_files import is_said_unused, roots_of
-from vivace.models.gguf_file import FLOAT_TYPES, KEPT_TYPES, SUFFIX, read_gguf_sizes
-from vivace.models.headers import read_header, read_metadata
 
 _FORMATS = {
     **dict.fromkeys((".ckpt", ".pt", ".pth", ".bin", ".pkl"), "a pickle"),
@@ -46,6 +52,20 @@ _SPELLINGS = {
     ".safetensor": ".safetensors",
     SUFFIX: SUFFIX,
 }
+_LEFTOVERS = (
+    "*.position_ids",
+    "*.logit_scale",
+    "*.spiece_model",
+    "first_stage_model.loss.*",
+    "first_stage_model.model_ema.*",
+    "first_stage_model.*.num_batches_tracked",
+    "cond_stage_model.transformer.text_projection*",
+    "cond_stage_model.model.text_projection",
+    "conditioner.embedders.0.transformer.text_projection*",
+    "text_encoders.*.text_projection*",
+    "text_encoders.t5xxl.transformer.encoder.embed_tokens.weight",  # the same as its shared.weight
+)
+"""Tensors that no network of the pipeline has, or that its authors' code does not use."""
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.(?:safetensors|gguf)$")
 
 
@@ -119,12 +139,12 @@ def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = Tr
         is_configured: whether the configuration of a pipeline lies beside it, which a model needs that the catalogue
             lacks.
         is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
-
-    Raises:
-        UnusableModel: it is damaged, or not a supported model, or its weights are stored in a way that is not read.
-        Unsupported: it is a GGUF file, and the package gguf is not installed.
     """
-    header = read_gguf_sizes(path) if path.suffix == SUFFIX and not is_loaded else read_header(path)
+    header = (
+        read_header(path) if is_loaded or path.suffix != SUFFIX else read_gguf_header(path, is_whole=False)
+    )
+    if path.suffix == SUFFIX and is_loaded:
+        check_installed(path)
     with reading(path, problem="is not a model that vivace knows", advice=SUPPORTED):
         return _contents_of(path, header, read_metadata(path), is_configured)
 
@@ -221,7 +241,7 @@ def _unused(tensors: Mapping[str, Any], denoiser: Mapping[str, str], family: Fam
         name
         for name in tensors
         if name not in denoiser
-        and (not name.startswith(parts) or is_said_unused(name))
+        and (not name.startswith(parts) or _is_said_unused(name))
         and not is_marker(name)
         and name.rpartition(".")[2] not in (*MARKERS, "edm_mean", "edm_std")
     ]
@@ -251,3 +271,56 @@ def _stored(path: Path, codes: Mapping[str, Codes], tensors: Mapping[str, Any]) 
         notes.append(f"{number} weights ({in_fp8} in fp8) are multiplied by their scales as they are loaded")
     notes += [f"{n} weights in {kind} are dequantised as they are loaded" for kind, n in kinds_of.items()]
     return "; ".join(notes)
+
+
+def roots_of(families: Iterable[Family]) -> tuple[str, ...]:
+    """Return the beginnings of the names of all tensors besides the denoiser's in whole files of families."""
+    rows = [row for family in families if family.files for row in family.files.signatures]
+    return tuple(dict.fromkeys(part.prefix.partition(".")[0] + "." for row in rows for part in row.parts))
+
+
+def _is_leftover(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _LEFTOVERS)
+
+
+def _is_said_unused(name: str) -> bool:
+    """Whether it is one to tell of: not positions, a copy of the embeddings, or what every file of SD 2 has."""
+    usual = (".position_ids", ".encoder.embed_tokens.weight", "cond_stage_model.model.text_projection")
+    return _is_leftover(name) and not name.endswith(usual)
+
+
+def check_parts(path: Path, parts: Iterable[FilePart], components: Mapping[str, Any]) -> None:
+    """Raise UnusableModel unless a whole file's VAE and text encoders have as many weights as the pipeline's.
+
+    diffusers leaves out what it does not know, so an encoder with more layers would draw other images without a word.
+
+    Args:
+        parts: all that the file has beside the denoiser.
+        components: of the pipeline, by name; their values are not read.
+    """
+    advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
+    header = read_header(path)
+    left = {name for name in header if name.startswith(roots_of(FAMILIES)) and not _is_leftover(name)}
+    for part in parts:
+        component = components.get(part.component)
+        if component is None:
+            continue
+        own = {name for name in left if name.startswith(part.prefix)}
+        left -= own
+        if part.lacks_last:
+            last = f"{part.prefix}transformer.resblocks.{component.config.num_hidden_layers}."
+            own = {name for name in own if not name.startswith(last)}
+        stored = sum(math.prod(header[name]["shape"]) for name in own)
+        expected = sum(
+            tensor.numel()
+            for name, tensor in component.state_dict().items()
+            if not name.endswith(("position_ids", "encoder.embed_tokens.weight"))
+        )
+        if stored != expected:
+            raise UnusableModel(
+                f"{path} has {stored:,} weights in its {part.component}, and its configuration {expected:,}; {advice}"
+            )
+    if left:
+        raise UnusableModel(
+            f"{path} has {len(left)} tensors more than its VAE and text encoders, such as {min(left)}; {advice}"
+        )

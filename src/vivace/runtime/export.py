@@ -17,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures.entry import Embedded, Hub, StoredPart
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
@@ -24,13 +25,16 @@ from vivace.foundation.untrusted.files import user_path
 from vivace.foundation.untrusted.image_files import open_image, open_mask
 from vivace.machinery.technique import Stage, Technique, call_parameters, without_clashes
 from vivace.machinery.technique.script import WIDTH, Script, literal, written_call
+from vivace.models.checkpoints.gguf_file import SUFFIX
 from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel
+from vivace.models.load import precision
 from vivace.models.model_files import component_class
+from vivace.models.pipeline_defaults import read_config
+from vivace.models.repository import INDEX, components_of
 from vivace.models.tasks import names_of, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
-from vivace.runtime.export.loading import check_loadable, loading
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
 from vivace.runtime.session import Session
@@ -115,10 +119,6 @@ def write_script(
         about: further lines of the script's docstring.
         workload: whose task it does; None for text.
         sources: the images that it opens.
-
-    Raises:
-        UsageError: a model with random weights.
-        Unsupported, NoEffect, UnusableModel: as for `vivace.load`.
     """
     check_loadable(located)
     steps: list[Step] = []
@@ -328,11 +328,7 @@ _CAST_BACK = """    if pipe.vae.dtype != own:
 
 
 def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
-    """Return the lines that make the pipeline draw noise in fp32.
-
-    Args:
-        encodes: whether it also encodes images, whose latents are sampled.
-    """
+    """Return the lines that make the pipeline draw noise in fp32."""
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
     comment = (
@@ -455,11 +451,7 @@ def spaced(blocks: Iterable[list[str]]) -> str:
 
 
 def source_files(located: LocatedModel, workload: Workload, request: WorkloadRequest) -> list[SourceFile]:
-    """Return the images that a script of this workload opens.
-
-    Raises:
-        UsageError: no file was given, or one that PIL's own conversion reads otherwise than vivace.
-    """
+    """Return the images that a script of this workload opens."""
     if workload.task == "text":
         return []
     names = names_of(located.pipeline, workload.task)
@@ -495,11 +487,7 @@ def _check_plain(source: SourceFile) -> None:
 
 
 def conversion(located: LocatedModel, workload: Workload) -> Script:
-    """Return lines that turn `pipe`, as the model is published, into the pipeline of the workload's task.
-
-    Raises:
-        Unsupported: the ControlNet has random weights, which only vivace makes.
-    """
+    """Return lines that turn `pipe`, as the model is published, into the pipeline of the workload's task."""
     kind = pipeline_of(located.pipeline, workload.task, located.model.name)
     if kind == located.pipeline:
         return Script()
@@ -542,3 +530,184 @@ def opening(files: Sequence[SourceFile], width: int, height: int) -> Script:
             f"    {each.name} = ImageOps.fit({each.name}, ({width}, {height}), Image.Resampling.{method})",
         ]
     return Script(imports=("PIL:Image", "PIL:ImageOps"), lines=tuple(lines))
+
+
+_EMBEDDED_WEIGHTS = "vivace.models.find:WEIGHTS"
+_TORCH = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.float32"}
+
+
+def check_loadable(located: LocatedModel) -> None:
+    """Raise UsageError for weights that no public call can load: random ones, and those with scales beside them."""
+    if located.model.is_synthetic and located.entry is not None:
+        raise UsageError(
+            f"{located.model.name} has random weights, which only vivace makes; export {located.entry.name} instead "
+            f"(`--model {located.entry.name}`), whose script differs only in its weights"
+        )
+    if located.saved is not None:
+        raise UsageError(
+            f"{located.model.name} was saved by `vivace save`, and no public call of diffusers reads it; export "
+            f"{located.saved.model.name} with the recipe {located.saved.recipe.text}"
+        )
+    if located.contents is not None and not located.contents.is_plain:
+        why = "its weights have scales" if located.contents.codes else "its tensors have other names"
+        raise UsageError(
+            f"{located.model.name}: {why}, and no public call of diffusers reads it as vivace does; export a file in "
+            "16 bits, or run this one with `vivace generate`"
+        )
+
+
+def loading(located: LocatedModel, device: str) -> Script:
+    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU.
+
+    Args:
+        located: a model whose weights are available locally.
+        device: torch's type of device, where it will run; this sets the precision.
+    """
+    import diffusers
+
+    check_loadable(located)
+    assert located.folder is not None
+    dtype = _TORCH[precision(located, device)]
+    imports = ["torch"]
+    lines: list[str] = []
+    if located.model.source == "embedded":
+        imports.append(_EMBEDDED_WEIGHTS)
+        lines.append("# These weights ship with vivace. To run without vivace, export them to a folder:")
+        lines.append(f"# vivace models --export {located.model.name} DIR")
+    arguments = dict.fromkeys(located.without, "None")
+    if "safety_checker" in located.without:
+        arguments["requires_safety_checker"] = "False"
+    pipeline = getattr(diffusers, located.pipeline)
+    if "add_watermarker" in inspect.signature(pipeline.__init__).parameters:
+        arguments["add_watermarker"] = (
+            "False"  # SDXL adds a watermark if the watermarking library happens to be installed
+        )
+    for name, path in located.components.items():
+        made = _component(located, name, path, dtype)
+        imports += made.imports
+        lines += made.lines
+        arguments[name] = name
+    if located.checkpoint is not None:
+        imports.append(f"diffusers:{located.pipeline}")
+        call = written_call(
+            f"pipe = {located.pipeline}.from_single_file",
+            literal(str(located.checkpoint)),
+            **_configuration(located, "revision"),
+            dtype=dtype,
+            **arguments,
+        )
+    else:
+        imports.append("diffusers:DiffusionPipeline")
+        where, named = _source(located)
+        if located.variant is not None:
+            named["variant"] = literal(located.variant)
+        call = written_call(
+            "pipe = DiffusionPipeline.from_pretrained",
+            where,
+            **named,
+            dtype=dtype,
+            use_safetensors="True",
+            **arguments,
+        )
+    lines += call.splitlines()
+    entry = located.entry
+    if entry is not None and entry.scheduler is not None:
+        kind = entry.scheduler.class_name
+        imports.append(f"diffusers:{kind}")
+        overrides = {name: literal(value) for name, value in entry.scheduler.overrides.items()}
+        made_scheduler = written_call(
+            f"pipe.scheduler = {kind}.from_config", "pipe.scheduler.config", **overrides
+        )
+        lines += made_scheduler.splitlines()
+    if located.lora is not None:
+        lines += _lora(located)
+    return Script(imports=tuple(imports), lines=tuple(lines))
+
+
+def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Script:
+    """Return lines that load a replacement for a component, as a variable of its name."""
+    assert located.folder is not None
+    entry = located.entry
+    part = entry.origin.parts.get(name) if entry is not None and isinstance(entry.origin, Hub) else None
+    if path.is_dir():
+        kind = component_class(path)
+        imports = [f"diffusers:{kind}"]
+        if entry is not None and isinstance(entry.origin, Embedded):
+            arguments, named = [f"WEIGHTS / {literal(entry.origin.folder)} / {literal(name)}"], {}
+        else:
+            assert part is not None
+            arguments, named = [literal(part.repo)], {"revision": literal(part.revision)}
+        if any(path.glob("*.fp16.safetensors")):
+            named["variant"] = literal("fp16")
+        call = written_call(
+            f"{name} = {kind}.from_pretrained", *arguments, **named, dtype=dtype, use_safetensors="True"
+        )
+        return Script(tuple(imports), tuple(call.splitlines()))
+    kind = components_of(read_config(located.folder / INDEX))[name][1]
+    imports = [f"diffusers:{kind}"]
+    lines = []
+    if part is None:
+        file = literal(str(path))
+    else:
+        imports.append("huggingface_hub:hf_hub_download")
+        file = "file"
+        lines += _download("file", part)
+    named = _configuration(located, "config_revision") | {"subfolder": literal(name), "dtype": dtype}
+    if path.suffix == SUFFIX:
+        imports.append("diffusers:GGUFQuantizationConfig")
+        named["quantization_config"] = f"GGUFQuantizationConfig(compute_dtype={dtype})"
+    lines += written_call(f"{name} = {kind}.from_single_file", file, **named).splitlines()
+    return Script(tuple(imports), tuple(lines))
+
+
+def _source(located: LocatedModel) -> tuple[str, dict[str, str]]:
+    """Return the pipeline's folder or repository, and its commit."""
+    assert located.folder is not None
+    if located.model.source == "embedded":
+        return f"WEIGHTS / {literal(located.folder.name)}", {}
+    if located.model.source == "folder":
+        return literal(str(located.folder)), {}
+    return literal(_repository(located)), {"revision": literal(located.folder.name)}
+
+
+def _configuration(located: LocatedModel, revision: str) -> dict[str, str]:
+    """Return the source of a single file's configuration: its folder, or a repository and commit."""
+    assert located.folder is not None
+    if located.checkpoint is not None and located.folder == located.checkpoint.parent:
+        return {"config": literal(str(located.folder))}
+    return {"config": literal(_repository(located)), revision: literal(located.folder.name)}
+
+
+def _repository(located: LocatedModel) -> str:
+    if located.entry is not None and isinstance(located.entry.origin, Hub):
+        return located.entry.origin.repo
+    return located.model.name.partition("@")[0]
+
+
+def _download(name: str, part: StoredPart) -> list[str]:
+    return written_call(
+        f"{name} = hf_hub_download",
+        literal(part.repo),
+        literal(part.files[0]),
+        revision=literal(part.revision),
+    ).splitlines()
+
+
+def _lora(located: LocatedModel) -> list[str]:
+    assert located.entry is not None
+    assert isinstance(located.entry.origin, Hub)
+    assert located.entry.origin.lora is not None
+    lora = located.entry.origin.lora
+    load = written_call(
+        "pipe.load_lora_weights",
+        literal(lora.repo),
+        weight_name=literal(lora.files[0]),
+        revision=literal(lora.revision),
+    )
+    return [
+        "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
+        "# vivace sums in fp32 and rounds once, so the last bits may differ.",
+        *load.splitlines(),
+        "pipe.fuse_lora()",
+        "pipe.unload_lora_weights()",
+    ]

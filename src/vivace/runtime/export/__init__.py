@@ -1,1 +1,0 @@
-"""Export a recipe as a plain diffusers script."""
