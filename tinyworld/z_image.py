@@ -145,9 +145,15 @@ def rotations(transformer: ZImageTransformer2DModel, device: str) -> tuple[Tenso
 def encode(text_encoder: Qwen3Model, ids: Tensor) -> Tensor:
     """Encode token ids (N, 32) to the states (N, 32, 128) that ZImagePipeline reads, as far as they are words.
 
-    Attention is causal and padding at the end, so words are the same without a mask, which would end a CUDA graph.
+    Attention is causal and padding at the end, so words are the same without a mask. The layers are called one by one,
+    since what collects hidden states cannot be compiled.
     """
-    return text_encoder(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-2]
+    states = text_encoder.embed_tokens(ids)
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    rotation = text_encoder.rotary_emb(states, positions)
+    for layer in text_encoder.layers[:-1]:
+        states = layer(states, attention_mask=None, position_ids=positions, position_embeddings=rotation)
+    return states
 
 
 def velocity(
