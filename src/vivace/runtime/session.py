@@ -324,7 +324,8 @@ class Session:
         self.warnings += [f"lora: {path}: {note}" for note in notes]
 
     def warm_up(self, prompt: str | Sequence[str] = "", **call: Any) -> tuple[WarmedSize, ...]:
-        """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is.
+        """Draw twice at each size that the recipe announces, `compile(sizes=[...])`, or at the default size if none is,
+        and once with a prompt of each length that graphs are kept of.
 
         Later calls of these sizes, with as many prompts, compile and capture nothing. Pipelines that start from images
         get examples of each size.
@@ -346,6 +347,12 @@ class Session:
         sizes: tuple[Size | None, ...] = self.recipe.announced_sizes or (own,)
         return tuple(self._draw_twice(images, size, call) for size in sizes)
 
+    @property
+    def prompts_to_warm(self) -> list[str]:
+        """A prompt of each length that techniques keep graphs of, so that a new one need not wait for them."""
+        numbers = sorted({number for _, effect in self._applied for number in effect.prompt_words})
+        return [" ".join(["star"] * number) for number in numbers]
+
     def _draw_twice(self, images: Call, size: Size | None, call: dict[str, Any]) -> WarmedSize:
         size_arguments = {} if size is None else {"width": size.width, "height": size.height}
         sources = {} if size is None else example_images(type(self.pipe).__name__, size_arguments)
@@ -358,6 +365,8 @@ class Session:
             synchronise(self.device)
             seconds.append(time.perf_counter() - start)
             graphs.append(int(str(counted()["compiled_graphs"])))
+        for prompt in self.prompts_to_warm:
+            self(**(arguments | {"prompt": prompt if len(images) == 1 else [prompt] * len(images)}))
         in_cache = int(str(counted().get("graphs_from_cache", 0)))
         return WarmedSize(size, seconds[0], seconds[1], graphs[0], graphs[1] - graphs[0], in_cache)
 

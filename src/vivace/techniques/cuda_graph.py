@@ -11,7 +11,8 @@ Costs: each graph keeps a step's activations, in a pool that all graphs share. T
     steps' work. Inputs are copied in and outputs copied out. The denoisers of Qwen-Image and a fused Krea 2 take
     prompts at their own length: each new length captures anew, and prompts of more than `max_graphs` lengths in turn do
     so with every image. On an H200 that made 8 steps of Qwen-Image longer, 3.4 s instead of 2.9
-    (docs/models-measured.md). Their text encoders are captured for a few lengths only, of 32, 64, 128, 256, 384, ...
+    (docs/models-measured.md). Fused with attention in fp8, Qwen-Image's pads texts to multiples of 64 tokens, which
+    share a graph. Their text encoders are captured for a few lengths only, of 32, 64, 128, 256, 384, ...
     tokens. Qwen-Image 2.1's denoiser is captured where it is fused, and without its first step.
 Needs: a CUDA device, and a denoiser that decides nothing on the CPU: a step cache that reads back whether to skip a
     step cannot be captured, nor can layers that copy from the host (most of GGUF's). Weights must stay at their
@@ -41,7 +42,11 @@ from vivace.architectures import family_of
 from vivace.errors import Unpredictable
 from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
 from vivace.machinery.compilation.prompt_lengths import (
+    NUM_LENGTHS,
+    WORDS_OF_CAPTIONS,
+    WORDS_OF_ROWS,
     PaddedCaptions,
+    PaddedTexts,
     PromptLengths,
     is_causal_language_model,
 )
@@ -146,22 +151,32 @@ class CudaGraph(Technique):
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}
         prompts: dict[Component, PromptLengths] = {}
+        words = set[int]()
         for component, module in target.modules(self.targets).items():
             called = working_part(component, module)
+            pads = any(getattr(part, "pads", False) for part in (called.forward, *module.modules()))
+            words.update(WORDS_OF_ROWS if pads else ())
+            most = kept * (NUM_LENGTHS if pads else 1)
             if component in TEXT_ENCODERS and is_causal_language_model(module):
                 of_prompts = prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
                 captured[component] = of_prompts.graphs
                 replace_forward(called, of_prompts.graphs, of_prompts)
+                words.update(WORDS_OF_ROWS)
             elif _pads_captions(module) and not is_compiled(module):
                 of_captions = PaddedCaptions(module, module.device, capturer, kept)
                 captured[component] = of_captions.graphs
                 replace_forward(called, of_captions)
+                words.update(WORDS_OF_CAPTIONS)
+            elif hasattr(called.forward, "padded") and not is_compiled(module):
+                of_texts = PaddedTexts(called.forward, module.device, capturer, kept)
+                captured[component] = of_texts.graphs
+                replace_forward(called, of_texts)
             elif hasattr(called.forward, "later_step"):
                 # Its first step reads back from the GPU, and is not captured.
-                later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, kept)
+                later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, most)
                 captured[component] = called.forward.later_step = later_steps
             else:
-                captured[component] = CapturedFunction(called.forward, module.device, capturer, kept)
+                captured[component] = CapturedFunction(called.forward, module.device, capturer, most)
                 replace_forward(called, captured[component])
         changed: dict[str, int | float | str] = {
             f"{component}.cuda_graphs": f"up to {graphs.max_graphs}" for component, graphs in captured.items()
@@ -205,7 +220,12 @@ class CudaGraph(Technique):
             return facts | {name: number for name, number in more.items() if number}
 
         return Effect(
-            changed=changed, around=devices.answering, evidence=evidence, refuted=refuted, finish=finish
+            changed=changed,
+            around=devices.answering,
+            evidence=evidence,
+            refuted=refuted,
+            finish=finish,
+            prompt_words=tuple(sorted(words)),
         )
 
     def predict(self, target: Target) -> Effect:

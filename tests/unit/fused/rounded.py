@@ -46,9 +46,12 @@ def attend_in_e4m3(
     qk_scales: torch.Tensor,
     v_scales: torch.Tensor,
     out: torch.Tensor,
+    num_keys: torch.Tensor | None = None,
 ) -> None:
     """Take the place of `vivace.machinery.attention_backends.cudnn_fp8.attend` on a CPU."""
     assert {each.dtype for each in (q, k, v, out)} == {torch.float8_e4m3fn}
     wide = (q.float() * qk_scales[0], k.float() * qk_scales[1], v.float() * v_scales[0])
-    made = torch.nn.functional.scaled_dot_product_attention(*(each.transpose(1, 2) for each in wide))
+    mask = None if num_keys is None else (torch.arange(k.shape[1]) < num_keys[:, None])[:, None, None]
+    heads_first = [each.transpose(1, 2) for each in wide]
+    made = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=mask)
     out.copy_(reference.to_e4m3(made.transpose(1, 2) * v_scales[1]))

@@ -104,7 +104,7 @@ FORMS: dict[str, Form] = {
     "krea2": Form(
         test_krea2.transformer,
         test_krea2.CASES,
-        (True, True, True, False),
+        (True, True, True, True),
         allowed=(0.015, 0.08),
         bounded=(strong(test_krea2.inputs((7, 7), 9, 5, 9)), 3 * 4),
         attend=attend_in_groups,
@@ -160,7 +160,7 @@ FORMS: dict[str, Form] = {
         name: Form(
             lambda name=name: test_later_models.transformer(name),
             [inputs(*case) for case in test_later_models.CASES],
-            {"longcat_image": (True, True, True), "ernie_image": (True, False, False)}.get(name, ()),
+            {"longcat_image": (True, True, True), "ernie_image": (True, True, True)}.get(name, ()),
             num_attentions=5 if name == "longcat_image" else 3,
             allowed=(0.02, 0.08),
         )

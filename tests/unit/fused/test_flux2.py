@@ -6,6 +6,8 @@ import pytest
 import torch
 from diffusers import Flux2Transformer2DModel
 
+from tests import flow_models
+from tests.families import psnr
 from tests.fused_kernels import error
 from tests.unit.fused.test_flux import target
 from vivace.errors import Unsupported
@@ -93,3 +95,20 @@ def test_what_it_does_not_compute_is_refused() -> None:
     with pytest.raises(Unsupported, match="ip_adapter_image_embeds"):
         made(**arguments, joint_attention_kwargs={"ip_adapter_image_embeds": [torch.zeros(1)]})
     made(**arguments, joint_attention_kwargs={"scale": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("model", "num_sources"),
+    [("flux2-klein-4b", 1), ("flux2-klein-4b", 3), ("flux2-dev", 2), ("flux-kontext", 1)],
+)
+def test_source_images_are_drawn_from_as_near_to_fp32_as_diffusers_bf16(model: str, num_sources: int) -> None:
+    """Their tokens are behind the image's, at positions of their own."""
+    sources = [flow_models.source(k) for k in range(num_sources)]
+    call: dict[str, Any] = {"image": sources if num_sources > 1 else sources[0]}
+    expected, by_diffusers, in_bf16, in_fp8 = (
+        flow_models.latents(flow_models.session(model, recipe), **call)
+        for recipe in ("baseline", "bf16@denoiser", "fused(bf16)", "fused(fp8)")
+    )
+    assert psnr(flow_models.latents(flow_models.session(model), image=flow_models.source(4)), expected) < 40
+    assert psnr(in_bf16, expected) > psnr(by_diffusers, expected) - 1
+    assert psnr(in_fp8, expected) > psnr(by_diffusers, expected) - 4

@@ -9,8 +9,12 @@ from diffusers import QwenImageTransformer2DModel
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
+from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
+from tests.unit.techniques.test_cuda_graph import capture
 from vivace.errors import Unsupported
+from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.compilation.prompt_lengths import PaddedTexts
 from vivace.machinery.fused import modulations
 from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
@@ -99,6 +103,24 @@ def test_after_fuse_qkv() -> None:
     Fused(precision="bf16").apply(target(made))
     assert error(made(**CASES[0])[0], expected) < 0.015
     assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
+
+
+@torch.no_grad()
+def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    made, exact, plain = transformer(), transformer(), transformer()
+    Fused(precision="fp8", attention="fp8").apply(target(made))
+    Fused(precision="bf16").apply(target(exact))
+    graphs = PaddedTexts(made.forward, torch.device("cpu"), capture, 1)
+    for words in (3, 40, 64, 65):
+        arguments = inputs((words,), (5, 9), (4, 6))
+        assert error(graphs(**arguments)[0], plain(**arguments)[0]) < 0.08
+        unpadded = exact(**arguments)[0]
+        exact.forward.pads = True
+        assert error(exact(**arguments)[0], unpadded) < 0.01
+        exact.forward.pads = False
+    assert graphs.num_captured == 2
 
 
 @pytest.mark.parametrize("zero", [False, True])

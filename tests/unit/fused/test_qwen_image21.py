@@ -14,8 +14,11 @@ from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
+from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import GPU, capture
+from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.compilation.captured import CapturedFunction
 from vivace.models.synthetic import fill
 from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
@@ -132,6 +135,25 @@ def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
     assert error(later, steps(plain, CASES[3])[1]) < 0.015
 
 
+@torch.no_grad()
+def test_later_steps_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values in front of the image are padded to 64 tokens, which are not attended to."""
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    made, exact, plain = transformer(), transformer(), transformer()
+    Fused(precision="fp8", attention="fp8").apply(target(made))
+    Fused(precision="bf16").apply(target(exact))
+    graphs = CapturedFunction(made.forward.later_step, torch.device("cpu"), capture, 4)
+    made.forward.later_step = graphs
+    for words in (3, 40, 64, 65):
+        arguments = inputs((words,), (6, 10))
+        assert error(steps(made, arguments)[1], steps(plain, arguments)[1]) < 0.08
+        unpadded = steps(exact, arguments)[1]
+        exact.transformer_blocks[0].pads = True
+        assert error(steps(exact, arguments)[1], unpadded) < 0.01
+        exact.transformer_blocks[0].pads = False
+    assert graphs.num_captured == 2
+
+
 def test_guidance_keeps_keys_and_values_of_its_own() -> None:
     call: dict[str, Any] = {"negative_prompt": "a blue square", "true_cfg_scale": 4.0}
     expected, by_diffusers, fused = (
@@ -154,6 +176,9 @@ def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
         )
         assert effect.evidence()["cuda_graph_replays"] == number * (flow_models.STEPS - 1)
     assert effect.evidence()["cuda_graphs_recorded"] == 2
+    assert effect.prompt_words == (), "in bf16 each length has a graph of its own"
+    session.pipe.transformer.transformer_blocks[0].pads = True
+    assert len(CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe)).prompt_words) > 3
 
 
 def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,11 @@ _CAUSAL = frozenset(
 
 _SHORT = (32, 64, 128, 256)
 _STEP = 128
+_ROWS = 64
+WORDS_OF_ROWS = (20, 50, 110, 170, 235)
+"""Of prompts that meet each length up to 256 tokens, whether a template adds few or the words are the most."""
+WORDS_OF_CAPTIONS = (*range(8, 240, 32), 235)
+"""Of captions, whose lengths are multiples of 32 tokens."""
 _NUM_BUCKETS = 6
 """Lengths up to 512 tokens, which hold nearly all prompts."""
 
@@ -63,6 +68,11 @@ def bucket_of(length: int) -> int:
     Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
     """
     return next((bucket for bucket in _SHORT if length <= bucket), -(-length // _STEP) * _STEP)
+
+
+def padded_length(length: int) -> int:
+    """Return to how many tokens a text of this many is padded where a denoiser's matmuls have a row for each."""
+    return -(-length // _ROWS) * _ROWS
 
 
 def is_causal_language_model(module: Any) -> bool:
@@ -160,22 +170,19 @@ def _without_cache(output: Any) -> Any:
 
 
 _AT, _NAME = 2, "cap_feats"
-_NUM_LENGTHS = 4
-"""Captions of up to 128 tokens, which hold most prompts, have as many lengths."""
+NUM_LENGTHS = 4
+"""Captions of up to 128 tokens, which hold most prompts, have as many lengths, and texts padded to 256 tokens."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class PaddedCaptions:
-    """Calls the graphs of a transformer with captions as long as it makes them: `_pad_with_ids` is replaced, on the
-    instance."""
+class PaddedTexts:
+    """Calls the graphs of a transformer with texts of a few lengths: its forward has the methods `padded`, of a call's
+    arguments, and `compute`."""
 
-    def __init__(self, transformer: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
-        self._forward = transformer.forward
-        self._device = device
-        self._masks: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.graphs = CapturedFunction(self._with_masks, device, capture, max_graphs * _NUM_LENGTHS)
-        _replace_padding(transformer, self._masks)
+    def __init__(self, forward: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
+        self._forward = forward
+        self.graphs = CapturedFunction(self._compute, device, capture, max_graphs * NUM_LENGTHS)
 
     @property
     def num_captured(self) -> int:
@@ -194,7 +201,28 @@ class PaddedCaptions:
         self.graphs.forget(*self._padded(args, kwargs))
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return the arguments of `_with_masks`: masks, then those of the forward with longer captions."""
+        """Return the arguments of `_compute`."""
+        return args, kwargs if args else self._forward.padded(kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward.compute(*args, **kwargs)
+
+
+class PaddedCaptions(PaddedTexts):
+    """Calls the graphs of a transformer with captions as long as it makes them.
+
+    Args:
+        transformer: its method `_pad_with_ids` is replaced, on the instance.
+    """
+
+    def __init__(self, transformer: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
+        super().__init__(transformer.forward, device, capture, max_graphs)
+        self._device = device
+        self._masks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        _replace_padding(transformer, self._masks)
+
+    def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the arguments of `_compute`: masks, then those of the forward with longer captions."""
         from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 
         captions = _captions(args, kwargs)
@@ -208,7 +236,7 @@ class PaddedCaptions:
             return (masks, *args[:_AT], padded, *args[_AT + 1 :]), kwargs
         return (masks, *args), kwargs | {_NAME: padded}
 
-    def _with_masks(self, masks: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    def _compute(self, masks: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         if masks:
             self._masks[:] = zip(_captions(args, kwargs), masks, strict=True)
         try:

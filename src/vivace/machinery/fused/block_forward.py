@@ -78,6 +78,7 @@ class _Step:
     scales: StepScales | None
     mask: torch.Tensor | None
     num_still: int
+    num_keys: torch.Tensor | None
 
 
 class BlockForward:
@@ -101,15 +102,18 @@ class BlockForward:
         modulations: torch.Tensor,
         mask: torch.Tensor | None = None,
         num_still: int = 0,
+        num_keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the image's tokens behind the last block, (batch, tokens, channels).
 
         Args:
-            text, image: tokens (batch, tokens, channels), in bf16.
+            text, image: tokens (batch, tokens, channels), in bf16. Where the text is the last stream, the image comes
+                first here, and in all that has both.
             rope: cosines and sines (text and image tokens, pairs), in fp32.
             modulations: (batch, vectors * channels): see `FusedArchitecture`.
             mask: of the tokens of text and image, see `operations.attend`; attention is in bf16 then. None: all.
             num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
+            num_keys: see `operations.attend`.
         """
         blocks, (batch, num_image) = self._blocks, image.shape[:2]
         step = _Step(
@@ -120,8 +124,11 @@ class BlockForward:
             scales=None if blocks.bounds is None else blocks.bounds(modulations, self._channels),
             mask=mask,
             num_still=num_still,
+            num_keys=num_keys,
         )
         self._compute(step)
+        if self._architecture.text_last:
+            return step.x[: step.tokens.num_text_rows].unflatten(0, (batch, -1))
         if step.tokens.text:
             return step.x[step.tokens.num_text_rows :].unflatten(0, (batch, num_image))
         return step.x.unflatten(0, (batch, -1))[:, -num_image:]
@@ -371,7 +378,7 @@ class BlockForward:
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
         return operations.attend(
-            (inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch
+            (inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch, step.num_keys
         )
 
     def _of_double(self, vector: int) -> list[Modulation]:

@@ -57,6 +57,8 @@ class FusedArchitecture:
         shares_modulations: all double blocks have the same, and all single ones.
         second: the layers of a double block's second attention, over the image alone; None: it has none. Its
             modulations are where those of a single block would be.
+        text_last: the image's stream comes first, the text's last, so that a text's padding is behind all tokens; the
+            text's modulations come first then.
         order: which of the vectors that `modulations` make is at each place of a double block's (`OF_DOUBLE`), None:
             zeros; and then of its second attention's (`OF_SINGLE`).
     """
@@ -67,6 +69,7 @@ class FusedArchitecture:
     modulations: Callable[[Any], list[Any]] | None = None
     shares_modulations: bool = False
     second: Callable[[Any], BlockLayers | None] = _no_second_attention
+    text_last: bool = False
     order: Callable[[Any], Sequence[int | None]] | None = None
 
     def blocks(self, transformer: Any) -> tuple[Any, Any]:

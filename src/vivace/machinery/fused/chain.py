@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
 from vivace.machinery.fused import image_operations as images
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights
@@ -60,6 +61,7 @@ class BlockChain(nn.Module):
 
     Attributes:
         takes_layers: diffusers' layers are not its own modules, but slots of its products.
+        pads: whether texts may have padding behind all other tokens: attention is told how many tokens there are.
         largest: for fp8, of each block the largest norm of a row of the values' weight, (blocks,).
         unit: a scale of one, (4,), of which cuBLASLt takes the first; for fp8.
     """
@@ -77,6 +79,7 @@ class BlockChain(nn.Module):
         super().__init__()
         quantize, places = how.quantize, how.places
         self.num_calls = 0
+        self.pads = all(how.bounded) and takes_padding()
         self._form, self._num_heads = form, num_heads
         self._eps, self._eps_of_heads = eps
         self.blocks = nn.ModuleList()
@@ -97,7 +100,12 @@ class BlockChain(nn.Module):
         self.register_buffer("unit", unit, persistent=False)
 
     def over_stream(
-        self, x: torch.Tensor, vectors: torch.Tensor, rope: Tables, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        vectors: torch.Tensor,
+        rope: Tables,
+        mask: torch.Tensor | None,
+        num_keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the tokens behind the last block, (batch, tokens, channels); `mask` (batch, tokens) makes attention
         bf16."""
@@ -106,7 +114,7 @@ class BlockChain(nn.Module):
         tokens = TokenLayout(batch, 0, length)
 
         def attend(block: BlockWeights, _: int, normed: Rows, of_values: torch.Tensor | None) -> Rows:
-            return self._attend(block, normed, rope, tokens, of_values, mask)
+            return self._attend(block, normed, rope, tokens, of_values, mask, num_keys)
 
         self.compute(rows, vectors, tokens, attend)
         return rows.unflatten(0, (batch, length))
@@ -161,14 +169,17 @@ class BlockChain(nn.Module):
         tokens: TokenLayout,
         of_values: torch.Tensor | None,
         mask: torch.Tensor | None,
+        num_keys: torch.Tensor | None,
     ) -> Rows:
         preparation = self.preparation(block, rope, tokens, of_values, mask is not None)
         projected = block.qkv(rows, tokens)
         qkv = operations.attention_inputs(projected, preparation)
         if not self._form.gates_attention:
             onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
-            return operations.attend(qkv, preparation.scales, tokens, of_values, onto, mask)
-        attended = operations.attend(qkv, preparation.scales, tokens, None, mask=mask)
+            return operations.attend(
+                qkv, preparation.scales, tokens, of_values, onto, mask, num_keys=num_keys
+            )
+        attended = operations.attend(qkv, preparation.scales, tokens, None, mask=mask, num_keys=num_keys)
         scale = None if of_values is None else of_values[:1]
         gate = projected[:, self._values_of(block).stop :]
         return operations.sigmoid_gated(attended, gate, scale, block.out.room)

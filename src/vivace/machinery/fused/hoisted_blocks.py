@@ -99,21 +99,22 @@ class HoistedForward(FusedForward):
 class FirstModulation(nn.Module):
     """The first block's first vectors of modulations, over the fused weights, (batch, vectors * channels)."""
 
-    def __init__(self, modulations: Modulations, num_vectors: int) -> None:
+    def __init__(self, modulations: Modulations, num_vectors: int, layer: int = 0) -> None:
         super().__init__()
         self._owner = [modulations]  # in a list, so that its weights are not counted and moved twice
-        self._num_vectors = num_vectors
+        self._num_vectors, self._layer = num_vectors, layer
 
     def forward(self, emb: torch.Tensor) -> torch.Tensor:
         (owner,) = self._owner
-        rows = slice(0, self._num_vectors * owner.weight.shape[1])
+        start = self._layer * OF_DOUBLE // 2 * owner.weight.shape[1]
+        rows = slice(start, start + self._num_vectors * owner.weight.shape[1])
         weight, bias = owner.weight[rows].to(emb.dtype), owner.bias[rows]
         if owner.scale is not None:
             weight = weight * owner.scale[rows, None].to(emb.dtype)
         active = nn.functional.silu(emb)
         made = nn.functional.linear(active, weight, bias.to(emb.dtype))
-        change = owner.loras.of_layer(0, active)
-        return made if change is None else made + change[:, rows]
+        change = owner.loras.of_layer(self._layer, active)
+        return made if change is None else made + change[:, : made.shape[1]]
 
 
 class FirstNorm(nn.Module):

@@ -244,6 +244,7 @@ def attend(
     onto: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     launch: Callable[[int, Callable[[], Any]], Any] | None = None,
+    num_keys: torch.Tensor | None = None,
 ) -> Rows:
     """Return attention's output as rows of tokens, (rows, channels), in e4m3 if there is a scale for it.
 
@@ -256,6 +257,7 @@ def attend(
         onto: where to write it, (rows, channels), which may be part of wider rows.
         mask: (batch, tokens), which keys there are, or (batch, 1, tokens, tokens), PyTorch's; in bf16 alone.
         launch: launches cuDNN's kernel on a stream.
+        num_keys: (batch,), int32, how many keys there are, the first; None: all.
     """
     import torch
 
@@ -266,6 +268,8 @@ def attend(
 
     q, k, v = qkv
     if scales is None:
+        if num_keys is not None:
+            mask = torch.arange(k.shape[1], device=k.device) < num_keys[:, None]
         grouped = k.shape[2] != q.shape[2]
         if grouped and mask is not None:  # PyTorch's kernels that take a mask know no groups
             k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for each in (k, v))
@@ -287,7 +291,7 @@ def attend(
     if not q.is_meta:
         from vivace.machinery.attention_backends.cudnn_fp8 import attend as by_cudnn
 
-        compute = functools.partial(by_cudnn, q, k, v, scales.queries_keys, scales.values, eight)
+        compute = functools.partial(by_cudnn, q, k, v, scales.queries_keys, scales.values, eight, num_keys)
         if launch is None:
             compute()
         else:

@@ -34,6 +34,7 @@ class Effect:
         refuted: given the evidence of a run, why the technique had no effect after all, or None.
         finish: called once all techniques have been applied, to wrap all that they changed.
         close: called when the session is closed, also if a later technique was refused.
+        prompt_words: a number of words for each length of prompts that graphs are kept of, to be drawn beforehand.
     """
 
     changed: Facts = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Effect:
     refuted: Callable[[dict[str, Any]], str | None] | None = None
     finish: Callable[[], None] | None = None
     close: Callable[[], None] | None = None
+    prompt_words: tuple[int, ...] = ()
 
 
 Backend = Literal["cpu", "cuda", "rocm", "xpu", "mps"]

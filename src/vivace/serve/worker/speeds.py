@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -82,8 +83,13 @@ class TimedSize:
 
 
 def time_size(session: Session, width: int, height: int) -> TimedSize:
-    """Draw twice, so that later images of this size compile nothing, and time the second call."""
+    """Draw twice, so that later images of this size compile nothing, and time the second call.
+
+    Draw once with a prompt of each length that graphs are kept of, too.
+    """
     steps, _ = in_few_steps(session, _TIMED_STEPS, lambda few: _draw(session, width, height, few))
+    for prompt in session.prompts_to_warm:
+        in_few_steps(session, 2, functools.partial(_draw, session, width, height, prompt=prompt))
     times = CallTimes(session.device)
     latents: list[Any] = [None]
 
@@ -150,7 +156,12 @@ def _timed(session: Session, width: int, height: int, steps: int, number: int) -
 
 
 def _draw(
-    session: Session, width: int, height: int, steps: int, seeds: tuple[int, ...] = (0,)
+    session: Session,
+    width: int,
+    height: int,
+    steps: int,
+    seeds: tuple[int, ...] = (0,),
+    prompt: str = _PROMPT,
 ) -> list[Image]:
     import torch
 
@@ -158,7 +169,7 @@ def _draw(
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
     output = session(
-        _PROMPT if len(seeds) == 1 else [_PROMPT] * len(seeds),
+        prompt if len(seeds) == 1 else [prompt] * len(seeds),
         num_inference_steps=steps,
         generator=generators[0] if len(seeds) == 1 else generators,
         **call,

@@ -1,7 +1,8 @@
 """ERNIE-Image's blocks over fused weights: one stream, RMSNorm, one modulation for all, GEGLU.
 
 Its rotary embedding turns the first half of a head's channels with the second, each by angles of its own; here such
-pairs lie side by side. Source: diffusers, ErnieImageTransformer2DModel.
+pairs lie side by side. With attention in fp8 texts are padded to one of a few lengths, which share plans and graphs.
+Source: diffusers, ErnieImageTransformer2DModel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, paired
 from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
@@ -62,10 +65,14 @@ class ErnieChain(BlockChain):
         """Return the tokens behind the last block, (tokens, batch, channels). Arguments are those of a block."""
         angles = rotary_pos_emb[:, :, 0].float()
         rope = angles.cos().contiguous(), angles.sin().contiguous()
-        # One text is as long as its tensor: see `TextTrim`.
-        mask = None if attention_mask is None or x.shape[1] == 1 else attention_mask[:, 0, 0]
+        mask = None if attention_mask is None else attention_mask[:, 0, 0]
+        num_keys = None
+        if mask is not None and self.pads:
+            num_keys, mask = mask.sum(dim=1, dtype=torch.int32), None  # the text is behind the image
+        elif x.shape[1] == 1:
+            mask = None  # one text is as long as its tensor: see `TextTrim`
         vectors = self._vectors(torch.stack([vector[0] for vector in temb], dim=1))
-        return self.over_stream(x.transpose(0, 1), vectors, rope, mask).transpose(0, 1)
+        return self.over_stream(x.transpose(0, 1), vectors, rope, mask, num_keys).transpose(0, 1)
 
     def _vectors(self, shared: torch.Tensor) -> torch.Tensor:
         """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
@@ -81,9 +88,13 @@ class TextTrim:
     """A hook in front of the forward: texts are as long as the longest of the batch, so that one text needs no mask.
 
     How long that is is read from the device once for each tensor of lengths, not in each step.
+
+    Args:
+        pads: they are padded to one of a few lengths.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pads: bool) -> None:
+        self._pads = pads
         self._seen: list[tuple[torch.Tensor, int, int]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,7 +106,9 @@ class TextTrim:
         text, lengths = kwargs.get("text_bth"), kwargs.get("text_lens")
         if text is None or lengths is None or lengths.is_meta:
             return args, kwargs
-        return args, kwargs | {"text_bth": text[:, : self._longest(lengths)]}
+        longest = self._longest(lengths)
+        more = padded_length(longest) - longest if self._pads else 0
+        return args, kwargs | {"text_bth": nn.functional.pad(text[:, :longest], (0, 0, 0, more))}
 
     def _longest(self, lengths: torch.Tensor) -> int:
         for seen, version, longest in self._seen:
@@ -108,10 +121,10 @@ class TextTrim:
 
 def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
-    transformer.register_forward_pre_hook(TextTrim(), with_kwargs=True)
     cast_inputs(cast_all, transformer.x_embedder)
     cast_inputs(cast_last, transformer.text_proj, transformer.time_embedding)
     chain = ErnieChain([*transformer.layers], how)
+    transformer.register_forward_pre_hook(TextTrim(chain.pads), with_kwargs=True)
     take_blocks(transformer, "layers", chain)
     return FusedTransformer(True, lambda: chain.num_calls)
 

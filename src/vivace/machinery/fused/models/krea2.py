@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 
+from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, projections
 from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last, refuse_extras
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
@@ -24,15 +26,17 @@ _TEXTS = 2
 
 
 # Krea 2's pipeline pads every text to 512 tokens and masks the rest in all attention, so that nothing depends on it.
-# Left out, a step has fewer tokens, and no mask, which attention in e4m3 does not take.
+# Left out, a step has fewer tokens, and no mask, which attention in e4m3 does not take. There some of it
+# stays, so that texts of other lengths share plans and graphs: attention is told on the GPU how many tokens there are.
 class DroppedPadding:
     """A hook in front of the forward: tokens that are masked in all rows of a batch are left out.
 
     Which these are is read from the device once for each mask, not in each step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pads: bool) -> None:
         self.num_dropped = 0
+        self._pads = pads
         self._seen: list[tuple[torch.Tensor, int, torch.Tensor, bool]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -49,12 +53,18 @@ class DroppedPadding:
             return args, kwargs | {"encoder_attention_mask": None}
         kept, is_whole = self._kept(mask)
         num_words = mask.shape[1]
-        self.num_dropped = num_words - len(kept)
+        text, mask = (each.index_select(1, kept) for each in (kwargs["encoder_hidden_states"], mask))
         positions = kwargs["position_ids"]
+        of_text = positions[:num_words].index_select(0, kept)
+        if self._pads:
+            more = min(num_words, padded_length(len(kept))) - len(kept)
+            text = nn.functional.pad(text, (0, 0, 0, 0, 0, more))
+            mask, of_text = nn.functional.pad(mask, (0, more)), nn.functional.pad(of_text, (0, 0, 0, more))
+        self.num_dropped = num_words - text.shape[1]
         return args, kwargs | {
-            "encoder_hidden_states": kwargs["encoder_hidden_states"].index_select(1, kept),
-            "encoder_attention_mask": None if is_whole else mask.index_select(1, kept),
-            "position_ids": torch.cat([positions[:num_words].index_select(0, kept), positions[num_words:]]),
+            "encoder_hidden_states": text,
+            "encoder_attention_mask": None if is_whole and not self._pads else mask,
+            "position_ids": torch.cat([of_text, positions[num_words:]]),
         }
 
     def _kept(self, mask: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -115,7 +125,15 @@ class ModulatedChain(BlockChain):
         """Return the tokens behind the last block, (batch, tokens, channels). Arguments are those of a block."""
         cos, sin = (angles[:, ::2].float().contiguous() for angles in image_rotary_emb)
         mask = None if attention_mask is None else attention_mask[:, 0, 0]
-        return self.over_stream(hidden_states, self._vectors(temb), (cos, sin), mask)
+        vectors = self._vectors(temb)
+        if mask is None or not self.pads:
+            return self.over_stream(hidden_states, vectors, (cos, sin), mask)
+        # What is not attended to is put behind all other tokens, and back where it was.
+        order = mask.logical_not().to(torch.uint8).sort(dim=1, stable=True).indices
+        cos, sin = (angles[order[0] if len(order) == 1 else order] for angles in (cos, sin))
+        x = hidden_states.take_along_dim(order[:, :, None], dim=1)
+        made = self.over_stream(x, vectors, (cos, sin), None, mask.sum(dim=1, dtype=torch.int32))
+        return made.take_along_dim(order.argsort(dim=1)[:, :, None], dim=1)
 
     def _vectors(self, temb: torch.Tensor) -> torch.Tensor:
         """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
@@ -129,12 +147,12 @@ class ModulatedChain(BlockChain):
 
 def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     name_layers(transformer)
-    dropped = DroppedPadding()
-    transformer.register_forward_pre_hook(dropped, with_kwargs=True)
     cast_inputs(cast_last, transformer.img_in)
     cast_inputs(cast_all, transformer.text_fusion)
     transformer.time_embed.register_forward_pre_hook(_in_bf16, with_kwargs=True)
     chain = ModulatedChain([*transformer.transformer_blocks], how)
+    dropped = DroppedPadding(chain.pads)
+    transformer.register_forward_pre_hook(dropped, with_kwargs=True)
     take_blocks(transformer, "transformer_blocks", chain)
     evidence = {"denoiser.padding_left_out": lambda: dropped.num_dropped}
     return FusedTransformer(True, lambda: chain.num_calls, evidence)

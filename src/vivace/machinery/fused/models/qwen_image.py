@@ -1,8 +1,9 @@
 """Qwen-Image's transformer over fused weights: double blocks alone, each with modulations of its own, MLPs have GELU.
 
-Its modulations depend on the timestep alone, and hold 6.8 of its 20.4 billion weights. Prompts are not padded but in a
-batch, where attention gets a mask and is computed in bf16. Tokens of images to be edited come after the image's own; in
-Qwen-Image-Edit-2511 they are modulated by a timestep of 0.
+Its modulations depend on the timestep alone, and hold 6.8 of its 20.4 billion weights. With attention in fp8 a text is
+padded to one of a few lengths, so that new prompts need no new plans and graphs: it comes behind the image, and
+attention leaves its last tokens out. In a batch, attention gets the pipeline's mask and is computed in bf16. Tokens of
+images to be edited come after the image's own; in Qwen-Image-Edit-2511 they are modulated by a timestep of 0.
 Source: diffusers, QwenImageTransformer2DModel.
 """
 
@@ -16,6 +17,8 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import nn
 
 from vivace.errors import Unsupported
+from vivace.machinery.attention_backends.cudnn_fp8 import takes_padding
+from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, FusedArchitecture, projections
 from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_controlnet, refuse_extras
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
@@ -38,15 +41,25 @@ def _modulations(block: Any) -> list[Any]:
     return [block.img_mod[1], block.txt_mod[1]]
 
 
-QWEN_IMAGE = FusedArchitecture("gelu", double=_double, modulations=_modulations)
+def _text_last(block: Any) -> BlockLayers:
+    layers = _double(block)
+    return BlockLayers(**{name: part[::-1] for name, part in vars(layers).items()})
+
+
+def _text_s_modulations_first(block: Any) -> list[Any]:
+    return _modulations(block)[::-1]
+
+
+TEXT_FIRST = FusedArchitecture("gelu", _double, modulations=_modulations)
+TEXT_LAST = FusedArchitecture("gelu", _text_last, modulations=_text_s_modulations_first, text_last=True)
 
 
 class QwenImageFirstBlock(nn.Module):
     """Replaces the first block: its norm, by whose output step caches decide, and nothing else."""
 
-    def __init__(self, modulations: Modulations, norm: nn.Module) -> None:
+    def __init__(self, modulations: Modulations, norm: nn.Module, layer: int) -> None:
         super().__init__()
-        self.img_mod = FirstModulation(modulations, OF_DOUBLE // 2)
+        self.img_mod = FirstModulation(modulations, OF_DOUBLE // 2, layer)
         self.img_norm1 = norm
 
     def _modulate(
@@ -63,7 +76,27 @@ class QwenImageFirstBlock(nn.Module):
 class QwenImageForward(HoistedForward):
     """Replaces a transformer's forward; the embedders, positions, the last norm and projection stay diffusers'."""
 
-    def __call__(
+    def __init__(self, transformer: Any, fused: HoistedBlocks, pads: bool) -> None:
+        super().__init__(transformer, fused)
+        self.pads = pads
+        self._text_last = fused.blocks.architecture.text_last
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compute(*args, **(kwargs if args else self.padded(kwargs)))
+
+    def padded(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's arguments with the text padded to one of a few lengths, and the number of tokens in front of
+        the padding; as they are where that is not done, as in a batch with a mask of its own."""
+        if not self.pads or call.get("encoder_hidden_states_mask") is not None or "num_keys" in call:
+            return call
+        text, num_image = call["encoder_hidden_states"], call["hidden_states"].shape[1]
+        batch, length, _ = text.shape
+        num_keys = torch.full((batch,), num_image + length, dtype=torch.int32, device=text.device)
+        more = padded_length(length) - length
+        padded = nn.functional.pad(text, (0, 0, 0, more))
+        return call | {"encoder_hidden_states": padded, "num_keys": num_keys}
+
+    def compute(
         self,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
@@ -75,7 +108,9 @@ class QwenImageForward(HoistedForward):
         controlnet_block_samples: Any = None,
         additional_t_cond: Any = None,
         return_dict: bool = True,
+        num_keys: torch.Tensor | None = None,
     ) -> Any:
+        """Return what diffusers' forward returns; for `num_keys` see `padded`."""
         refuse_controlnet(controlnet_block_samples)
         for name, value in (("guidance", guidance), ("additional_t_cond", additional_t_cond)):
             if value is not None:
@@ -90,8 +125,9 @@ class QwenImageForward(HoistedForward):
         conditions, embedding = self.inputs_of(times, None, None, dtype)
         modulations = self._modulations(conditions, embedding)
         rope = self._rope(img_shapes, text)
-        mask = _mask(encoder_hidden_states_mask, image)
-        image = self._blocks(text, image, rope, modulations, mask, num_still)
+        mask = self._mask(encoder_hidden_states_mask, image)
+        streams = self._in_order(text, image)
+        image = self._blocks(*streams, rope, modulations, mask, num_still, num_keys)
         image = self._predicted(image, embedding[: len(image)], dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -118,16 +154,18 @@ class QwenImageForward(HoistedForward):
         of_image, of_text = self._transformer.pos_embed(
             img_shapes, max_txt_seq_len=text.shape[1], device=text.device
         )
-        angles = torch.cat([of_text, of_image])
+        angles = torch.cat(self._in_order(of_text, of_image))
         return angles.real.contiguous(), angles.imag.contiguous()
 
+    def _mask(self, of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
+        """Return a mask of the tokens of text and image that exist, (batch, tokens)."""
+        if of_text is None:
+            return None
+        of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)
+        return torch.cat(self._in_order(of_text.bool(), of_image), dim=1)
 
-def _mask(of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
-    """Return a mask of the tokens of text and image that exist, (batch, tokens)."""
-    if of_text is None:
-        return None
-    of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)
-    return torch.cat([of_text.bool(), of_image], dim=1)
+    def _in_order(self, text: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (image, text) if self._text_last else (text, image)
 
 
 def _unsuited(transformer: Any) -> str | None:
@@ -139,9 +177,13 @@ def _unsuited(transformer: Any) -> str | None:
 def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     cast_inputs(cast_last, transformer.img_in, transformer.txt_norm)
     first = transformer.transformer_blocks[0].img_norm1
-    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, how)
-    transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
-    forward = QwenImageForward(transformer, fused)
+    # Of images to be edited, the tokens are split by their timestep, where they are the last.
+    architecture = TEXT_FIRST if transformer.config.zero_cond_t else TEXT_LAST
+    fused = HoistedBlocks(transformer, architecture, 1, how)
+    norm = QwenImageFirstBlock(fused.modulations, first, layer=int(architecture.text_last))
+    transformer.transformer_blocks.append(norm)
+    pads = architecture.text_last and all(how.bounded) and takes_padding()
+    forward = QwenImageForward(transformer, fused, pads)
     return fused.hoist(transformer, pipe, forward, reads_text=False, with_zero=transformer.config.zero_cond_t)
 
 

@@ -23,6 +23,7 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vivace.machinery.compilation.captured import never_written_again
+from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, projections
 from vivace.machinery.fused.calls import cast_inputs, cast_last
@@ -46,7 +47,9 @@ class Prefix:
         length: its tokens.
         segments: of it; None: it was computed in an earlier step.
         rope: of all tokens that are computed.
-        mask: (batch, all tokens), which of them are attended to; None: all.
+        mask: (batch, all tokens), which of them are attended to; None: all. In later steps the image's come first.
+        room: how many tokens later steps have keys and values of, with padding behind them; None: without.
+        num_keys: of a prefix with padding, in later steps: see `operations.attend`.
         is_kept: whether later steps will need its keys and values.
         keys, values: of each block, (batch, length, heads, channels), in bf16.
     """
@@ -55,6 +58,8 @@ class Prefix:
     segments: list[Segment] | None
     rope: Tables
     mask: torch.Tensor | None
+    room: int | None = None
+    num_keys: torch.Tensor | None = None
     is_kept: bool = False
     keys: list[torch.Tensor] = field(default_factory=list)
     values: list[torch.Tensor] = field(default_factory=list)
@@ -62,8 +67,16 @@ class Prefix:
     @property
     def behind(self) -> Prefix:
         """Return the prefix as later steps need it."""
-        rope = self.rope[0][self.length :], self.rope[1][self.length :]
-        return Prefix(self.length, None, rope, self.mask, False, self.keys, self.values)
+        cos, sin = (angles[self.length :] for angles in self.rope)
+        mask, num_keys = self.mask, None
+        if mask is not None:
+            mask = torch.cat([mask[:, self.length :], mask[:, : self.length]], dim=1)
+        if self.room is not None:
+            like = self.keys[0]
+            counts = torch.full((len(like),), len(self.rope[0]), dtype=torch.int32, device=like.device)
+            num_keys = never_written_again(counts)
+        length = self.room or self.length
+        return Prefix(length, None, (cos, sin), mask, num_keys=num_keys, keys=self.keys, values=self.values)
 
     @property
     def is_computed(self) -> bool:
@@ -73,25 +86,27 @@ class Prefix:
         if not self.is_kept:
             return
         for kept, made in ((self.keys, keys), (self.values, values)):
-            kept.append(never_written_again(made[:, : self.length].clone()))
+            room = made.new_zeros((len(made), self.room or self.length, *made.shape[2:]))
+            room[:, : self.length] = made[:, : self.length]
+            kept.append(never_written_again(room))
 
     def before(
         self, block: int, queries: torch.Tensor, scales: AttentionScales | None
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Return keys and values of all tokens in the queries' dtype, and the part of each that is to be written: the
-        image's."""
+        image's, the first."""
         batch, num_own, *of_token = queries.shape
         made = [queries.new_empty((batch, self.length + num_own, *of_token)) for _ in range(2)]
         kept = (self.keys[block], self.values[block])
         of_parts = None if scales is None else (scales.queries_keys[1:], scales.values[:1])
         for index, (whole, part) in enumerate(zip(made, kept, strict=True)):
             if of_parts is None:
-                whole[:, : self.length].copy_(part)
+                whole[:, num_own:].copy_(part)
                 continue
             for image, source in zip(whole, part, strict=True):
-                operations.quantized(source.flatten(1), of_parts[index], image[: self.length].flatten(1))
+                operations.quantized(source.flatten(1), of_parts[index], image[num_own:].flatten(1))
         keys, values = made
-        return keys, values, (keys[:, self.length :], values[:, self.length :])
+        return keys, values, (keys[:, :num_own], values[:, :num_own])
 
 
 # cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The
@@ -159,7 +174,8 @@ class CausalChain(BlockChain):
             return self.behind(hidden_states, modulation, layer_cache.get()[0], is_still)
         rope = rotary_emb.real.float().contiguous(), rotary_emb.imag.float().contiguous()
         length = segments[-1][1] if segments else 0
-        prefix = Prefix(length, segments, rope, key_valid, is_kept=cache_write_slice is not None)
+        room = padded_length(length) if self.pads and key_valid is None else None
+        prefix = Prefix(length, segments, rope, key_valid, room, is_kept=cache_write_slice is not None)
         made = self.behind(hidden_states, modulation, prefix, is_still)
         if prefix.is_kept:
             layer_cache.store(prefix.behind, prefix.behind)
@@ -206,7 +222,10 @@ class CausalChain(BlockChain):
         q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
         keys, values, own = prefix.before(index, q, preparation.scales)
         operations.write_attention_inputs(qkv, preparation, (q, *own))
-        return operations.attend((q, keys, values), preparation.scales, tokens, of_values, onto, prefix.mask)
+        scales, num_keys = preparation.scales, prefix.num_keys
+        return operations.attend(
+            (q, keys, values), scales, tokens, of_values, onto, prefix.mask, num_keys=num_keys
+        )
 
 
 class QwenImage21Forward:
@@ -226,7 +245,7 @@ class QwenImage21Forward:
         if args or is_watched or kwargs.get("kv_cache_mode") != "cached" or prefix is None:
             return type(transformer).forward(transformer, *args, **kwargs)
         latents = kwargs["hidden_states"][:, -math.prod(kwargs["img_shapes"][0][-1]) :]
-        kept = prefix.length, prefix.rope, prefix.mask, prefix.keys, prefix.values
+        kept = prefix.length, prefix.rope, prefix.mask, prefix.num_keys, prefix.keys, prefix.values
         image = self.later_step(latents, kwargs["timestep"], *kept)
         return Transformer2DModelOutput(sample=image) if kwargs.get("return_dict", True) else (image,)
 
@@ -237,6 +256,7 @@ class QwenImage21Forward:
         length: int,
         rope: Tables,
         mask: torch.Tensor | None,
+        num_keys: torch.Tensor | None,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> torch.Tensor:
@@ -246,7 +266,7 @@ class QwenImage21Forward:
         image = transformer.img_in(latents)
         times = timestep.to(image.dtype)
         embedding = transformer.time_text_embed(torch.cat([times, times.new_zeros(1)]), image)
-        prefix = Prefix(length, None, rope, mask, keys=keys, values=values)
+        prefix = Prefix(length, None, rope, mask, num_keys=num_keys, keys=keys, values=values)
         image = self._chain.behind(image, transformer.modulation(embedding), prefix, is_still=True)
         made: torch.Tensor = transformer.proj_out(transformer.norm_out(image, embedding[:-1]))
         return made
