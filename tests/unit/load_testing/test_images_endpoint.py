@@ -1,6 +1,7 @@
 """Servers that are busy, slow, chatty, or no servers of HTTP."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -11,6 +12,17 @@ import pytest
 
 from vivace.benchmark.load_testing import images_endpoint
 from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer
+
+
+def read_request(connection: socket.socket) -> None:
+    """Read headers and body: a connection that is closed before loses its answer, too."""
+    request = connection.recv(65536)
+    while b"\r\n\r\n" not in request:
+        request += connection.recv(65536)
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    while length is not None and len(body) < int(length[1]):
+        body += connection.recv(65536)
 
 
 @contextmanager
@@ -24,7 +36,7 @@ def answering(
         for content in answers:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
+                read_request(connection)
                 connection.sendall(content)
                 after(connection)
 
