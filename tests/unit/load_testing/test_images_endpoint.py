@@ -17,12 +17,12 @@ from vivace.benchmark.load_testing.images_endpoint import HttpServer, NoAnswer
 def read_request(connection: socket.socket) -> None:
     """Read headers and body: a connection that is closed before loses its answer, too."""
     request = connection.recv(65536)
-    while b"\r\n\r\n" not in request:
+    while b" HTTP/" in request:  # and no beginning of TLS
+        head, end, body = request.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        if end and (length is None or len(body) >= int(length[1])):
+            return
         request += connection.recv(65536)
-    head, _, body = request.partition(b"\r\n\r\n")
-    length = re.search(rb"content-length: (\d+)", head.lower())
-    while length is not None and len(body) < int(length[1]):
-        body += connection.recv(65536)
 
 
 @contextmanager
