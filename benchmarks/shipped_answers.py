@@ -21,9 +21,8 @@ import vivace
 from benchmarks.memory_caps import CARDS_GB, MODELS
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Hub
-from vivace.cli.card import CardMemory
-from vivace.cli.display.attempts import Attempts
-from vivace.cli.plan import fit_of
+from vivace.cli.display.terminal import Attempts
+from vivace.cli.plan import CardMemory, fit_of
 from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.recipes.recipe import Recipe

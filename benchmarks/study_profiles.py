@@ -22,7 +22,7 @@ from benchmarks.study_groups import RESULTS
 from vivace.answers.formatting import seconds
 from vivace.benchmark import Timing, studies
 from vivace.benchmark.profiles import profile
-from vivace.cli.display.phases import Phases
+from vivace.cli.display.terminal import Phases
 from vivace.errors import StoreError, Unsupported, UsageError, WorkerError
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.study_file import read_study

@@ -16,9 +16,7 @@ from vivace.foundation.processes.protocol import send_event
 from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve.queue.messages import Load
 from vivace.serve.worker import main as worker
-from vivace.serve.worker.editing import Editing
-from vivace.serve.worker.lora_folder import LoraFolder
-from vivace.serve.worker.warm_session import Drawing
+from vivace.serve.worker.warm_session import Drawing, Editing, LoraFolder
 
 COMMAND = (sys.executable, "-m", "tests.sleeping_worker")
 SIZE = 1024

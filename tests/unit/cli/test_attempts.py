@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from vivace.cli.display import attempts
+from vivace.cli.display import terminal as attempts
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

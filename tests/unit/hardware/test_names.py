@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from vivace.cli.card import card_of, parse_card
+from vivace.cli.plan import card_of, parse_card
 from vivace.errors import UsageError
 from vivace.evidence.lint.columns import column_of
 from vivace.evidence.recommendation.advise import checked_gpu

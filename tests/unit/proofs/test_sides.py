@@ -8,8 +8,7 @@ from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
 from vivace.errors import RecipeError, UsageError
 from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.folder_side import FolderSide
-from vivace.proofs.sides.function_side import FunctionSide
-from vivace.proofs.sides.plan import parse_side
+from vivace.proofs.sides.plan import FunctionSide, parse_side
 from vivace.proofs.sides.recipe_side import RecipeSide
 
 

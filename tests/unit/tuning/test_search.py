@@ -30,12 +30,12 @@ from vivace.tuning.answer import Tuned
 from vivace.tuning.model.by_model import ModelSampler, failure_probabilities, probability_of_running
 from vivace.tuning.model.priors import PriorSource, effects
 from vivace.tuning.model.regression import Datum
-from vivace.tuning.notes import endings, unmet
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.space import Space, path_of
 from vivace.tuning.search.timetable import Budget
+from vivace.tuning.tuner import endings, unmet
 
 GRIDS = ("tiny-sd", "tiny-flux", "flux-dev-h200")
 

@@ -115,7 +115,7 @@ def profile(settings: ProfileCommand) -> int:
     """
     from vivace.benchmark.profiles import profile as run_profile
     from vivace.benchmark.studies import start_launcher
-    from vivace.cli.display.phases import Phases
+    from vivace.cli.display.terminal import Phases
 
     if settings.force and settings.trace is None:
         raise UsageError("--force overwrites a trace; add --trace FILE")

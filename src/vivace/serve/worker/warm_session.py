@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.errors import Unsupported, VivaceError
+from vivace.errors import Unsupported, UnusableModel, VivaceError
+from vivace.machinery.lora.hot import denoiser_layers, hot_loras
+from vivace.machinery.lora.lora_files import CONFIG, locate_lora
+from vivace.machinery.lora.read_lora import read_lora
+from vivace.techniques.lora import Lora
+
+if TYPE_CHECKING:
+    from vivace.runtime.session import Session
+
+import contextlib
+import inspect
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from vivace.architectures import pipeline_named
 from vivace.foundation.spec.recipe_syntax import BASELINE
+from vivace.foundation.spec.workload import Task
+from vivace.machinery.technique import call_parameters
 from vivace.measure.nvml import NvmlGpu, opened_gpu
 from vivace.measure.surroundings import machine_bytes
-from vivace.models.find import find_model
-from vivace.models.tasks import own_task
+from vivace.models.find import LocatedModel, find_model
+from vivace.models.sources import example_images
+from vivace.models.tasks import own_task, rounds_up
 from vivace.recipes.resolve import resolve
+from vivace.runtime.calls import accepted_by
 from vivace.runtime.finite_images import has_one_colour, hidden_images
 from vivace.runtime.opening import session_of
 from vivace.runtime.pipelines import pipeline_for
+from vivace.runtime.session import Session
 from vivace.serve.queue.messages import Draw, Load, image_file
-from vivace.serve.worker.editing import Editing
-from vivace.serve.worker.lora_folder import LoraFolder, fitting_loras
 from vivace.serve.worker.pixels import Pixels, Projection, fit_projection, returns_tensors
-from vivace.serve.worker.speeds import CallTimes, phases_of, time_batches, time_size
+from vivace.serve.worker.speeds import CallTimes, in_few_steps, phases_of, time_batches, time_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +52,204 @@ if TYPE_CHECKING:
     from vivace.foundation.spec.workload import Task
     from vivace.recipes.recipe import Recipe
     from vivace.runtime.session import Session
+
+
+_KEPT_BYTES = 1_000_000_000
+"""Bytes of parsed files that are kept, the last ones that were used."""
+_NONE = 0.0
+"""The factor of a LoRA that is beside the layers and adds nothing."""
+
+
+@dataclass
+class LoraFolder:
+    """LoRA files that fit the model, with their ranks, why others do not, and the one that is loaded."""
+
+    fitting: dict[str, int] = field(default_factory=dict)
+    unfit: dict[str, str] = field(default_factory=dict)
+    _loaded: tuple[str | int, ...] | None = None
+    _scale: float = _NONE
+    """NaN while unknown, after a failed exchange."""
+
+    @property
+    def technique(self) -> str:
+        """The technique that reserves every layer for the largest rank, in recipe notation."""
+        first = next(iter(self.fitting))
+        return f"lora({first!r}, hot=True, layers=all, max_rank={max(self.fitting.values())})"
+
+    def check_loaded(self, session: Session) -> None:
+        """Load each file once beside the layers of the session; what is refused is unfit."""
+        for lora in hot_loras(session.pipe):
+            lora.keep_bytes = _KEPT_BYTES
+        for path in list(self.fitting):
+            try:
+                session.set_lora(path, scale=_NONE)
+            except VivaceError as error:
+                del self.fitting[path]
+                self.unfit[path] = _without_folder(path, error)
+        self._loaded, self._scale = None, _NONE
+
+    def check_any(self) -> None:
+        """Raise UnusableModel, with the reasons, if no file fits."""
+        if not self.fitting:
+            reasons = "; ".join(f"{Path(path).stem}: {reason}" for path, reason in self.unfit.items())
+            raise UnusableModel(f"--loras: no file fits the model ({reasons})")
+
+    def exchange(self, session: Session, lora: tuple[str, float] | None) -> float:
+        """Load a LoRA with its factor, or none, unless it is loaded; return the seconds."""
+        began = time.perf_counter()
+        if lora is not None:
+            self._load(session, *lora)
+        elif self._scale != _NONE:
+            session.set_lora(scale=_NONE)
+            self._scale = _NONE
+        return time.perf_counter() - began
+
+    def _load(self, session: Session, path: str, scale: float) -> None:
+        """Load a file with its factor, unless it is loaded."""
+        try:
+            identity = _identity(path)
+            if identity != self._loaded:
+                self._loaded, self._scale = None, math.nan  # unknown until it has worked
+                session.set_lora(path, scale=scale)
+            elif scale != self._scale:
+                session.set_lora(scale=scale)
+            after = _identity(path)
+        except VivaceError as error:
+            raise Unsupported(_without_folder(path, error)) from None
+        except OSError as error:
+            raise Unsupported(_unreadable(path, error)) from None
+        if after != identity:  # what was read may be of both files
+            self._loaded = None
+            raise Unsupported(f"{Path(path).name} was written anew while it was read; send the request again")
+        self._loaded, self._scale = identity, scale
+
+
+def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
+    """Return the files that fit a pipeline that no technique has changed, and why others do not."""
+    folder = LoraFolder()
+    components = Lora.declared.default_targets
+    for path in paths:
+        try:
+            _identity(path)
+            layers = denoiser_layers(pipe, path, read_lora(pipe, locate_lora(path), path), components)
+        except VivaceError as error:
+            folder.unfit[path] = _without_folder(path, error)
+        except OSError as error:
+            folder.unfit[path] = _unreadable(path, error)
+        else:
+            folder.fitting[path] = max(layer.rank for layer in layers.values())
+    return folder
+
+
+def _without_folder(path: str, error: VivaceError) -> str:
+    """Return the reason why a file is refused, without the place of the server's folder."""
+    return str(error).replace(path, Path(path).name)
+
+
+def _unreadable(path: str, error: OSError) -> str:
+    return f"{Path(path).name} cannot be read any more: {error.strerror}"
+
+
+def _identity(path: str) -> tuple[str | int, ...]:
+    """Return what changes with a file's content: its times too, since an editor may keep that of its last change.
+
+    The json with PEFT's settings beside it counts as well, since alpha is in it.
+    """
+    files = [Path(path)]
+    if (settings := files[0].with_name(CONFIG)).exists():
+        files.append(settings)
+    stats = [file.stat() for file in files]
+    return path, *(
+        number
+        for status in stats
+        for number in (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    )
+
+
+_SHARED: tuple[Task, ...] = ("image", "inpaint")
+_WARM_STEPS = 2
+
+
+@dataclass
+class Editing:
+    """Sessions that draw from images, by their task, and why others are not served; `published` is the class of the
+    pipeline that the model is published for."""
+
+    published: str
+    sessions: dict[Task, Session] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, located: LocatedModel, session: Session, task: Task | None) -> Editing:
+        """Return the sessions that draw from images: one opened for the only task, or those of all its weights do."""
+        editing = cls(located.pipeline)
+        opened = task or own_task(located.pipeline)
+        if opened != "text":
+            editing.sessions[opened] = session
+        elif task is None:
+            for other in _SHARED:
+                editing._try(other, lambda other=other: session.sharing_weights(other, located.model.name))  # type: ignore[misc]
+        return editing
+
+    def warm(self, sizes: Iterable[tuple[int, int]], report: Callable[[str], None]) -> None:
+        """Draw once at each size, so that later images compile nothing; a task that does not work is not served."""
+        for task, session in list(self.sessions.items()):
+            for width, height in sizes:
+                report(f"warming {task} at {width}x{height}")
+                if not self._try(task, lambda: _draw(session, width, height)):  # noqa: B023 - called at once
+                    break
+
+    def state(self) -> dict[str, Any]:
+        """Return the facts that the server needs, as plain data."""
+        sessions = list(self.sessions.values())
+        takes = set.intersection(*(accepted_by(session.pipe) for session in sessions)) if sessions else set()
+        strengths = [
+            parameter.default
+            for session in sessions
+            if (parameter := call_parameters(session.pipe).get("strength")) is not None
+            and parameter.default is not inspect.Parameter.empty
+        ]
+        known = [pipeline_named(type(session.pipe).__name__) for session in sessions]
+        return {
+            "tasks": sorted(self.sessions),
+            "refused": self.refused,
+            "takes": sorted(takes),
+            "strength": float(strengths[0]) if strengths else None,
+            "rounds_up": rounds_up(self.published),
+            "most_images": max((each.most_images for each in known if each is not None), default=1),
+        }
+
+    def _try(self, task: Task, do: Callable[[], Session | None]) -> bool:
+        """Run a function for a task; note the reason if it fails."""
+        try:
+            made = do()
+        except VivaceError as error:
+            self.refused[task] = str(error)
+        except Exception as error:  # noqa: BLE001 - a task that breaks must not end the others
+            traceback.print_exc()
+            self.refused[task] = f"{type(error).__name__}: {error}"
+        else:
+            if made is not None:
+                self.sessions[task] = made
+            return True
+        self.sessions.pop(task, None)
+        return False
+
+
+def _draw(session: Session, width: int, height: int) -> None:
+    import torch
+
+    size = {"width": width, "height": height}
+    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
+    if "strength" in accepted_by(session.pipe):
+        call["strength"] = 1.0
+
+    def draw(steps: int) -> None:
+        generator = torch.Generator("cpu").manual_seed(0)
+        session("an apple", num_inference_steps=steps, generator=generator, **call)
+
+    in_few_steps(session, _WARM_STEPS, draw)
+
 
 _VERBOSITY = "DIFFUSERS_VERBOSITY"
 _SHORT = 60
