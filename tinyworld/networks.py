@@ -159,7 +159,7 @@ def save_tiny_vae(folder: Path, vae: AutoencoderTiny) -> None:
             unsaved, safe_serialization=True
         )
         # diffusers writes this key, and complains when it reads it
-        _edit(unsaved / "config.json", block_out_channels=None)
+        edit(unsaved / "config.json", block_out_channels=None)
 
 
 @contextmanager
@@ -180,10 +180,10 @@ def load_in_fp32(text_encoder: Path) -> None:
     Otherwise transformers would load it in the stored fp16 while diffusers loads the other components in fp32, and a
     pipeline from a plain from_pretrained(folder) would fail with "Half and Float".
     """
-    _edit(text_encoder / "config.json", dtype="float32")
+    edit(text_encoder / "config.json", dtype="float32")
 
 
-def _edit(config: Path, **changes: str | None) -> None:
+def edit(config: Path, **changes: str | None) -> None:
     settings = {**json.loads(config.read_text(encoding="utf-8")), **changes}
     kept = {key: value for key, value in settings.items() if value is not None or key not in changes}
     config.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")

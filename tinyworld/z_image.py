@@ -212,3 +212,5 @@ def save(
     with networks.atomic_folder(folder) as unsaved:
         pipe.save_pretrained(unsaved, safe_serialization=True)
         networks.load_in_fp32(unsaved / "text_encoder")
+        (unsaved / "tokenizer" / "chat_template.jinja").unlink()
+        networks.edit(unsaved / "tokenizer" / "tokenizer_config.json", chat_template=CHAT)

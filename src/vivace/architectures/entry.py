@@ -24,7 +24,8 @@ class StoredPart(Spec):
 class Embedded(Spec):
     """Weights that ship with vivace: folders in diffusers' format below models/weights.
 
-    With a `base`, `folder` holds only the components that differ from the base model.
+    With a `base`, `folder` holds only the components that differ from the base model; with an index of its own it is
+    another pipeline, and components that it lacks are the base model's.
     """
 
     folder: str

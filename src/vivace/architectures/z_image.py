@@ -19,7 +19,7 @@ from vivace.architectures.components import (
     of_diffusers,
     of_transformers,
 )
-from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
+from vivace.architectures.entry import TAEF1_FILES, Embedded, Entry, Hub, embedded_entry
 from vivace.architectures.family import (
     Arguments,
     BatchDoubling,
@@ -88,6 +88,17 @@ _TURBO = Entry(
 )
 _PARTS = {"transformer": Z_IMAGE_6B, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
 _MODELS = (
+    PublishedModel(
+        embedded_entry(
+            name="tiny-z-image",
+            summary="Z-Image's architecture, small: blocks of one stream, with guidance",
+            origin=Embedded(folder="tiny-z-image", base="tiny-flux", tiny_vae="tiny-flux-tiny-vae"),
+            pipeline="ZImagePipeline",
+            size_multiple=16,
+            num_inference_steps=28,
+            guidance_scale=3.0,
+        )
+    ),
     PublishedModel(
         _TURBO,
         Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, TAEF1),

@@ -275,10 +275,11 @@ def _embedded(entry: Entry, origin: Embedded) -> LocatedModel:
 
 def _embedded_folders(origin: Embedded) -> tuple[Path, dict[str, Path]]:
     """Return the folder of an embedded model's pipeline, and those of components of its own, by name."""
-    own = (WEIGHTS / origin.folder).iterdir() if origin.base is not None else ()
-    return WEIGHTS / (origin.base or origin.folder), {
-        path.name: path for path in sorted(own) if path.is_dir()
-    }
+    own, base = WEIGHTS / origin.folder, WEIGHTS / (origin.base or origin.folder)
+    if (own / INDEX).exists():
+        parts = [base / name for name in components_of(read_index(own, origin.folder))]
+        return own, {part.name: part for part in parts if not (own / part.name).exists() and part.exists()}
+    return base, {path.name: path for path in sorted(own.iterdir()) if path.is_dir()}
 
 
 def _embedded_models_like(

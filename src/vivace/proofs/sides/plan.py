@@ -5,38 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from vivace.errors import UsageError
-from vivace.foundation.untrusted.files import reason
-from vivace.proofs.sides.proof_store import file_digest
-from vivace.proofs.sides.side import (
-    SETTINGS,
-    DrawingFailure,
-    DrawJob,
-    DrawnImage,
-    Side,
-    as_png,
-    suffix_of,
-)
-
-if TYPE_CHECKING:
-    from vivace.proofs.sides.plan import ProofPlan
-
-import json
-from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from vivace.answers.formatting import count
+from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     CallSettings,
     DeviceName,
@@ -49,13 +31,23 @@ from vivace.foundation.spec.settings import (
     read_key,
 )
 from vivace.foundation.spec.sizes import Size, each_once
+from vivace.foundation.untrusted.files import reason
 from vivace.models.prompts import FURTHER_PROMPTS, NUM_SEEDS, PROMPT_SETS
 from vivace.proofs.sides.comfyui_side import ComfySide
 from vivace.proofs.sides.endpoint_side import EndpointSide
 from vivace.proofs.sides.folder_side import FolderSide
-from vivace.proofs.sides.proof_store import Letter
+from vivace.proofs.sides.proof_store import Letter, file_digest
 from vivace.proofs.sides.recipe_side import RecipeSide
-from vivace.proofs.sides.side import ImageSettings
+from vivace.proofs.sides.side import (
+    SETTINGS,
+    DrawingFailure,
+    DrawJob,
+    DrawnImage,
+    ImageSettings,
+    Side,
+    as_png,
+    suffix_of,
+)
 
 _PYTHON = "python:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
