@@ -9,7 +9,6 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.benchmark import studies
-from vivace.benchmark.rounds import work as planned
 from vivace.benchmark.rounds.work import plan_again
 from vivace.cli import main
 from vivace.errors import WorkerError
@@ -106,7 +105,7 @@ def test_bench_prints_predictions_after_measuring_unless_declined(
         num_records.append(len(records))
         return ["plan, baseline: model and peak"]
 
-    monkeypatch.setattr(planned, "plan_again", fake)
+    monkeypatch.setattr(studies, "plan_again", fake)
     command = [
         "bench",
         "--recipe",

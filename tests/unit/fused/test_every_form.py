@@ -355,4 +355,4 @@ def test_its_memory_and_work_are_predicted(model: str, recipe: str) -> None:
         sum(component.gemm_flop for component in of.work.components if component.component == "denoiser")
         for of in (plain, made)
     ]
-    assert works[1] == pytest.approx(works[0], rel=0.01)
+    assert works[1] == pytest.approx(works[0], rel=0.02), "texts are padded to one of a few lengths"

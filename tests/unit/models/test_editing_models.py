@@ -154,7 +154,7 @@ def test_it_is_planned_benched_and_generates(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name = f"synthetic:{model}"
-    assert typed(monkeypatch, "plan", name) == 0
+    assert typed(monkeypatch, "plan", name, "--why") == 0
     assert "vae encoder" in " ".join(capfd.readouterr().out.split())
     picture = str(FOLDER / "03.png")
     command = ["bench", "--model", name, "--task", "edit", "--image", picture, "--steps", "3"]

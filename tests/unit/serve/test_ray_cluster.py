@@ -113,8 +113,8 @@ def test_a_spare_replica_draws_only_while_many_images_wait(
         _, spare = server.pool.replicas
         assert spare.phase.value == "unloaded"
         with ThreadPoolExecutor(IMAGES) as clients:
-            drawing = [clients.submit(draw, server, seed, "slow 2") for seed in range(1, IMAGES + 1)]
-            wait_until(lambda: spare.phase.value == "drawing", 30, "it does not help")
+            drawing = [clients.submit(draw, server, seed, "slow 5") for seed in range(1, IMAGES + 1)]
+            wait_until(lambda: spare.phase.value == "drawing", 60, "it does not help")
             assert [each.result() for each in drawing] == [(200, seed) for seed in range(1, IMAGES + 1)]
         wait_until(lambda: spare.phase.value == "unloaded", 20, "it stays")
         assert server.send("/readyz").status == 200
