@@ -133,7 +133,8 @@ def _signature(member: Any) -> str:
             parts.append("*")
         stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-        parts.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
+        annotation = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+        parts.append(f"{stars}{parameter.name}{annotation}{default}")
     text = ", ".join(parts)
     return f"({text})" if len(text) < 90 else "(\n    " + ",\n    ".join(parts) + ",\n)"
 

@@ -30,6 +30,7 @@ class Progress(Protocol):
     def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
 
 
+@dataclass(frozen=True)
 class Silent:
     """A Progress that shows nothing."""
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 USUAL_SCORER = "openai/clip-vit-large-patch14"
 
 
-@takes_fields(RunSettings, Study, WorkloadRequest, QualityRequest)
+@takes_fields(RunSettings, Study, WorkloadRequest, QualityRequest, without=("models", "enabled"))
 def bench(
     model: str | Sequence[str] | DiffusionPipeline | Callable[[], DiffusionPipeline],
     recipes: Sequence[str],
