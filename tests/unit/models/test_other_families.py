@@ -28,9 +28,7 @@ from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
 from vivace.architectures.calls import call_defaults, draws_from_text
-from vivace.benchmark import Timing
 from vivace.errors import UnusableModel
-from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline
 from vivace.runtime.workloads import checked_request
 
@@ -163,43 +161,6 @@ def test_it_comes_from_a_hub_too(client: Hub, folders: dict[str, Path]) -> None:
     client.repositories["org/pixart"] = Repository({"main": folders["pixart"]})
     pipe = load_pipeline(find_model("org/pixart"), "cpu")
     assert type(pipe).__name__ == "PixArtSigmaPipeline"
-
-
-@pytest.mark.parametrize("name", ["pixart", "sd3"])
-@pytest.mark.soak
-def test_what_techniques_cannot_do_there_is_said_in_words(
-    folders: dict[str, Path], tmp_path: Path, name: str
-) -> None:
-    recipes = [
-        "baseline",
-        "bf16@denoiser",
-        "int8",
-        "tiny_vae",
-        "fbcache(hits=0.5)",
-        "steps(1)",
-    ]
-    timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
-    records = vivace.bench(
-        str(folders[name]),
-        recipes,
-        prompts=["a red circle"],
-        num_inference_steps=2,
-        timing=timing,
-        store=tmp_path / "store",
-        quality=False,
-        rivals=False,
-        device="cpu",
-    )
-    outcomes = {record.trial.recipe.text: (record.outcome, record.reason) for record in records}
-    assert outcomes["baseline"][0] is Outcome.MEASURED, outcomes
-    assert outcomes["steps(1)"][0] is Outcome.MEASURED
-    assert outcomes["tiny_vae"] == (
-        Outcome.UNSUPPORTED,
-        "tiny_vae: no tiny VAE is known for this model's latents",
-    )
-    allowed = {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT}
-    assert {outcome for outcome, _ in outcomes.values()} <= allowed, outcomes
-    assert all(reason for outcome, reason in outcomes.values() if outcome is not Outcome.MEASURED)
 
 
 @pytest.mark.parametrize(

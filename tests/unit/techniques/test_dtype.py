@@ -57,16 +57,6 @@ def test_a_converted_model_is_as_one_loaded_in_bf16(model: str, tmp_path: Path) 
                     assert torch.equal(ours[key], expected), (name, key)
 
 
-def test_timesteps_are_embedded_in_bf16_as_in_fp32() -> None:
-    """With frequencies in bf16 the embedding of Qwen-Image 2.1 is 33 % off."""
-    exact = flow_models.pipeline("qwen-image-2.1").transformer.time_text_embed
-    rounded = flow_models.session("qwen-image-2.1", "bf16@denoiser").pipe.transformer.time_text_embed
-    for timestep in (0.3, 0.75, 1.0):
-        expected = exact(torch.tensor([timestep]), torch.zeros(1))
-        embedded = rounded(torch.tensor([timestep]), torch.zeros(1, dtype=torch.bfloat16)).float()
-        assert (embedded - expected).norm() < 0.01 * expected.norm()
-
-
 def test_a_second_conversion_changes_nothing() -> None:
     session = flow_models.session("krea-2-turbo", "bf16")
     weights = [weight.dtype for weight in session.pipe.transformer.parameters()]

@@ -16,9 +16,7 @@ from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
-from vivace.machinery.multi_gpu.flux_tokens import Ulysses
-from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary
+from vivace.machinery.compilation.captured import captured_forward
 from vivace.machinery.multi_gpu.split_tokens import needs_diffusers
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
@@ -26,7 +24,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export import write_script
 from vivace.techniques import cuda_graph
-from vivace.techniques.parallel import Parallel, _recipe_of_peers
+from vivace.techniques.parallel import Parallel
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -49,47 +47,6 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any, Any]]:
         started = pids(sharded)
         yield family, sharded, families.session(family)
     assert all(not lives(pid) for pid in started), "closing ends them"
-
-
-class TestBoth:
-    @pytest.mark.parametrize(
-        "call",
-        [
-            {},
-            {"prompt": ["a red circle", "a blue square above a green star"]},
-            {"prompt": ["a red circle", "a blue star", "a green square"]},
-            {"height": 160, "width": 96},
-            {"prompt": "a big blue diamond right of a small red triangle on a striped white background"},
-            {"prompt": "a red circle", "num_images_per_prompt": 2, "guidance_scale": 2.0},
-        ],
-        ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
-    )
-    @pytest.mark.quick("sd-plain", "sd-guidance", "flux-batch", "flux-size")
-    def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
-        _, sharded, alone = both
-        before = sharded.evidence()["forwards_shared"]
-        assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
-        evidence = sharded.evidence()
-        assert evidence["forwards_shared"] > before
-        assert evidence["processes"] == 2
-        assert evidence["bytes_exchanged_a_forward"] > 0
-        assert evidence["peer_1.peak_bytes"] > 1e6
-        assert sharded.refuted(evidence) is None
-
-    def test_without_guidance_tokens_are_sharded_and_rows_are_not(self, both: tuple[str, Any, Any]) -> None:
-        family, sharded, alone = both
-        before = sharded.evidence()
-        call = {"guidance_scale": 1.0}
-        assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
-        after = sharded.evidence()
-        assert (after["forwards_shared"] == before["forwards_shared"]) is (family == "sd")
-        assert (after["forwards_alone"] > before["forwards_alone"]) is (family == "sd")
-
-    def test_one_session_at_a_time(self, both: tuple[str, Any, Any]) -> None:
-        family, sharded, alone = both
-        with pytest.raises(Unsupported, match="close the session"):
-            families.session(family, RECIPES[family])
-        assert psnr(families.draw(sharded), families.draw(alone)) > SAME_DB, "the first goes on"
 
 
 @pytest.mark.parametrize(
@@ -276,19 +233,6 @@ def test_a_fused_unets_rows_are_shared_out(by_one_recipe: bool) -> None:
         assert sharded.refuted(evidence) is None
 
 
-@pytest.mark.long
-def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
-    alone = families.session("flux", "fused(fp8)")
-    # One process has one scale for both rows, two have one for each: some values round to others of fp8's few.
-    for mode, call, least_db in (
-        ("all_gather", {}, SAME_DB),
-        ("cfg", {"prompt": ["a red circle", "a blue square"]}, 30),
-    ):
-        with families.session("flux", f"fused(fp8)+parallel({mode})") as sharded:
-            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > least_db
-            assert sharded.evidence()["forwards_shared"] == 6
-
-
 def test_layers_that_are_more_than_a_matmul_are_called() -> None:
     """A hook, as an adapter or a probe registers it, runs, though nothing overlaps with the collective then."""
     pipe = even_flux()
@@ -319,12 +263,6 @@ def test_who_shards_the_tokens() -> None:
             vivace.apply(even_flux(), "parallel(all_gather)")
     finally:
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
-
-
-def test_a_mask_is_refused() -> None:
-    attention = even_flux().transformer.transformer_blocks[0].attn
-    with pytest.raises(ValueError, match="without a mask"):
-        Ulysses(2, "0")(attention, torch.zeros(1, 4, 8), attention_mask=torch.ones(1, 4))
 
 
 _CAPTURES_ON_A_CPU = """
@@ -380,17 +318,6 @@ def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatc
             evidence = sharded.evidence()
             assert evidence["cuda_graphs_recorded"] == 2, "a step, and a hit"
             assert evidence["peer_1.cuda_graphs_recorded"] == 1, "a hit is computed here alone"
-
-
-def test_a_graph_that_one_process_lacks_is_an_error() -> None:
-    graphs = CapturedFunction(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
-    with pytest.raises(RuntimeError, match="not captured"):
-        _follow_primary(graphs, False, (torch.ones(2),), {})
-    graphs(torch.ones(2))
-    _follow_primary(graphs, False, (torch.zeros(2),), {})
-    assert graphs.has((torch.ones(2),), {})
-    _follow_primary(graphs, True, (torch.ones(2),), {})
-    assert not graphs.has((torch.ones(2),), {})
 
 
 @pytest.mark.parametrize(
@@ -467,9 +394,3 @@ def test_flux_has_no_second_row() -> None:
     with families.session("flux", "parallel(cfg)") as sharded:
         assert np.isfinite(families.draw(sharded)).all()
         assert "no forward had two rows" in str(sharded.refuted(sharded.evidence()))
-
-
-def test_what_is_set_for_the_process_is_told_to_the_peers() -> None:
-    later = [*resolve("tf32+inference_mode+steps(4)+channels_last@vae+compile@denoiser,vae")]
-    target = target_of(later=later)
-    assert _recipe_of_peers(target) == "compile+tf32+inference_mode"

@@ -292,26 +292,6 @@ def test_compiled_on_a_gpu_int8_is_scaled_in_fp32() -> None:
     assert traced(theirs, inputs) == [["torch.bfloat16", "torch.bfloat16"]]
 
 
-@pytest.mark.long
-def test_inductor_does_not_recognise_a_matmul_that_is_scaled_in_fp32() -> None:
-    """It would make `_weight_int8pack_mm` of it, which on a GPU is for a few rows."""
-    from torch._dynamo.utils import counters
-    from torch._inductor.utils import fresh_cache
-
-    layer, _ = quantized("int8", dtype=torch.bfloat16)
-    inputs = torch.randn(20, 192).bfloat16()
-
-    def num_matches(function: Any) -> int:
-        torch._dynamo.reset()
-        counters.clear()
-        with fresh_cache():
-            torch.compile(function)(inputs)
-        return int(counters["inductor"]["woq_matcher_count"])
-
-    assert num_matches(layer) == 1, "torchao's own matmul, which stays on a CPU"
-    assert num_matches(lambda rows: int8_weight_linear(rows, layer.weight, layer.bias)) == 0
-
-
 def test_int8_dynamic_asks_no_gpu_for_the_text_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """That copies them to the host and waits for the GPU in each layer. What is on no CPU goes a GPU's way."""
 
@@ -415,21 +395,6 @@ def test_quantize_refuses_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     assert "pip install torchao" in (Quantize(scheme="int8").unsupported(target_of(machine(9, 0))) or "")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "share"), [("nf4", 0.28), ("int4", 0.28), ("nvfp4", 0.295), ("mxfp8", 0.53)]
-)
-@pytest.mark.usefixtures("shallow")
-@pytest.mark.long
-def test_memory_of_quantised_weights_is_predicted(recipe: str, share: float) -> None:
-    """T5 is nearly all Linear but for its embeddings, 0.26 GB; FLUX's in bf16 is 9.5 GB."""
-    plain = of("flux-dev", "steps(1)", text="embeddings")
-    stored = of("flux-dev", f"steps(1)+{recipe}@text_encoder_2", text="embeddings")
-    before, after = (next(c for c in p.components if c.name == "text_encoder_2") for p in (plain, stored))
-    assert share - 0.03 < (after.num_bytes - 0.263e9) / (before.num_bytes - 0.263e9) < share
-    assert stored.model_bytes - plain.model_bytes == after.num_bytes - before.num_bytes
-    assert stored.peak_bytes < plain.peak_bytes
-
-
 @pytest.mark.parametrize("scheme", [*SCHEMES, "fp8_static"])
 @pytest.mark.long
 @pytest.mark.exhaustive("fp8_weight")
@@ -455,13 +420,3 @@ def test_a_pipeline_without_weights_takes_as_much(scheme: str) -> None:
         sum(p.numel() * p.element_size() for t in m.parameters() for p in plain_tensors(t)) for m in parts
     )
     assert predicted == pytest.approx(held, rel=0.001)
-
-
-@pytest.mark.long
-def test_int4_on_a_gpu_is_two_weights_a_byte() -> None:
-    for before, after in (("steps(2)", "steps(2)+int4"), ("bf16", "bf16+int4")):
-        parts = ({c.name: c for c in of("sd15", recipe).components} for recipe in (before, after))
-        plain, packed = (recipe_parts["unet"] for recipe_parts in parts)
-        assert "uint8" in packed.dtype
-        # Most of SD 1.5 is convolutions, which stay as they are.
-        assert 0.7 * plain.num_bytes < packed.num_bytes < 0.8 * plain.num_bytes
