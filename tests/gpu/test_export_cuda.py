@@ -152,14 +152,6 @@ def test_quantised_weights_come_to_the_gpu_smaller(scheme: str, tmp_path: Path) 
     assert torch.cuda.max_memory_allocated() - before < num * 1.6, "never two bytes for each weight"
 
 
-def test_offloaded_weights_never_all_go_to_the_gpu() -> None:
-    located = find_model("tiny-sd")
-    text = write_script(located, resolve("tiny_vae+int8+offload(model)"), "cuda", prompt=PROMPT).text
-    assert 'pipe.to("cuda")' not in text
-    text = write_script(located, resolve("prompt_cache+offload(model)"), "cuda", prompt=PROMPT).text
-    assert 'pipe.to("cuda")' in text, "vivace's own techniques are applied where the weights work"
-
-
 def test_a_script_runs_on_a_gpu_in_a_process_of_its_own(tmp_path: Path) -> None:
     recipe = "tiny_vae+bf16+scheduler(dpmpp_2m)+steps(12)"
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text

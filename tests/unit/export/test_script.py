@@ -16,7 +16,6 @@ from PIL import Image
 from tests import shrunken
 from tests.composition.recipes import MODELS, plain
 from tests.exported import CALL, PROMPT, check, run, with_vivace, write
-from tests.targets import target_of
 from vivace import runtime, techniques
 from vivace.errors import NoEffect, Unsupported, UsageError
 from vivace.machinery.technique import Machine
@@ -26,7 +25,6 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.export import write_script
 from vivace.runtime.opening import open_session
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.quantize import Quantize
 
 ROOT = Path(__file__).parents[3]
 COMPOSED = {
@@ -354,17 +352,6 @@ def test_int8_that_inductor_has_a_slow_kernel_for_is_left_to_vivace(
     """Which it has in bf16, compiled."""
     written = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT)
     assert written.own == own
-
-
-def test_packed_int4_is_vivaces_own() -> None:
-    pipe = load_pipeline(find_model("tiny-flux"), "cpu")
-    quantize = Quantize(scheme="int4")
-    on_gpu, on_cpu = (
-        target_of(Machine(device, "a machine", capability, "c++"), pipe=pipe)
-        for device, capability in (("cuda", (9, 0)), ("cpu", None))
-    )
-    assert quantize.script(on_gpu) is None
-    assert quantize.script(on_cpu) is not None
 
 
 def test_a_folder_is_loaded_from_where_it_is(tmp_path: Path) -> None:

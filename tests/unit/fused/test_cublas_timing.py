@@ -54,10 +54,6 @@ def test_the_fastest_is_taken_and_the_slow_ones_are_timed_once(monkeypatch: pyte
     assert [clock.calls[index] for index in range(5)] == [3 * calls, 3 * calls, 3 * calls, calls, calls]
 
 
-def test_a_single_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastest(monkeypatch, Clock(3.0)) == 0
-
-
 class Proposals:
     """A plan, whose algorithms have names and may write other bits than the first."""
 

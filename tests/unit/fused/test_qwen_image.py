@@ -96,16 +96,6 @@ def test_a_padded_text_is_an_image_of_its_own() -> None:
 
 
 @torch.no_grad()
-def test_after_fuse_qkv() -> None:
-    made = transformer()
-    expected = made(**CASES[0])[0]
-    made.fuse_qkv_projections()
-    Fused(precision="bf16").apply(target(made))
-    assert error(made(**CASES[0])[0], expected) < 0.015
-    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
-
-
-@torch.no_grad()
 def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)

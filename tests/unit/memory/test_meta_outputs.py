@@ -51,22 +51,6 @@ def test_a_known_call_has_the_layout_of_the_first(
     assert len({m.untyped_storage()._cdata for m in mades}) == len(mades), "each has its own storage"
 
 
-def test_operators_are_called_once() -> None:
-    outputs, called = MetaOutputs(), []
-
-    class Counted:
-        _schema = aten.relu.default._schema
-
-        def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-            called.append(tensor.shape)
-            return aten.relu.default(tensor)
-
-    relu = Counted()
-    for size in (3, 3, 4, 3):
-        assert outputs.call(relu, (meta(size),), {}).shape == (size,)
-    assert called == [(3,), (4,)]
-
-
 @pytest.mark.parametrize(
     ("func", "args"),
     [(aten.view.default, ([4, 9],)), (aten._unsafe_view.default, ([4, 9],)), (aten.add_.Tensor, (1,))],

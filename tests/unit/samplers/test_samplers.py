@@ -22,7 +22,6 @@ import vivace
 from tests.conditioned import as_pipeline
 from tests.families import build, draw
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.machinery.guidance import step_of_each_call
 from vivace.machinery.samplers import refused_steps
 from vivace.models.sources import FOLDER
 from vivace.techniques.scheduler import Scheduler
@@ -267,20 +266,6 @@ def test_betas_that_a_sampler_does_not_know_are_refused() -> None:
     pipe.scheduler = DDPMScheduler(beta_schedule="sigmoid")
     with pytest.raises(Unsupported, match="sigmoid is not implemented"):
         vivace.apply(pipe, "scheduler(euler)")
-
-
-def test_calls_of_a_step() -> None:
-    from diffusers import HeunDiscreteScheduler, PNDMScheduler
-
-    for scheduler, steps in (
-        (HeunDiscreteScheduler(), 5),
-        (PNDMScheduler(), 7),
-        (PNDMScheduler(skip_prk_steps=True), 4),
-    ):
-        scheduler.set_timesteps(steps)
-        steps_of_calls = step_of_each_call(scheduler, len(scheduler.timesteps))
-        assert sorted(set(steps_of_calls)) == list(range(steps))
-        assert steps_of_calls == sorted(steps_of_calls)
 
 
 # copies of a session's scheduler

@@ -120,15 +120,6 @@ def test_a_cache_and_a_cutoff_count_the_steps_that_are_run(model: str, task: Tas
     assert draw(cut, batch=2).shape[0] == 2, "masks of a batch are halved too"
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "bf16@vae", "vae_slicing+quantize(int8)"])
-@pytest.mark.parametrize(("model", "task"), CASES)
-@pytest.mark.diagonal
-def test_techniques_that_keep_the_picture(model: str, task: Task, recipe: str) -> None:
-    session = open_session(model, task, recipe)
-    batch = 2 if "vae_slicing" in recipe else 1
-    assert psnr(draw(session, batch=batch)[:1], reference(model, task)) > 25
-
-
 def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
     pruned = open_session("tiny-sd", "inpaint", "prune(0.1, pictures=1)")
     assert np.isfinite(draw(pruned)).all()

@@ -49,6 +49,47 @@ def both(request: pytest.FixtureRequest) -> Iterator[tuple[str, Any, Any]]:
     assert all(not lives(pid) for pid in started), "closing ends them"
 
 
+class TestBoth:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            {},
+            {"prompt": ["a red circle", "a blue square above a green star"]},
+            {"prompt": ["a red circle", "a blue star", "a green square"]},
+            {"height": 160, "width": 96},
+            {"prompt": "a big blue diamond right of a small red triangle on a striped white background"},
+            {"prompt": "a red circle", "num_images_per_prompt": 2, "guidance_scale": 2.0},
+        ],
+        ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
+    )
+    @pytest.mark.quick("sd-plain", "sd-guidance", "flux-batch", "flux-size")
+    def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
+        _, sharded, alone = both
+        before = sharded.evidence()["forwards_shared"]
+        assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+        evidence = sharded.evidence()
+        assert evidence["forwards_shared"] > before
+        assert evidence["processes"] == 2
+        assert evidence["bytes_exchanged_a_forward"] > 0
+        assert evidence["peer_1.peak_bytes"] > 1e6
+        assert sharded.refuted(evidence) is None
+
+    def test_without_guidance_tokens_are_sharded_and_rows_are_not(self, both: tuple[str, Any, Any]) -> None:
+        family, sharded, alone = both
+        before = sharded.evidence()
+        call = {"guidance_scale": 1.0}
+        assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > SAME_DB
+        after = sharded.evidence()
+        assert (after["forwards_shared"] == before["forwards_shared"]) is (family == "sd")
+        assert (after["forwards_alone"] > before["forwards_alone"]) is (family == "sd")
+
+    def test_one_session_at_a_time(self, both: tuple[str, Any, Any]) -> None:
+        family, sharded, alone = both
+        with pytest.raises(Unsupported, match="close the session"):
+            families.session(family, RECIPES[family])
+        assert psnr(families.draw(sharded), families.draw(alone)) > SAME_DB, "the first goes on"
+
+
 @pytest.mark.parametrize(
     ("family", "recipe", "least_db"),
     [
