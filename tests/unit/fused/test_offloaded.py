@@ -18,7 +18,6 @@ from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 
 GPU = Machine("cuda", "a GPU", (9, 0), None, has_all_packages=True)
-CPU, META = torch.device("cpu"), torch.device("meta")
 HOISTED, COMPUTED = "denoiser.modulations_hoisted", "denoiser.modulations_computed_in_the_loop"
 PROMPTS = ("a red circle", "a blue square", "a blue square")
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from tests import families
-from tests.families import STEPS, draw, psnr
+from tests.families import draw, psnr
 from tests.fused_kernels import error
-from tests.fused_unets import TEXT, inputs, size, target, unet
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.machinery.compilation.captured import captured_forward
+from tests.fused_unets import TEXT, inputs, target, unet
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Effect
 from vivace.techniques.fused import Fused
@@ -124,13 +122,6 @@ def test_changed_weights_are_used() -> None:
     assert num() == 3
 
 
-def test_weights_are_stored_once_beside_the_blocks() -> None:
-    before = size(unet().bfloat16())
-    made, _ = fused()
-    assert made.vivace_text_projections.weight.shape == (COLUMNS, TEXT)
-    assert size(made) == pytest.approx(before, rel=0.06), "what enlarges is kept twice"
-
-
 def test_unets_that_read_the_text_elsewhere_are_refused() -> None:
     for kind in ("text", "text_image"):
         strange = unet()
@@ -180,21 +171,3 @@ def test_an_offloaded_unet_projects_a_text_where_it_works() -> None:
     assert made.evidence()[PROJECTED] == 2
     assert np.array_equal(draw(made, callback_on_step_end=decode), expected)
     assert made.evidence()[PROJECTED] == 4, "once more after it came back"
-
-
-def test_captured_steps_copy_keys_and_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, made = (families.session("sd", "fused(bf16)") for _ in range(2))
-    apply_cuda_graph(made.pipe, monkeypatch)
-    copied: list[tuple[int, ...]] = []
-    copy_ = torch.Tensor.copy_
-
-    def counted(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        if other.ndim == 3 and hasattr(other, "_vivace_never_written"):
-            copied.append(tuple(other.shape))
-        return copy_(self, other, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", counted)
-    for prompt in ("a red circle", "a blue square"):
-        assert np.array_equal(draw(made, prompt), draw(plain, prompt))
-    assert len(copied) == 3, "the first one also into a buffer that is new"
-    assert captured_forward(made.pipe.unet).num_replays == 2 * STEPS["sd"]

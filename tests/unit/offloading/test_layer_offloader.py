@@ -17,7 +17,6 @@ from vivace.errors import RecipeError
 from vivace.machinery.offloading import layer_offloader, offloaded_module
 from vivace.machinery.offloading.layer_offloader import (
     LayerOffloader,
-    Prefetcher,
     _Batch,
 )
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
@@ -449,40 +448,6 @@ def test_no_layer_reads_a_copy_before_it_is_complete(
     assert len(stream.copies) >= prefetcher.num_prefetched
     assert stream.num_waits < len(stream.copies) / 3, "once for several layers"
     assert not stream.num_wrongly_begun, "in memory that was still in use"
-
-
-@pytest.fixture
-def six() -> list[OffloadedModule]:
-    """Of 1 kB each."""
-    return [OffloadedModule(torch.nn.Linear(256, 1, bias=False), CPU) for _ in range(6)]
-
-
-def work(prefetcher: Prefetcher, order: list[OffloadedModule]) -> list[list[bool]]:
-    """Onload them in this order. Returns which were onloaded while each worked."""
-    states = []
-    for part in order:
-        prefetcher.onload(part)
-        states.append([p.is_onloaded for p in dict.fromkeys(order)])
-        part.offload()
-    return states
-
-
-def test_the_layer_that_followed_is_prefetched(
-    six: list[OffloadedModule], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", 1500)
-    prefetcher = Prefetcher(CPU)
-    alone = work(prefetcher, six)
-    assert [sum(row) for row in alone] == [1] * 6, "nothing is known yet"
-    prefetcher.end_call()
-    assert prefetcher.num_prefetched == 0
-    for _ in range(2):
-        rows = work(prefetcher, six)
-        # Two more than the one that works, until 1500 bytes are prefetched.
-        assert [sum(row) for row in rows] == [3, 3, 3, 3, 2, 1]
-        prefetcher.end_call()
-        assert prefetcher.num_prefetched == 5, "all but the first"
-        assert not any(part.is_onloaded for part in six)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -125,22 +125,6 @@ def test_techniques_that_calibrate_start_from_a_picture_too() -> None:
     assert np.isfinite(draw(pruned)).all()
 
 
-def test_magcache_reads_the_end_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vivace.machinery.step_caching.model_fits import Ratios
-    from vivace.techniques import magcache
-
-    lookups: list[tuple[int, int]] = []
-
-    class Watched(Ratios):
-        def at(self, step: int, num_steps: int) -> float:
-            lookups.append((step, num_steps))
-            return 1.0
-
-    monkeypatch.setattr(magcache, "find_fit", lambda *_: Watched((1.0, 1.0), "m"))
-    draw(open_session("tiny-flux", "image", "magcache(retention=0)"))
-    assert lookups == [(k, STEPS) for k in range(1, STEPS)], "the first of six steps is not run"
-
-
 def test_samplers_that_cannot_begin_in_the_middle_are_refused() -> None:
     with pytest.raises(Unsupported, match="scale_noise"):
         open_session("tiny-flux", "image", "scheduler(unipc)")

@@ -127,22 +127,6 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(("family", "num", "blocks"), [("sd", 14, "whole"), ("flux", 7, "repeated")])
-@pytest.mark.long
-@pytest.mark.exhaustive("sd*")
-def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
-    recipe = f"compile(backend=aot_eager, blocks={blocks})"
-    call = {"num_inference_steps": 1}
-    made = session(family, f"attention(flex)+{recipe}")
-    assert psnr(draw(made, **call), drawn(family, **call)) > 80
-    evidence = made.evidence()
-    assert evidence["denoiser.attention_calls_flex"] == 0
-    # Repeated blocks are traced once a kind.
-    assert 0 < int(evidence["denoiser.attentions_compiled_flex"]) <= num
-    assert blocks == "repeated" or evidence["denoiser.attentions_compiled_flex"] == num
-    assert made.refuted({}) is None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_kernel_for_the_vae(family: str) -> None:
     made = session(family, "attention(math)@vae")

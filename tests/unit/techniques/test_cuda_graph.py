@@ -9,7 +9,6 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from diffusers.hooks import group_offloading
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from torch.utils._pytree import tree_leaves
 
@@ -322,30 +321,6 @@ def test_schedulers_that_search_for_the_first_timestep(
     for _ in range(2):
         assert psnr(draw(session, num_inference_steps=4), reference) > 90
     assert session.evidence()["timesteps_from_host"] == 8
-
-
-@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
-def test_layers_are_not_searched_for_offloading_hooks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[Any] = []
-    search = group_offloading._get_top_level_group_offload_hook
-
-    def counted(module: Any) -> Any:
-        searched.append(module)
-        return search(module)
-
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
-    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
-    plain = vivace.apply(build(family))
-    session = vivace.apply(build(family), "cuda_graph")
-    monkeypatch.setattr(group_offloading, "_get_top_level_group_offload_hook", counted)
-    reference = draw(plain)
-    assert len(searched) >= 4, "diffusers searches no longer, so nothing needs to be told"
-    searched.clear()
-    assert psnr(draw(session), reference) > 90
-    assert not searched
-    with pytest.raises((ValueError, RuntimeError)):  # a failed call leaves nothing behind
-        draw(session, height=13)
-    assert group_offloading._get_group_onload_device.__module__ == group_offloading.__name__
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])

@@ -2,14 +2,11 @@
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import vivace
 from tests import flow_models
-from tests.families import build, draw
 from tests.narrow import small
 from tests.targets import target_of
 from vivace.errors import NoEffect
@@ -17,23 +14,6 @@ from vivace.models.synthetic import build as build_architecture
 from vivace.techniques.dtype import Dtype
 
 pytestmark = pytest.mark.usefixtures("short_calls")
-
-
-def test_a_step_does_not_ask_the_denoiser_for_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = vivace.apply(build("sd"), "dtype(bf16)@denoiser")
-    lookups: list[Any] = []
-
-    def dtype(unet: Any) -> torch.dtype:
-        lookups.append(unet)
-        return torch.bfloat16
-
-    monkeypatch.setattr(type(session.pipe.unet), "dtype", property(dtype))
-    counts = []
-    for steps in (1, 4):
-        lookups.clear()
-        draw(session, num_inference_steps=steps)
-        counts.append(len(lookups))
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(

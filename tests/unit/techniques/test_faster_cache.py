@@ -9,7 +9,7 @@ from diffusers import StableDiffusionControlNetPipeline
 from diffusers.hooks.faster_cache import _split_low_high_freq
 
 import vivace
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, session
 from vivace.errors import Unsupported
 from vivace.machinery.technique.pipeline_code import doubles_latents
 from vivace.techniques.faster_cache import _bands, _conditional
@@ -122,22 +122,6 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
     assert made.refuted({}) == (
         "faster_cache@denoiser: guidance was off (scale 1 or less), so there was no unconditional half to leave out"
     )
-
-
-@pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.long
-@pytest.mark.exhaustive("2")
-def test_blocks_compiled_one_code_for_all(num: int) -> None:
-    prompts = ["a red circle", "a star"][:num]
-    recipe = "faster_cache(2, start=1001)"
-    alone = draw(session("sd", recipe), prompts, num_inference_steps=8)
-    made = session("sd", f"{recipe}+compile(backend=eager, blocks=repeated)")
-    graphs = []
-    for _ in range(2):
-        assert psnr(draw(made, prompts, num_inference_steps=8), alone) > 80
-        graphs.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
-    assert graphs[0] == graphs[1], "none in the second call"
-    assert graphs[0][1] == 0
 
 
 def test_the_conditional_half_of_nested_arguments() -> None:

@@ -15,7 +15,7 @@ from tests.families import build, draw, drawn, psnr
 from tests.typed import typed
 from vivace.errors import Unsupported, UsageError
 from vivace.machinery.step_caching.engine import relative_change
-from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep, watching_changes
+from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep
 from vivace.models import find_model
 from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.runtime.memory.weightless import find_weightless
@@ -151,24 +151,6 @@ def test_a_damaged_fit_counts_as_none(content: str, cache: Path) -> None:
     file.write_text(content)
     assert find_fit(Fit, transformer, LINE.model) is None
     assert find_fit(Fit, transformer, "") is None
-
-
-def test_what_is_watched_is_what_changes() -> None:
-    transformer = build("flux").transformer
-    arguments = inputs(transformer)
-    with torch.no_grad(), watching_changes(transformer) as (changes, start_image):
-        for timestep in (0.9, 0.8):
-            outputs = transformer(**arguments | {"timestep": torch.tensor([timestep])}).sample
-        start_image()
-        again = transformer(**arguments | {"timestep": torch.tensor([0.7])}).sample
-        assert len(changes) == 1, "images are not compared with each other"
-        transformer(**arguments | {"timestep": torch.tensor([0.7])}, return_dict=False)
-    assert changes[1] == (0.0, 0.0)
-    assert changes[0][1] == pytest.approx(
-        relative_change(outputs, transformer(**arguments | {"timestep": torch.tensor([0.9])}).sample.detach())
-    )
-    assert again.shape == outputs.shape
-    assert not transformer.transformer_blocks[0].norm1._forward_hooks
 
 
 @pytest.mark.long
