@@ -199,27 +199,12 @@ class TestTokenizers:
             assert 0 <= min(ids) < 0.05 * size
             assert 0.9 * size < max(ids) < size
 
-    def test_the_same_words_are_the_same_ids(self, clip: Any) -> None:
-        a, b = clip(["A red circle", "a red  square"]).input_ids
-        assert a[:3] == b[:3]
-        assert a[3:] != b[3:]
-
     def test_long_prompts_are_cut_and_end_all_the_same(self, clip: Any) -> None:
         text = "word " * 500
         assert len(clip(text, padding="longest").input_ids) == 502
         cut = clip(text, padding="max_length", truncation=True).input_ids
         assert len(cut) == 77
         assert cut[-1] == 49407
-
-    def test_any_text_has_ids(self, clip: Any) -> None:
-        for text in ("", "  \n", "кошка 猫 🐈", "\x00", "1234", "under_score", "x" * 1000):
-            ids = clip(text).input_ids
-            assert all(0 <= i < 49408 for i in ids)
-
-    def test_a_prompt_is_about_as_many_tokens_as_published_tokenizers_make(self, clip: Any) -> None:
-        text = "a cinematic photograph of an astronaut riding a horse through a misty forest at dawn, 35mm, detailed"
-        words = len(text.split())
-        assert words < len(clip(text).input_ids) - 2 < 2 * words
 
 
 def test_pipelines_take_long_prompts_and_batches() -> None:
