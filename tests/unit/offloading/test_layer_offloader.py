@@ -1,8 +1,6 @@
 """Offloaded layers, with the CPU as the device: onloading copies, so addresses tell what is onloaded."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
 from vivace.errors import RecipeError
-from vivace.machinery.offloading import layer_offloader, offloaded_module
+from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.layer_offloader import (
     LayerOffloader,
     _Batch,
@@ -376,78 +374,6 @@ def test_compiled_blocks_with_quantised_weights_are_onloaded(scheme: str) -> Non
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == graphs
     torch._dynamo.reset()
-
-
-class _Late:
-    """A stream whose copies are made at the last moment: when another stream waits for them."""
-
-    def __init__(self) -> None:
-        self.copies: list[Any] = []
-        self.num_made = 0
-        self.num_waits = 0
-        self.num_wrongly_begun = 0
-        self.has_come_to_now = False
-
-    @contextmanager
-    def on(self, _: Any) -> Iterator[None]:
-        def later(to: torch.Tensor, tensor: torch.Tensor, **_: Any) -> None:
-            self.num_wrongly_begun += not self.has_come_to_now
-            self.copies.append((to, tensor))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "copy_", later)
-            yield
-
-    def wait_stream(self, _: Any) -> None:
-        self.has_come_to_now = True
-        self.num_waits += 1
-
-    def record_event(self) -> int:
-        return len(self.copies)
-
-    def wait_event(self, event: int) -> None:
-        for to, tensor in self.copies[self.num_made : event]:
-            to.copy_(tensor)
-        self.num_made = max(self.num_made, event)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd", "flux")
-def test_no_layer_reads_a_copy_before_it_is_complete(
-    family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = drawn(family)
-    offloaded = session(family, "offload(group, stream=True)")
-    stream, empty_like = _Late(), torch.empty_like
-    denoiser = max(
-        modules(offloaded.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters())
-    )
-    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", sum(p.nbytes for p in denoiser.parameters()) // 4)
-
-    def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
-        empty = empty_like(like, **how)
-        return empty.fill_(float("nan")) if empty.is_floating_point() and "device" in how else empty
-
-    monkeypatch.setattr(torch, "empty_like", unwritten)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(torch.cuda, "stream", stream.on)
-    restore = OffloadedModule.restore
-
-    def restore_and_free(part: OffloadedModule) -> None:
-        stream.has_come_to_now = False
-        restore(part)
-
-    monkeypatch.setattr(OffloadedModule, "restore", restore_and_free)
-    prefetcher = made[-1]._prefetcher
-    assert prefetcher is not None
-    prefetcher._stream = stream
-    for _ in range(3):
-        assert np.array_equal(draw(offloaded), reference)
-        assert stream.num_made == len(stream.copies), "nothing was freed while it was written to"
-    assert prefetcher.num_prefetched > 50
-    assert len(stream.copies) >= prefetcher.num_prefetched
-    assert stream.num_waits < len(stream.copies) / 3, "once for several layers"
-    assert not stream.num_wrongly_begun, "in memory that was still in use"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -11,8 +11,6 @@ import vivace
 from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
 from vivace.machinery.guidance import GuidanceRows, rows_of
-from vivace.machinery.technique import Effect
-from vivace.runtime.session import with_step_ends
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -157,21 +155,6 @@ def test_callback_objects_get_the_tensors_that_they_declare(kind: str) -> None:
     changed = draw(made, {}, callback_on_step_end=callbacks[kind])
     assert callbacks["one"].batches == [["latents", "prompt_embeds"]] * 4
     assert psnr(changed, draw(made, {})) < 40, "and what they return is taken"
-
-
-@pytest.mark.parametrize("kind", ["one", "several"])
-def test_with_a_techniques_own_callback_both_get_their_tensors(kind: str) -> None:
-    callbacks, ours = _callbacks(), []
-
-    def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        ours.append(sorted(tensors))
-        return {}
-
-    effect = Effect(step_end=step_end, step_end_inputs=("negative_prompt_embeds", "latents"))
-    call = with_step_ends({"callback_on_step_end": callbacks[kind]}, [effect])
-    draw(vivace.apply(build("sd")), call)
-    assert ours == [["latents", "negative_prompt_embeds", "prompt_embeds"]] * 4
-    assert [{"latents", "prompt_embeds"} <= {*names} for names in callbacks["one"].batches] == [True] * 4
 
 
 def test_diffusers_own_cutoff_beside_ours() -> None:

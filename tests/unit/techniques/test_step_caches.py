@@ -5,7 +5,7 @@ What is one cache's own (its schedule, its criterion, its refusals) is in the fi
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,17 +40,11 @@ class Cache:
 
     Attributes:
         steps: of a call.
-        most_hits: the largest share of steps that may be hits.
-        near_db: PSNR that an image has to what is beside it, at least, where the cache is one of two techniques.
-        beside: what that image is: "partner", of the other technique alone, or "cache", of the cache alone.
     """
 
     family: str
     recipe: str
     steps: int = 12
-    most_hits: float = 0.9
-    near_db: float = 15.0
-    beside: Literal["partner", "cache"] = "partner"
 
     def pipe(self) -> Any:
         """Return a pipeline that holds what the cache was calibrated with."""
@@ -218,9 +212,6 @@ def test_guidance_in_two_calls_has_a_cache_for_each(cache: Cache, near_db: float
     whole = drawn("flux", num_inference_steps=12, **guided)
     assert psnr(image, whole) > near_db
     assert psnr(image, drawn("flux", num_inference_steps=12)) < psnr(image, whole)
-
-
-# With other techniques
 
 
 # Graphs
