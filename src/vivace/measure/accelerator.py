@@ -129,10 +129,8 @@ class MemoryMeter:
 
 
 def weights_bytes(pipe: Any) -> int:
-    """Return the bytes of all parameters and buffers of the pipeline's components; shared ones count once.
-
-    Of a storage that is used for other data too (a mapped file, pinned memory), only their share counts.
-    """
+    """Return the bytes of all parameters and buffers of the pipeline's components; shared ones count once. Of a storage
+    that is used for other data too (a mapped file, pinned memory), only their share counts."""
     spans: dict[int, tuple[int, set[tuple[int, int]]]] = {}
     for component in COMPONENTS:
         module = component_of(pipe, component)

@@ -67,11 +67,7 @@ def calibrate_witness(
     is_read: Callable[[], None] = lambda: None,
     on_image: OnImage = lambda done, total: None,
 ) -> WitnessCalibration:
-    """Calibrate a witness on images that are drawn, and keep the result for this model.
-
-    Args:
-        grade: of the damage that must fail, from 1.
-    """
+    """Calibrate a witness on images that are drawn, and keep the result for this model."""
     scores = score_images(images, judge, kinds, device, is_read, on_image)
     chosen = choose_limit(scores, kinds, grade, judge.scorer.name)
     calibration = WitnessCalibration(
@@ -102,12 +98,7 @@ def identity_of(located: LocatedModel) -> str:
 def choose_limit(
     scores: Sequence[ImageScores], kinds: Sequence[DamageKind], grade: int, scorer: str
 ) -> ChosenLimit:
-    """Choose the limit of a witness.
-
-    Args:
-        grade: of the damage that must fail, from 1 to the number of strengths.
-        scorer: its name, for messages.
-    """
+    """Choose the limit of a witness."""
     sound = [row for row in scores if row.changed is not None]
     prompts = {row.prompt for row in sound}
     if len(prompts) < MIN_GROUPS:
@@ -201,15 +192,9 @@ def _high(share: KeptShare) -> float:
 
 
 def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = 0.9) -> float | None:
-    """Return the lowest strength from which damage is detected with this power; None if it never is.
-
-    Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
-    returned: an upper bound.
-
-    Args:
-        powers: the probability that damage is detected at each strength.
-        strengths: positive and growing.
-    """
+    """Return the lowest strength from which damage is detected with this power; None if it never is. Between two
+    strengths the power is interpolated over their logarithms. If the lowest is detected already, it is returned: an
+    upper bound."""
     for k, reached in enumerate(powers):
         if min(powers[k:]) < power:
             continue

@@ -65,11 +65,7 @@ class FigureSet:
         )
 
     def add_scores(self, scorer: ClipScorer | FunctionScorer, others: Others | None) -> None:
-        """Add scores for prompts, and with CLIP the similarity to references and sources.
-
-        Args:
-            others: None where the prompts are not known; then there are no scores for prompts.
-        """
+        """Add scores for prompts, and with CLIP the similarity to references and sources."""
         if isinstance(scorer, ClipScorer):
             self._add_clip(scorer, others)
         elif others is not None:

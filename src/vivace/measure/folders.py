@@ -80,13 +80,7 @@ class FolderComparison:
     def judge(
         self, limits: Limits, *, same_picture: bool, task: Task = "text"
     ) -> tuple[Judgement, Fidelity | None]:
-        """Return the verdict on folder B, and how close it is to folder A.
-
-        Args:
-            limits: of the scorer, see `Limits.for_scorer`.
-            same_picture: whether B should show the same images as A.
-            task: what the images were made from.
-        """
+        """Return the verdict on folder B, and how close it is to folder A."""
         if (reason := broken([() if a else tuple(b) for a, b in self.faults])) is not None:
             return Judgement(Gate.FAILED, reason, "broken"), None
         for name, row in zip(self.names, self.rows, strict=True):

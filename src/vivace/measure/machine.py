@@ -92,10 +92,8 @@ def torch_type(device: object) -> str:
 
 
 def visible_gpus() -> list[Place]:
-    """Return the GPUs that this process may use, numbered as NVML and nvidia-smi do, if NVML is there.
-
-    Without NVML the number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere.
-    """
+    """Return the GPUs that this process may use, numbered as NVML and nvidia-smi do, if NVML is there. Without NVML the
+    number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere."""
     import torch
 
     gpus = []
@@ -122,11 +120,9 @@ def cpu_name() -> str:
 
 @contextmanager
 def without_cuda_init() -> Iterator[None]:
-    """Import libraries inside the context without initialising CUDA, which does not survive a fork.
-
-    When transformers imports torchao, it queries the GPU's compute capability to decide which kernels to register, for
-    which PyTorch would initialise CUDA. NVML gives the same answer. Does nothing without NVML.
-    """
+    """Import libraries inside the context without initialising CUDA, which does not survive a fork. When transformers
+    imports torchao, it queries the GPU's compute capability to decide which kernels to register, for which PyTorch
+    would initialise CUDA. NVML gives the same answer. Does nothing without NVML."""
     import torch
     import torch.utils._triton as triton
 
@@ -158,12 +154,9 @@ _SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts a
 
 
 def probe_dtypes(device: str) -> dict[str, float | str]:
-    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16.
-
-    Where the device does not compute in a dtype it is the reason, in words.
-
-    A CPU without hardware support for a dtype emulates it, 10 to 30 times slower or more; only a measurement shows it.
-    """
+    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16. Where the
+    device does not compute in a dtype it is the reason, in words. A CPU without hardware support for a dtype emulates
+    it, 10 to 30 times slower or more; only a measurement shows it."""
     import torch
 
     threads = torch.get_num_threads()

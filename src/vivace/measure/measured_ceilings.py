@@ -86,13 +86,7 @@ def measure_ceilings(
     time_limit_s: float = TIME_LIMIT_S,
     report: Callable[[str], None] = lambda name: None,
 ) -> Ceilings:
-    """Measure the ceilings of this process's device and return them.
-
-    Args:
-        environment: of this process.
-        time_limit_s: cases that have not begun by then are left out, and named in `missing`.
-        report: called with the name of each operation before it is measured.
-    """
+    """Measure the ceilings of this process's device and return them."""
     import torch
 
     start = time.monotonic()

@@ -91,10 +91,8 @@ class NvmlGpu:
 
 @contextlib.contextmanager
 def opened_gpu() -> Iterator[NvmlGpu | str | None]:
-    """Open this process's current GPU: yields it, or the reason why NVML cannot read it; None without CUDA.
-
-    It never initialises CUDA.
-    """
+    """Open this process's current GPU: yields it, or the reason why NVML cannot read it; None without CUDA. It never
+    initialises CUDA."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -144,11 +142,7 @@ class GpuMeter:
         self._thread.start()
 
     def stop(self, calls: int) -> GpuWindow | None:
-        """Return what was observed since `start`; None on a CPU.
-
-        Args:
-            calls: of the pipeline since `start`.
-        """
+        """Return what was observed since `start`; None on a CPU."""
         if isinstance(self._gpu, str):
             return GpuWindow(calls=calls, reason=self._gpu)
         if self._gpu is None:

@@ -112,10 +112,8 @@ class ClipScorer:
 
 
 def middle(image: Any) -> Any:
-    """Crop a PIL image with sides of more than 4 to 1 towards the part that the processor keeps.
-
-    The processor resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
-    """
+    """Crop a PIL image with sides of more than 4 to 1 towards the part that the processor keeps. The processor resizes
+    first: an image of 1 x 5000 pixels would become one of 128 x 640,000."""
     width, height = image.size
     short, long = min(width, height), max(width, height)
     if long <= 4 * short:
@@ -208,11 +206,7 @@ class FunctionScorer:
             sys.path.remove(str(folder))
 
     def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
-        """Return the score of each image (PIL) with its prompt.
-
-        Raises:
-            Unsupported: the function fails, or returns something else.
-        """
+        """Return the score of each image (PIL) with its prompt."""
         try:
             scores = [float(score) for score in self._function(list(images), list(prompts))]
         except Exception as error:
@@ -350,10 +344,8 @@ class Lpips:
         return distances
 
     def _distance(self, pair: Any) -> float:
-        """Return the distance of two images (2, 3, H, W) in -1 .. 1.
-
-        It is the sum over stages of the weighted squared differences of normalised features.
-        """
+        """Return the distance of two images (2, 3, H, W) in -1 .. 1. It is the sum over stages of the weighted squared
+        differences of normalised features."""
         import torch
 
         shift, scale = (torch.tensor(v, device=pair.device)[:, None, None] for v in (_SHIFT, _SCALE))

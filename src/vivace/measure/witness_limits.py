@@ -55,12 +55,7 @@ def kept(model: str, scorer: str) -> WitnessCalibration | None:
 
 
 def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
-    """Return the limits with the calibrated ones of the model's scorers. Limits that the user set stay.
-
-    Args:
-        model: NAME@REVISION.
-        scorer: NAME@REVISION, of the second witness too where there is one; None without any.
-    """
+    """Return the limits with the calibrated ones of the model's scorers. Limits that the user set stay."""
     first, _, second = (scorer or "").partition(_TOGETHER)
     changed: dict[str, Any] = {}
     if first and limits.clip == "auto":
@@ -72,12 +67,7 @@ def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
 
 
 def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
-    """Describe the source of each scorer's limit, unless the user set it.
-
-    Args:
-        model, scorer: see `calibrated_limits`; the model is "" where it is not known.
-        limits: as the user set them.
-    """
+    """Describe the source of each scorer's limit, unless the user set it."""
     first, _, second = (scorer or "").partition(_TOGETHER)
     notes = []
     if first and limits.clip == "auto":

@@ -89,9 +89,7 @@ def check_files(
 
 def check_places(folder: Path, components: Iterable[str]) -> None:
     """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or links out of it.
-
-    Libraries read more files than `check_files` checks, and would wait for a pipe or read a device without end.
-    """
+    Libraries read more files than `check_files` checks, and would wait for a pipe or read a device without end."""
     for place in (*(folder / name for name in components), folder):
         if not place.is_dir():
             continue
@@ -109,11 +107,7 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
 
 
 def check_numbers(config: Any, kind: str = "") -> None:
-    """Raise ValueError for the first number of a configuration beyond ten times that of any published model.
-
-    Args:
-        kind: the file's name, for bounds that only tokenizers have.
-    """
+    """Raise ValueError for the first number of a configuration beyond ten times that of any published model."""
     own = _CLIP_BOUNDS if _is_clip(config) else ()
     bounds = [*own, *(_TOKENIZER_BOUNDS if kind == "tokenizer_config.json" else ()), *_BOUNDS]
     patterns = [(re.compile(pattern), low, high) for pattern, low, high in bounds]

@@ -70,11 +70,7 @@ def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None
 
 
 def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool = False) -> Path:
-    """Download those of the files that the repository has; return the cache folder, named by the commit.
-
-    Args:
-        bars: show the client's progress bars if there is a terminal.
-    """
+    """Download those of the files that the repository has; return the cache folder, named by the commit."""
     from huggingface_hub import snapshot_download
 
     with _explained(repo, revision), _bars(bars and sys.stderr.isatty()):
@@ -82,10 +78,8 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
 
 
 def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
-    """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned.
-
-    Without `download` and without a cached listing, these are the files in `folder`.
-    """
+    """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned. Without
+    `download` and without a cached listing, these are the files in `folder`."""
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
     from huggingface_hub.hf_api import RepoFile

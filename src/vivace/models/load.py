@@ -273,10 +273,8 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
 def explained(
     located: LocatedModel, problem: str = "does not load"
 ) -> contextlib.AbstractContextManager[None]:
-    """Turn libraries' errors about a model into UnusableModel; out of memory stays as it is.
-
-    Failures of a model that ships with vivace, or of one with random weights, are vivace's own, and stay too.
-    """
+    """Turn libraries' errors about a model into UnusableModel; out of memory stays as it is. Failures of a model that
+    ships with vivace, or of one with random weights, are vivace's own, and stay too."""
     if located.model.source == "embedded" or located.model.is_synthetic:
         return contextlib.nullcontext()
     return _reading(located, problem)
@@ -304,10 +302,8 @@ def precision(located: LocatedModel, device: str) -> str:
 
 
 def _convert(component: Any, dtype: Any) -> None:
-    """Convert all parameters to one precision, since libraries disagree about fp16 files on disk.
-
-    Excepted are modules that their authors keep in fp32 because they overflow otherwise (T5's output projections).
-    """
+    """Convert all parameters to one precision, since libraries disagree about fp16 files on disk. Excepted are modules
+    that their authors keep in fp32 because they overflow otherwise (T5's output projections)."""
     import torch
 
     kept: list[str] = []
@@ -321,10 +317,8 @@ def _convert(component: Any, dtype: Any) -> None:
 
 
 def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
-    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE.
-
-    Empty if it has none.
-    """
+    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE. Empty if
+    it has none."""
     tiny = located.tiny_vae
     if isinstance(tiny, Path):
         is_embedded = located.model.source == "embedded"
@@ -352,12 +346,7 @@ class UnusedWeightsWarning(UserWarning):
 def _load_text_encoders(
     folder: Path, dtype: Any, variant: str | None, without: Collection[str]
 ) -> dict[str, Any]:
-    """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them.
-
-    Args:
-        variant: of the files, such as "fp16"; a component that has none of it is read from its plain files.
-        without: components that are not to be loaded.
-    """
+    """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them."""
     import transformers
 
     models: dict[str, Any] = {}
@@ -392,11 +381,7 @@ def _load_text_encoders(
 
 
 def _check_tokenizers(pipe: Any, model: str) -> None:
-    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder.
-
-    Args:
-        model: its name for messages.
-    """
+    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder."""
     for name, tokenizer in pipe.components.items():
         encoder: Any = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
         if (

@@ -13,12 +13,7 @@ _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and l
 
 
 def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
-    """Return every file by its name in the model ("unet/config.json"), sorted by name.
-
-    Args:
-        folder: the pipeline's folder.
-        components: folders that replace the subfolders of the same name in `folder`.
-    """
+    """Return every file by its name in the model ("unet/config.json"), sorted by name."""
     replaced = {component.name: component for component in components}
     files = {
         name: path for name, path in _below(folder).items() if PurePosixPath(name).parts[0] not in replaced
@@ -50,11 +45,7 @@ def fingerprint(files: Mapping[str, Path]) -> str:
 
 
 def component_class(folder: Path) -> str:
-    """Return the class that a component's config.json names.
-
-    Raises:
-        OSError, ValueError: there is no config.json, or it names no class.
-    """
+    """Return the class that a component's config.json names."""
     name = read_object(folder / "config.json").get("_class_name")
     if not isinstance(name, str):
         raise ValueError(f"{folder / 'config.json'} names no class")

@@ -17,12 +17,9 @@ _NATIVE_CELLS = 128  # latent cells per side of transformers without a configure
 
 
 def defaults_of(folder: Path, class_name: str) -> dict[str, Any]:
-    """Return the default height, width, num_inference_steps and guidance_scale of a pipeline in a folder.
-
-    The size comes from its configuration; of a pipeline that no family describes from its class, if that states one.
-    Steps and guidance are the defaults of its class, or of a model of that class which its configuration tells from
-    others.
-    """
+    """Return the default height, width, num_inference_steps and guidance_scale of a pipeline in a folder. The size
+    comes from its configuration; of a pipeline that no family describes from its class, if that states one. Steps and
+    guidance are the defaults of its class, or of a model of that class which its configuration tells from others."""
     call, own = call_defaults(class_name) or {}, _own_defaults(folder, class_name)
     guidance = call.get("guidance_scale") if own is None else own.guidance
     height, width = (

@@ -58,11 +58,7 @@ _CHUNK = 1 << 24
 
 
 def read_ahead(files: Sequence[Path]) -> threading.Thread | None:
-    """Ask the system to read files, in a thread that ends with this process.
-
-    Returns:
-        The thread; None where the system takes no such request, or has too little free memory.
-    """
+    """Ask the system to read files, in a thread that ends with this process."""
     if not hasattr(os, "posix_fadvise") or not files:
         return None
     import psutil

@@ -58,12 +58,7 @@ class Chosen:
 
 
 def read_index(folder: Path, label: str) -> dict[str, Any]:
-    """Read and check model_index.json.
-
-    Args:
-        folder: the pipeline's folder.
-        label: the model's name for error messages.
-    """
+    """Read and check model_index.json."""
     path = folder / INDEX
     with reading(path, problem="is not a diffusers pipeline's index"):
         content = read_object(path)

@@ -72,11 +72,7 @@ class _ReadImages:
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
-    """Check that a set of files go together, and return their task.
-
-    Args:
-        task: as asked; None if it was not.
-    """
+    """Check that a set of files go together, and return their task."""
     meant: Task = (
         "inpaint" if files.masks else "control" if files.controls else "image" if files.images else "text"
     )
@@ -202,13 +198,7 @@ def sha_of(image: Image) -> str:
 def image_arguments(
     pipeline: str, workload: Workload, indices: Sequence[int], by_sha: Mapping[str, Image]
 ) -> dict[str, Any]:
-    """Return the images of some of a workload's images as arguments of the pipeline's call.
-
-    Args:
-        pipeline: that the model is published for.
-        indices: of the images of one call.
-        by_sha: the images by the sha256 of their pixels.
-    """
+    """Return the images of some of a workload's images as arguments of the pipeline's call."""
     if workload.task == "text":
         return {}
     names = names_of(pipeline, workload.task)
@@ -222,12 +212,7 @@ def image_arguments(
 
 
 def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate.
-
-    Args:
-        kind: the pipeline's class; that of a text-to-image pipeline takes none.
-        size: has the height and width, pixels.
-    """
+    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate."""
     task = task_of(kind)
     if task == "text":
         return {}

@@ -72,11 +72,7 @@ def assemble(architecture: Architecture, make: Callable[[str, ComponentConfig], 
 def build_component(
     component: ComponentConfig, device: str, dtype: Any, seed: int = 0, name: str | None = None
 ) -> Any:
-    """Build one module with random weights, in evaluation mode and without gradients; see `build`.
-
-    Args:
-        name: its name in the pipeline ("unet"), so that two components of one class and seed get different weights.
-    """
+    """Build one module with random weights, in evaluation mode and without gradients; see `build`."""
     import torch
 
     module = on_meta(component)
@@ -89,14 +85,8 @@ def build_component(
 
 
 def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
-    """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs.
-
-    Its parameters take no memory.
-
-    Args:
-        with_buffers: whether its buffers are real, on the CPU, or on the meta device too: SD 3.5's positions take
-            seconds to compute.
-    """
+    """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs. Its parameters
+    take no memory."""
     import torch
     from accelerate import init_empty_weights
 
@@ -179,12 +169,7 @@ def _rng_state_restored() -> Iterator[None]:
 
 
 def fill(module: Any, generator: Any) -> None:
-    """Fill every parameter of a component in place, in the order of `named_parameters`.
-
-    Args:
-        module: of a class that a family gives gains for.
-        generator: a torch.Generator on the module's device.
-    """
+    """Fill every parameter of a component in place, in the order of `named_parameters`."""
     import torch
 
     own = _weights_of(module)
@@ -280,11 +265,7 @@ class HashedTokenizer:
         return_tensors: str | None = None,
         **_: Any,
     ) -> TokenBatch:
-        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others.
-
-        Returns:
-            Tensors, or lists: flat ones for a single prompt that was not in a list.
-        """
+        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others."""
         prompts = [text] if isinstance(text, str) else text
         limit = self.model_max_length if max_length is None else max_length
         rows = [self.encode(prompt, limit if truncation else None) for prompt in prompts]
@@ -368,12 +349,7 @@ def _mistral(messages: list[Message], _: bool) -> str:
 
 
 def tokenizer_for(config: Any, length: int) -> HashedTokenizer:
-    """Return the tokenizer for a text encoder's config of transformers.
-
-    Args:
-        config: of CLIP, T5, or a language model: Qwen3, Qwen2.5-VL, Qwen3-VL, Gemma 2, GLM or Mistral 3.
-        length: number of tokens per prompt.
-    """
+    """Return the tokenizer for a text encoder's config of transformers."""
     text = getattr(config, "text_config", config)
     # The last ids are marks: a thousand of them in Mistral's and Qwen's vocabularies.
     last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
@@ -421,10 +397,8 @@ class HashedProcessor:
     merged: int
 
     def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> TokenBatch:
-        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids.
-
-        Each `<|image_pad|>` of a text becomes the tokens of the next image.
-        """
+        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids. Each
+        `<|image_pad|>` of a text becomes the tokens of the next image."""
         import torch
 
         processed = {} if images is None else dict(self.images(images=images, return_tensors="pt"))
@@ -434,10 +408,8 @@ class HashedProcessor:
         return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
 
     def apply_chat_template(self, messages: list[Message], **_: Any) -> list[list[int]]:
-        """Return the ids of a conversation that still awaits its reply, as the only one of a list.
-
-        Qwen-Image 2.1 asks for the length of its first turn.
-        """
+        """Return the ids of a conversation that still awaits its reply, as the only one of a list. Qwen-Image 2.1 asks
+        for the length of its first turn."""
         return [self.tokenizer.encode(_turns(messages))]
 
     def _ids(self, text: str, counts: Any) -> list[int]:
@@ -451,12 +423,7 @@ class HashedProcessor:
 
 
 def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return a pipeline's components with the processor that it takes, if it takes one.
-
-    Args:
-        pipeline: its class.
-        parts: has the text encoder and its tokenizer.
-    """
+    """Return a pipeline's components with the processor that it takes, if it takes one."""
     accepted = inspect.signature(pipeline.__init__).parameters  # type: ignore[misc]
     name = next((each for each in ("processor", "text_processor") if each in accepted), None)
     if name is None:

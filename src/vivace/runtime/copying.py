@@ -40,10 +40,8 @@ def _refuse_copy(name: str, _: Any) -> NoReturn:
 
 
 def _is_bound(owner: Any) -> bool:
-    """Whether an object has a function that refers to it, or to another network, in its closure.
-
-    Those of diffusers' hooks do.
-    """
+    """Whether an object has a function that refers to it, or to another network, in its closure. Those of diffusers'
+    hooks do."""
     if "_diffusers_hook" in vars(owner):
         return True
     seen: set[int] = set()

@@ -169,10 +169,8 @@ class DenoiserFile:
 
 
 def scale_of(weight: torch.Tensor) -> torch.Tensor:
-    """Return the scale of a weight in fp8: its largest value becomes the largest of the format.
-
-    It is rounded to the weight's precision, as torchao and comfy-kitchen do, so that values are theirs bit by bit.
-    """
+    """Return the scale of a weight in fp8: its largest value becomes the largest of the format. It is rounded to the
+    weight's precision, as torchao and comfy-kitchen do, so that values are theirs bit by bit."""
     import torch
 
     # A weight of zeros would be divided by zero.
@@ -271,13 +269,7 @@ def write_denoiser(
     destination: Path,
     is_read: Callable[[], None] = lambda: None,
 ) -> WrittenDenoiser:
-    """Load a model, apply the techniques that change its denoiser's weights, and write it in the authors' names.
-
-    Args:
-        device: torch's type of device on which LoRAs are merged.
-        destination: a .safetensors file that does not exist yet.
-        is_read: called once the model is loaded and the recipe applied.
-    """
+    """Load a model, apply the techniques that change its denoiser's weights, and write it in the authors' names."""
     import torch
 
     path = user_path(destination)

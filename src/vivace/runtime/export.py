@@ -199,12 +199,9 @@ def _applied_by_vivace(steps: list[Step]) -> list[Step]:
 
 
 def _technique_blocks(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
-    """Return every technique's lines in order, and the move to the GPU.
-
-    Components are replaced before the move, and weights are quantised on their way to the GPU. Weights that a technique
-    keeps in host memory are not moved, unless vivace applies a technique: it checks techniques against the device that
-    the pipeline is on.
-    """
+    """Return every technique's lines in order, and the move to the GPU. Components are replaced before the move, and
+    weights are quantised on their way to the GPU. Weights that a technique keeps in host memory are not moved, unless
+    vivace applies a technique: it checks techniques against the device that the pipeline is on."""
     stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
     on_host = len(list(takewhile(lambda step: step.is_swap and step not in inside, steps)))
     shrinking = [k for k, step in enumerate(steps) if step.script is not None and step.script.from_host]
@@ -387,11 +384,7 @@ def docstring(lines: Iterable[str]) -> str:
 
 
 def imports_of(names: Iterable[str]) -> str:
-    """Return import statements: first the standard library, then the others, each sorted.
-
-    Args:
-        names: "torch" for a module, "diffusers:AutoencoderKL" for a name from a module.
-    """
+    """Return import statements: first the standard library, then the others, each sorted."""
     modules: set[str] = set()
     members: dict[str, set[str]] = defaultdict(set)
     for name in names:
@@ -422,10 +415,8 @@ def _member_order(name: str) -> tuple[int, str]:
 
 
 def spaced(blocks: Iterable[list[str]]) -> str:
-    """Join blocks of statements with a blank line between them, and two around each function.
-
-    Comments and decorators right before a function belong to it.
-    """
+    """Join blocks of statements with a blank line between them, and two around each function. Comments and decorators
+    right before a function belong to it."""
     written: list[str] = []
     in_function = False
     for block in blocks:
@@ -557,12 +548,7 @@ def check_loadable(located: LocatedModel) -> None:
 
 
 def loading(located: LocatedModel, device: str) -> Script:
-    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU.
-
-    Args:
-        located: a model whose weights are available locally.
-        device: torch's type of device, where it will run; this sets the precision.
-    """
+    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU."""
     import diffusers
 
     check_loadable(located)

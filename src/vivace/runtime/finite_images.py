@@ -107,11 +107,7 @@ class HiddenImageWarning(EmptyImageWarning):
 
 
 def hidden_images(output: Any) -> tuple[bool, ...]:
-    """Return for each image of a call's answer whether a safety checker replaced it; empty without a checker.
-
-    Args:
-        output: what a pipeline of diffusers returns: its output class, or a tuple of images and flags.
-    """
+    """Return for each image of a call's answer whether a safety checker replaced it; empty without a checker."""
     flags = getattr(output, "nsfw_content_detected", None) or getattr(output, "nsfw_detected", None)
     if isinstance(output, tuple) and len(output) > 1:
         flags = output[1]
@@ -137,10 +133,8 @@ def has_one_colour(image: Any) -> bool:
 
 
 def why_empty(output: Any) -> list[str]:
-    """Return for each image of a call's answer what is wrong with it if it shows nothing, else "".
-
-    PIL images are looked at. The texts complete "FILE is ..." and are followed by "of ...".
-    """
+    """Return for each image of a call's answer what is wrong with it if it shows nothing, else "". PIL images are
+    looked at. The texts complete "FILE is ..." and are followed by "of ..."."""
     images = output[0] if isinstance(output, tuple) else getattr(output, "images", None)
     hidden = hidden_images(output)
     if not isinstance(images, list):

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = False) -> None:
-    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied.
-
-    Args:
-        shares_scheduler: another pipeline has the scheduler too, which is patched already.
-    """
+    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied."""
     if not shares_scheduler:
         override(pipe.scheduler, "step", _stepping_in_fp32)
     is_patched = shares_scheduler and "encode" in vars(pipe.vae)  # of an earlier pipeline that shares it
@@ -66,10 +62,8 @@ def _stepping_in_fp32(step: Method) -> Method:
 
 
 def _sample_latents_in_fp32(vae: Any) -> None:
-    """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32.
-
-    A VAE encodes an image as a distribution, from which the pipeline samples with the call's generator.
-    """
+    """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32. A VAE encodes
+    an image as a distribution, from which the pipeline samples with the call's generator."""
     vae.encode = functools.update_wrapper(functools.partial(_encode_in_fp32, vae, vae.encode), vae.encode)
 
 

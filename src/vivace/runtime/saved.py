@@ -105,11 +105,7 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Module) -> None:
-    """Write a component's tensors into a folder.
-
-    Args:
-        skeleton: the same component as its configuration alone makes it, without values.
-    """
+    """Write a component's tensors into a folder."""
     described = Described()
     stored: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
@@ -139,11 +135,7 @@ def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Mo
 
 
 def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
-    """Check that a folder's files have the tensors of a component, and return their places. Only headers are read.
-
-    Args:
-        skeleton: the component without values, as its configuration and the techniques make it.
-    """
+    """Check that a folder's files have the tensors of a component, and return their places. Only headers are read."""
     places: dict[str, tuple[Path, dict[str, Any]]] = {}
     described = Described()
     paths = sorted(folder.glob("*.safetensors"))
@@ -339,15 +331,7 @@ def read_tensors(
     device: str,
     most_threads: int = _THREADS,
 ) -> dict[str, torch.Tensor]:
-    """Read tensors to a device, by name.
-
-    Args:
-        places: the file and the checked header entry of each tensor.
-        dtypes: torch's names of the header's dtypes.
-
-    Raises:
-        OSError: a file cannot be read, or is shorter than its header says.
-    """
+    """Read tensors to a device, by name."""
     import torch
 
     tensors = {
@@ -399,11 +383,7 @@ def _data_start(path: Path) -> int:
 
 
 def _read_into(path: Path, offset: int, target: memoryview) -> None:
-    """Fill bytes from a file.
-
-    Raises:
-        OSError: the file ends before.
-    """
+    """Fill bytes from a file."""
     with open_plain(path) as file:
         file.seek(offset)
         while len(target):
@@ -419,11 +399,7 @@ _CONFIG = "config.json"
 
 
 def write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
-    """Write a pipeline into an empty folder, except `vivace.json`.
-
-    Args:
-        located: what it was loaded from, whose tokenizers are copied.
-    """
+    """Write a pipeline into an empty folder, except `vivace.json`."""
     with quiet():
         _write_pipeline(pipe, located, folder)
 
@@ -455,11 +431,7 @@ def _write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
 
 
 def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
-    """Check a saved folder as a whole, then build its pipeline on a device, in evaluation mode.
-
-    Args:
-        device: torch's type of device; "meta" for shapes and dtypes alone, for which only headers are read.
-    """
+    """Check a saved folder as a whole, then build its pipeline on a device, in evaluation mode."""
     import diffusers
 
     assert located.saved is not None

@@ -183,11 +183,7 @@ def _described(
 
 
 def without_places(recipe: Recipe, folder: Path | None = None) -> tuple[Recipe, dict[str, str]]:
-    """Return a recipe in which LoRAs of this machine have names for their paths, and the names by path.
-
-    Args:
-        folder: a saved one, into which those are copied that are read when it is loaded.
-    """
+    """Return a recipe in which LoRAs of this machine have names for their paths, and the names by path."""
     names: dict[str, str] = {}
     techniques: list[Technique] = []
     for technique in recipe:

@@ -56,11 +56,7 @@ class Schedule:
 
     @classmethod
     def of_file(cls, path: Path, about: dict[str, Any]) -> Schedule:
-        """Return what a file holds of the same search; a new one where there is no file.
-
-        Raises:
-            UsageError: the file is of another search, or of none.
-        """
+        """Return what a file holds of the same search; a new one where there is no file."""
         if not path.exists():
             return cls(about)
         content = read_object(path)

@@ -274,11 +274,7 @@ class Session:
     def _apply_technique(
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
-        """Apply one technique; return None if it had nothing to change and the recipe has other techniques.
-
-        Raises:
-            Unsupported, NoEffect: see `vivace.errors`.
-        """
+        """Apply one technique; return None if it had nothing to change and the recipe has other techniques."""
         if (stored := target.model.stored.get(technique.text)) is not None:
             technique.resume(target)
             return stored

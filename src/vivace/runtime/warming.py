@@ -175,11 +175,7 @@ class Warmed:
 
 
 def compiled_for(device: str) -> CompiledFor:
-    """Return the conditions that code compiled here depends on.
-
-    Args:
-        device: torch's type of device.
-    """
+    """Return the conditions that code compiled here depends on."""
     import torch
 
     machine = this_machine(device)
@@ -211,15 +207,8 @@ def warm(
     packed: bool = False,
     on_loaded: Callable[[], None] = lambda: None,
 ) -> Warmed:
-    """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache.
-
-    If the recipe announces sizes, they take the place of the workload's.
-
-    Args:
-        device: "auto" or torch's type of device.
-        packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
-        on_loaded: called before the first call.
-    """
+    """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache. If the recipe
+    announces sizes, they take the place of the workload's."""
     chosen = choose_device(device)
     with _folder(packed) as folder:
         drawn = _draw(located, recipe, workload, chosen, on_loaded)

@@ -152,11 +152,9 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
 
 
 def default_threads(located: LocatedModel) -> int:
-    """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
-
-    It is fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast
-    on one thread, and many times as fast where other programs are busy.
-    """
+    """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores. It is
+    fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast on one
+    thread, and many times as fast where other programs are busy."""
     if located.entry is not None and located.entry.threads is not None:
         return located.entry.threads
     if located.is_small:
@@ -201,12 +199,7 @@ class CheckedRequest:
 
 
 def checked_request(model: str, recipe: str, **fields: Any) -> CheckedRequest:
-    """Check a request for images as far as possible before a model is loaded, and return it.
-
-    Args:
-        model: what `vivace.load` takes.
-        fields: as for `vivace.bench`; one batch size, a number.
-    """
+    """Check a request for images as far as possible before a model is loaded, and return it."""
     request = Study.of(model, [recipe], quality=False, rivals=False, **fields).workload
     batch, *more = request.batches
     if more or batch == "max":

@@ -79,10 +79,8 @@ _LAST = frozenset({"memory", "vram", "with", "gpus"})
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU of a name; None if vivace does not know it.
-
-    The memory is that of the name, where it has one that the chip can have: "A100-SXM4-40GB", "RTX 4060 Ti 16GB".
-    """
+    """Return the GPU of a name; None if vivace does not know it. The memory is that of the name, where it has one that
+    the chip can have: "A100-SXM4-40GB", "RTX 4060 Ti 16GB"."""
     words, sizes = _words(name)
     chip = _chip(words)
     if chip is None:
@@ -94,11 +92,7 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def named_gpu(name: str, option: str = "--gpu") -> Gpu:
-    """Return the GPU of a name that a user gave.
-
-    Args:
-        option: what it was given with, for the message.
-    """
+    """Return the GPU of a name that a user gave."""
     gpu = known_gpu(name)
     if gpu is not None:
         return gpu
@@ -115,9 +109,7 @@ def counted(name: str) -> tuple[int, str]:
 
 def gpu_in(text: str) -> tuple[str, str]:
     """Return the name of the chip that a text names, and the text without it; two empty and unchanged if it names none.
-
-    A number alone is taken for a GPU only from 3050 on: others are sizes of images more often.
-    """
+    A number alone is taken for a GPU only from 3050 on: others are sizes of images more often."""
     words = text.split()
     for length in range(min(len(words), 6), 0, -1):
         for start in range(len(words) - length + 1):

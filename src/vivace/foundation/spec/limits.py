@@ -56,11 +56,7 @@ class Limits(Spec):
 
     @classmethod
     def parse(cls, text: str) -> Limits:
-        """Read e.g. "clip=0.97,psnr_db=30"; NAME=off removes a limit.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read e.g. "clip=0.97,psnr_db=30"; NAME=off removes a limit."""
         limits: dict[str, float | None] = {}
         names = ", ".join(cls.model_fields)
         for part in text.split(","):
@@ -78,11 +74,7 @@ class Limits(Spec):
             raise ValueError(f"{problem['loc'][0]}={problem['input']} {expectation_of(error)}") from None
 
     def for_scorer(self, scorer: str | None) -> Limits:
-        """Return the limits with "auto" replaced by the scorer's number.
-
-        Args:
-            scorer: NAME@REVISION; None without one.
-        """
+        """Return the limits with "auto" replaced by the scorer's number."""
         if self.clip != "auto":
             return self
         name = (scorer or "").partition("@")[0]

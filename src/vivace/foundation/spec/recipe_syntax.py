@@ -97,11 +97,7 @@ class RecipeSpec(Spec):
 
 
 def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
-    """Parse a recipe into techniques as written; "baseline" gives the empty tuple.
-
-    Raises:
-        RecipeError: marks the first mistake.
-    """
+    """Parse a recipe into techniques as written; "baseline" gives the empty tuple."""
     if len(text) > MAX_LENGTH:
         raise RecipeError(
             f"a recipe has at most {MAX_LENGTH} characters, this one has {len(text)}", text, MAX_LENGTH
@@ -125,11 +121,7 @@ def _split(text: str, lo: int, hi: int, separator: str) -> Iterator[tuple[int, i
 
 
 def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """Yield (index, bracket depth) of the characters outside quotes. A closing bracket has the outer depth.
-
-    Raises:
-        RecipeError: a quote or bracket is not closed.
-    """
+    """Yield (index, bracket depth) of the characters outside quotes. A closing bracket has the outer depth."""
     open_brackets: list[tuple[str, int]] = []
     i = lo
     while i < hi:
@@ -313,10 +305,8 @@ def unpinned(text: str) -> str:
 
 
 def short_form(text: str) -> str:
-    """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders.
-
-    It need not parse; other text is returned unchanged.
-    """
+    """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders. It
+    need not parse; other text is returned unchanged."""
     return _without_identities(text, by_name=True)
 
 

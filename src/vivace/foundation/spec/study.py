@@ -53,11 +53,7 @@ Models = Annotated[
 
 
 def parse_batches(text: str) -> tuple[BatchSize, ...]:
-    """Return the batch sizes of a list such as `1,2,max`, without duplicates.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the batch sizes of a list such as `1,2,max`, without duplicates."""
     try:
         return tuple(
             dict.fromkeys(

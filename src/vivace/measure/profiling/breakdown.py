@@ -77,12 +77,7 @@ class _Sum:
 
 def operators(trace: Trace, others: Sequence[Trace] = ()) -> list[OperatorTime]:
     """Return the operator table, whose self times add up to the time of the host's threads and to that of the kernels.
-
-    A kernel without an operator, such as one of a CUDA graph, has a row under its own name.
-
-    Args:
-        others: of other calls; only the range of the self times comes from them.
-    """
+    A kernel without an operator, such as one of a CUDA graph, has a row under its own name."""
     sums = _sums(trace)
     is_gpu = bool(trace.device)
     every = [sums, *map(_sums, others)]
@@ -180,11 +175,9 @@ def busy_us(trace: Trace) -> float:
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """Return the GPU's idle time by the kernel that ended it, host delays first; empty on a CPU.
-
-    The host is late from the moment that the GPU has nothing left until it launches the next kernel, unless it waits
-    for the GPU. What remains of a gap is the launch itself, and kernels that wait for one another.
-    """
+    """Return the GPU's idle time by the kernel that ended it, host delays first; empty on a CPU. The host is late from
+    the moment that the GPU has nothing left until it launches the next kernel, unless it waits for the GPU. What
+    remains of a gap is the launch itself, and kernels that wait for one another."""
     if not trace.device:
         return []
     waits = union(
@@ -350,12 +343,7 @@ def family_of(name: str) -> str | None:
 
 
 def family_of_kernel(name: str, family: str | None) -> str:
-    """Return the family of a kernel, copy or memset on a GPU.
-
-    Args:
-        family: by the operators that launched it; None if they do not tell, or if none did, as in a CUDA graph. Copies
-            and collectives tell what they are; of other kernels the operators know more than the name.
-    """
+    """Return the family of a kernel, copy or memset on a GPU."""
     own = family_of(name)
     if own == "communication" or name.startswith(("Memcpy", "Memset")):
         return own or "copy"

@@ -79,11 +79,7 @@ _FUNCTION = re.compile(r"[\w<>.]+")
 
 
 def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trace:
-    """Run one call of the pipeline and return its events.
-
-    Args:
-        file: for its Chrome trace; None to write none.
-    """
+    """Run one call of the pipeline and return its events."""
     with _labelled(pipe), _profiler(profile_memory=True) as profiler:
         _run(call)
     if file is not None:
@@ -93,10 +89,8 @@ def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trac
 
 
 def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
-    """Run one call, in which Python's calls are traced too, and return the places at which the host waits.
-
-    On a CPU, these are the places that read a tensor's value.
-    """
+    """Run one call, in which Python's calls are traced too, and return the places at which the host waits. On a CPU,
+    these are the places that read a tensor's value."""
     from torch._C._profiler import _ExperimentalConfig
 
     # Metadata tell the bytes of copies.
@@ -252,11 +246,7 @@ def _allocations(results: Any, zero: int) -> Iterator[MemoryEvent]:
 
 
 def read_waits(results: Any) -> list[Wait]:
-    """Return the events that made the host wait, or would on a GPU, inside the call.
-
-    Args:
-        results: `kineto_results` of a profile that exposes the metadata of events, which tell the bytes of a copy.
-    """
+    """Return the events that made the host wait, or would on a GPU, inside the call."""
     from torch.autograd import DeviceType
 
     events = results.events()
@@ -309,10 +299,8 @@ def _looked_at(events: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
-    """Return the Python calls around some moments (nanoseconds), callers before callees.
-
-    Of the event tree, which has an event for each function that was called, only the branches around them are read.
-    """
+    """Return the Python calls around some moments (nanoseconds), callers before callees. Of the event tree, which has
+    an event for each function that was called, only the branches around them are read."""
     ordered = sorted(times)
 
     def is_around(event: Any) -> bool:
@@ -335,10 +323,8 @@ def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
 
 
 def _place(state: Any) -> tuple[str, int, str] | None:
-    """Return file, line and function of a frame; None if there is none.
-
-    The names of some frames are freed before PyTorch hands them out (2.13), and read as arbitrary bytes.
-    """
+    """Return file, line and function of a frame; None if there is none. The names of some frames are freed before
+    PyTorch hands them out (2.13), and read as arbitrary bytes."""
     if state is None:
         return None
     try:

@@ -212,11 +212,9 @@ def _events(trace: Any) -> Any:
 
 
 def gpu_busy_s(call: Callable[[], Any]) -> float | None:
-    """Return the seconds in which this process's GPU works on kernels, copies or memsets during a call.
-
-    Work that overlaps on several streams counts once. Only the GPU is traced, so the host is hardly slower than usual.
-    None if the driver does not let this process trace.
-    """
+    """Return the seconds in which this process's GPU works on kernels, copies or memsets during a call. Work that
+    overlaps on several streams counts once. Only the GPU is traced, so the host is hardly slower than usual. None if
+    the driver does not let this process trace."""
     import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
@@ -246,14 +244,9 @@ def union(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list[str]:
-    """Trace `call` (one short pipeline call) and return the attention operators that ran.
+    """Trace one short pipeline call; return the attention operators that ran by part, as "denoiser: NAME x20".
 
-    Args:
-        parts: modules by name, e.g. {"denoiser": pipe.unet, "vae": pipe.vae.decoder}.
-
-    Returns:
-        "denoiser: NAME xCOUNT" for operators inside a module's forward, "elsewhere: ..." for all others (text
-        encoders). Operators that a compiled graph has replaced with its own kernels are not listed.
+    Those outside of the parts (text encoders) are "elsewhere"; those that a compiled graph replaces are not listed.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile

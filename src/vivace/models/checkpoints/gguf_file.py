@@ -94,11 +94,7 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_header(path: Path, *, is_whole: bool = True) -> dict[str, dict[str, Any]]:
-    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name.
-
-    Args:
-        is_whole: whether the values must be there; a plan needs the header alone.
-    """
+    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name."""
     return {
         name: {"dtype": each.kind, "shape": list(each.shape), "data_offsets": list(each.span)}
         for name, each in read_gguf_tensors(path, is_whole=is_whole).items()

@@ -102,11 +102,7 @@ def _format_of(beginning: bytes) -> str:
 
 
 def _data_end(tensors: dict[str, Any]) -> int:
-    """Return where the last tensor ends; together they must fill the file without gaps and overlaps.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return where the last tensor ends; together they must fill the file without gaps and overlaps."""
     spans = []
     for name, about in tensors.items():
         entry = about if isinstance(about, dict) else {}

@@ -148,13 +148,7 @@ def note_of_few_steps(name: str, steps: int) -> str:
 
 
 def with_few_steps(entry: Entry, name: str, metadata: Mapping[str, str]) -> tuple[Entry, str]:
-    """Return the settings of a single file, and a note if its name or title tells of a model of few steps.
-
-    Args:
-        entry: that of the model whose configuration it uses.
-        name: of the file, without its suffix.
-        metadata: of its header.
-    """
+    """Return the settings of a single file, and a note if its name or title tells of a model of few steps."""
     titles = [name, *(metadata[key] for key in _TITLES if key in metadata)]
     title = next((title for title in titles if kind_of(title)), None)
     if title is None or entry.num_inference_steps <= _MOST_STEPS:

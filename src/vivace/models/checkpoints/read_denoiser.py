@@ -113,11 +113,7 @@ def read_denoiser(
 def check_tensors(
     path: Path, files: Mapping[str, str], layout: Mapping[str, OriginalTensor], codes: Mapping[str, Codes]
 ) -> None:
-    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape.
-
-    Args:
-        files: the name in the file of each tensor, by the authors' name.
-    """
+    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape."""
     advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
     if missing := [name for name in layout if name not in files]:
         raise UnusableModel(
@@ -213,11 +209,7 @@ def _of_gguf(
 
 
 def original_names(denoiser: Any, modules: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Return original names, the layers of diffusers that each is, and whether its halves are swapped.
-
-    Args:
-        modules: the class of each of its modules, by name.
-    """
+    """Return original names, the layers of diffusers that each is, and whether its halves are swapped."""
     known = _known(denoiser)
     if known is None:
         return

@@ -158,11 +158,7 @@ def _fits(row: Signature, names: TensorNames, tensors: Mapping[str, Any]) -> boo
 def signature_of(
     path: Path, names: TensorNames, tensors: Mapping[str, Any]
 ) -> tuple[Family | None, Signature] | None:
-    """Return the signature that a file's tensors fit, and whose it is; None if they fit none.
-
-    Args:
-        tensors: shape and dtype of each tensor by its name in the file, as `read_header` returns them.
-    """
+    """Return the signature that a file's tensors fit, and whose it is; None if they fit none."""
 
     def first(rows: Iterable[Signature]) -> Signature | None:
         return next((row for row in rows if _fits(row, names, tensors)), None)

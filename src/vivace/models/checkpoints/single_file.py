@@ -133,13 +133,7 @@ def check_format(path: Path) -> None:
 
 
 def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = True) -> Contents:
-    """Identify the contents of a checkpoint by its header.
-
-    Args:
-        is_configured: whether the configuration of a pipeline lies beside it, which a model needs that the catalogue
-            lacks.
-        is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
-    """
+    """Identify the contents of a checkpoint by its header."""
     header = (
         read_header(path) if is_loaded or path.suffix != SUFFIX else read_gguf_header(path, is_whole=False)
     )
@@ -215,11 +209,8 @@ def _denoiser(names: TensorNames, family: Family) -> dict[str, str]:
 def _is_read_by_diffusers(
     path: Path, names: TensorNames, family: Family, row: Signature, tensors: Mapping[str, Any]
 ) -> bool:
-    """Whether diffusers reads a file without codes as it is.
-
-    It knows tensors of some families with some prefixes, in some sizes. Of others it changes names by their parts,
-    whatever they are.
-    """
+    """Whether diffusers reads a file without codes as it is. It knows tensors of some families with some prefixes, in
+    some sizes. Of others it changes names by their parts, whatever they are."""
     assert family.files is not None
     files, kinds = family.files, set()
     prefixes = files.plain_prefixes
@@ -290,14 +281,8 @@ def _is_said_unused(name: str) -> bool:
 
 
 def check_parts(path: Path, parts: Iterable[FilePart], components: Mapping[str, Any]) -> None:
-    """Raise UnusableModel unless a whole file's VAE and text encoders have as many weights as the pipeline's.
-
-    diffusers leaves out what it does not know, so an encoder with more layers would draw other images without a word.
-
-    Args:
-        parts: all that the file has beside the denoiser.
-        components: of the pipeline, by name; their values are not read.
-    """
+    """Raise UnusableModel unless a whole file's VAE and text encoders have as many weights as the pipeline's. diffusers
+    leaves out what it does not know, so an encoder with more layers would draw other images without a word."""
     advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
     header = read_header(path)
     left = {name for name in header if name.startswith(roots_of(FAMILIES)) and not _is_leftover(name)}

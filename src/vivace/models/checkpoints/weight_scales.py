@@ -90,13 +90,7 @@ class _Scales:
 
 
 def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Codes]:
-    """Return the storage of each weight that is not stored plainly.
-
-    Args:
-        path: of a safetensors file.
-        tensors: dtype and shape by name, as `read_header` returns them.
-        metadata: of the file's header.
-    """
+    """Return the storage of each weight that is not stored plainly."""
     formats = _formats_in_metadata(path, tensors, metadata)
     beside: dict[str, _Scales] = {}
     for name, weight in _companions(tensors):
@@ -302,11 +296,9 @@ def scales_shape(kind: str, rows: int, columns: int) -> tuple[int, int]:
 
 
 def block_length(length: int, num_scales: int) -> int:
-    """Return how many values along a dimension share a scale; 0 where that cannot be told.
-
-    A number for all, one for each, or one for each power of two. A length that those do not divide has blocks of 128,
-    the last of them smaller: of 192 values and two scales, the second is of 64.
-    """
+    """Return how many values along a dimension share a scale; 0 where that cannot be told. A number for all, one for
+    each, or one for each power of two. A length that those do not divide has blocks of 128, the last of them smaller:
+    of 192 values and two scales, the second is of 64."""
     if num_scales < 1:
         return 0
     block = length // num_scales

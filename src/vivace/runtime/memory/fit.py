@@ -233,9 +233,7 @@ def _saving_changes(
 
 def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
-
-    Where a recipe is known to be faster together with `compile`, it is proposed so.
-    """
+    Where a recipe is known to be faster together with `compile`, it is proposed so."""
     recipes = []
     ordered = sorted(
         TECHNIQUES.values(),
@@ -272,10 +270,8 @@ def _touches_vae_only(recipe: str) -> bool:
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:
-    """Return the recipe with `added` in place of the techniques that own the same slots.
-
-    If that is invalid, a technique of the recipe is replaced by its fallback. None if that is invalid too.
-    """
+    """Return the recipe with `added` in place of the techniques that own the same slots. If that is invalid, a
+    technique of the recipe is replaced by its fallback. None if that is invalid too."""
     for base in (recipe, _fallback(recipe)):
         try:
             if base is not None:
@@ -310,11 +306,7 @@ def largest_encoder(prediction: Prediction) -> str | None:
 
 
 def need_of(saving: Saving, published: Prediction) -> Need:
-    """Return the memory that a recipe needs.
-
-    Args:
-        published: the prediction of the model without a recipe, at the same size.
-    """
+    """Return the memory that a recipe needs."""
     encoder = largest_encoder(published)
     held: dict[str, float] = {"denoiser": 0.0, "vae": 0.0, "text": 0.0, "other": 0.0}
     largest_text = 0.0

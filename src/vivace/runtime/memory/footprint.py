@@ -401,11 +401,8 @@ def _size(tensor: Any) -> int:
 
 
 def _key_of(value: Any) -> Hashable | None:
-    """Return the inputs that decide the outputs' layout; None if unknown.
-
-    Scalars are not remembered: whether one represents a Python number, which decides type promotion, cannot
-    be read.
-    """
+    """Return the inputs that decide the outputs' layout; None if unknown. Scalars are not remembered: whether one
+    represents a Python number, which decides type promotion, cannot be read."""
     import torch
 
     kind = type(value)

@@ -172,12 +172,7 @@ def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Te
 
 
 def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) -> tuple[str, str, str]:
-    """Return the precision of a component's matmuls, convolutions and attention under a recipe.
-
-    Args:
-        dtype: of its activations.
-        conv: of its convolutions, before the recipe.
-    """
+    """Return the precision of a component's matmuls, convolutions and attention under a recipe."""
     gemm, attention = dtype, dtype
     part = "vae" if name == VAE_ENCODER else name
     for technique in recipe:

@@ -262,11 +262,8 @@ def _predict(
 
 
 def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
-    """Return the prediction to compare with a trial's measured `Memory` on a GPU.
-
-    It loads nothing and touches no device, but imports torch and takes seconds, so call it in another process than the
-    one that times.
-    """
+    """Return the prediction to compare with a trial's measured `Memory` on a GPU. It loads nothing and touches no
+    device, but imports torch and takes seconds, so call it in another process than the one that times."""
     workload = trial.workload
     return predict(
         find_weightless(trial.model.name),
@@ -282,12 +279,7 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
 
 
 def built_for(model: Weightless, task: Task | None, device: str) -> Any:
-    """Return the model's pipeline for a task, without weights, in the dtype of its baseline on a device.
-
-    Args:
-        task: None for what it is published for.
-        device: on "cpu" every baseline is in fp32.
-    """
+    """Return the model's pipeline for a task, without weights, in the dtype of its baseline on a device."""
     import torch
 
     pipe = model.build()

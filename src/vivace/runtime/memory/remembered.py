@@ -37,11 +37,7 @@ MOST_KEPT = 2000
 
 
 def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
-    """Return the result of `predict`, from disk if it was computed before.
-
-    Args:
-        request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
-    """
+    """Return the result of `predict`, from disk if it was computed before."""
     if any(
         technique.facts.needs_prompts for technique in recipe
     ):  # what it found on the real model may have changed
@@ -148,12 +144,7 @@ _OWN = {"batch": 1, "text": "prompts"}
 def shipped_answer(
     model: str, defaults: Mapping[str, Any], recipe: str, request: Mapping[str, Any]
 ) -> Any | None:
-    """Return the answer to a question as `remembered` keeps it, as JSON holds it; None if none is shipped.
-
-    Args:
-        defaults: of the model's call.
-        request: height, width, batch, text, task; what it lacks, or has as None, is the model's own.
-    """
+    """Return the answer to a question as `remembered` keeps it, as JSON holds it; None if none is shipped."""
     published = footprints().get(model)
     if published is None or _versions() != versions():
         return None

@@ -60,10 +60,8 @@ class Weightless:
 
 
 def find_weightless(name: str) -> Weightless:
-    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file.
-
-    A folder in diffusers' format needs only its configuration files and tokenizers.
-    """
+    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file. A folder in
+    diffusers' format needs only its configuration files and tokenizers."""
     plain = name.strip().lower()
     plain_name = plain.removeprefix(SYNTHETIC)
     if plain_name in ARCHITECTURES:
@@ -100,10 +98,8 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
 
 
 def _of_file(name: str) -> Weightless:
-    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture.
-
-    Layers of a GGUF file stay as they are stored. Other files are loaded in the model's own precision.
-    """
+    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture. Layers
+    of a GGUF file stay as they are stored. Other files are loaded in the model's own precision."""
     path = Path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
@@ -189,14 +185,9 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
 
 
 def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None:
-    """Patch a pipeline on the meta device so that its call runs, which reads values of tensors in places.
-
-    Timesteps stay on the CPU. Where a pipeline reads masks or positions, its family knows the same from the prompts'
-    tokens or the image's size. All patches are on the instance.
-
-    Args:
-        height, width: pixels of the image that the call will draw.
-    """
+    """Patch a pipeline on the meta device so that its call runs, which reads values of tensors in places. Timesteps
+    stay on the CPU. Where a pipeline reads masks or positions, its family knows the same from the prompts' tokens or
+    the image's size. All patches are on the instance."""
     _keep_timesteps_on_cpu(pipe)
     for encoder in (component_of(pipe, component) for component in TEXT_ENCODERS):
         if encoder is not None:
@@ -207,10 +198,8 @@ def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None
 
 
 def _keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
-    """Patch a pipeline on the meta device so that it can read the values of the timesteps.
-
-    Only the denoiser's arguments are moved to the meta device. The scheduler and the denoiser are patched as instances.
-    """
+    """Patch a pipeline on the meta device so that it can read the values of the timesteps. Only the denoiser's
+    arguments are moved to the meta device. The scheduler and the denoiser are patched as instances."""
     scheduler = pipe.scheduler
     set_timesteps = scheduler.set_timesteps
 
