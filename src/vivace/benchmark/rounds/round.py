@@ -25,7 +25,7 @@ from vivace.measure.accelerator import MemoryMeter
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.profiling.trace import attention_kernels, gpu_busy_s
+from vivace.measure.profiling.profiler import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
 from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
