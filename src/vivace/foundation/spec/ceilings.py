@@ -42,21 +42,15 @@ class CeilingsIdentity(Spec):
     threads: int | None
 
 
-class Ceilings(Spec):
+class Ceilings(CeilingsIdentity):
     """The ceilings of one device with one driver and one PyTorch.
 
     Attributes:
-        threads: of the CPU; None for a GPU.
         measured_at: UTC, ISO 8601.
         seconds: that measuring took.
         missing: why an operation has no ceiling, by its name, e.g. {"gemm fp8": "..."}.
     """
 
-    device: str
-    device_name: str
-    driver: str | None
-    torch: str
-    threads: int | None
     measured_at: str
     seconds: float
     ceilings: tuple[Ceiling, ...]
@@ -69,24 +63,17 @@ class Ceilings(Spec):
 
     @property
     def identity(self) -> CeilingsIdentity:
-        return CeilingsIdentity(
-            device=self.device,
-            device_name=self.device_name,
-            driver=self.driver,
-            torch=self.torch,
-            threads=self.threads,
-        )
+        return CeilingsIdentity(**{name: getattr(self, name) for name in CeilingsIdentity.model_fields})
 
 
 def identity_of(environment: Environment) -> CeilingsIdentity:
     """Return the identity of the ceilings of an environment."""
-    is_cpu = environment.device == "cpu"
     return CeilingsIdentity(
         device=environment.device,
         device_name=environment.device_name,
         driver=environment.driver,
         torch=environment.libraries.get("torch", ""),
-        threads=environment.num_threads if is_cpu else None,
+        threads=environment.num_threads if environment.device == "cpu" else None,
     )
 
 
