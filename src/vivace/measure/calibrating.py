@@ -27,7 +27,6 @@ from vivace.measure.damage import HARMLESS, SHIFT, DamageKind
 from vivace.measure.image_metrics import Pixels, aligned, faults, pixels
 from vivace.measure.this_environment import environment
 from vivace.measure.witness_limits import keep
-from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedJudge
 from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 
@@ -72,7 +71,7 @@ def calibrate_witness(
     scores = score_images(images, judge, kinds, device, is_read, on_image)
     chosen = choose_limit(scores, kinds, grade, judge.scorer.name)
     calibration = WitnessCalibration(
-        model=identity_of(prepared.located),
+        model=prepared.located.model.identity,
         scorer=judge.scorer.id,
         kind=judge.kind,
         limit=chosen.limit,
@@ -89,11 +88,6 @@ def calibrate_witness(
     )
     keep(calibration)
     return calibration
-
-
-def identity_of(located: LocatedModel) -> str:
-    """Return NAME@REVISION of a model."""
-    return f"{located.model.name}@{located.model.revision}"
 
 
 def choose_limit(

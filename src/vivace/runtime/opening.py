@@ -199,7 +199,7 @@ def target_of(
         ),
         pipe=pipe,
         model=ModelFacts(
-            name=f"{located.model.name}@{located.model.revision}",
+            name=located.model.identity,
             defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
             tiny_vae_arguments=tiny_vae_arguments(located),
