@@ -97,7 +97,10 @@ class DenoiserFile:
             elif any(chosen):
                 divided.append(name)
         scales = {
-            name: _largest([input_scales[part.removesuffix(_WEIGHT)] for part in layout[name].parts])
+            name: max(
+                input_scales[part.removesuffix(_WEIGHT)].detach().float().cpu().reshape(())
+                for part in layout[name].parts
+            )
             for name in quantised
             if input_scales is not None
         }
@@ -147,13 +150,11 @@ class DenoiserFile:
             scale = scale_of(join())
             layer = written.removesuffix(_WEIGHT)
             yield WrittenTensor(written, torch.float8_e4m3fn, tensor.shape, partial(_in_fp8, join, scale))
-            yield WrittenTensor(f"{written}_scale", torch.float32, (), partial(_same, scale))
+            yield WrittenTensor(f"{written}_scale", torch.float32, (), partial(torch.clone, scale))
             if name in self.input_scales:
-                of_inputs = partial(_same, self.input_scales[name])
+                of_inputs = partial(self.input_scales.__getitem__, name)
                 yield WrittenTensor(f"{layer}.{INPUT_SCALE}", torch.float32, (), of_inputs)
-            yield WrittenTensor(
-                f"{layer}.{DESCRIPTION}", torch.uint8, tuple(text.shape), partial(_same, text)
-            )
+            yield WrittenTensor(f"{layer}.{DESCRIPTION}", torch.uint8, tuple(text.shape), lambda: text)
 
     def check(self, path: Path) -> None:
         """Check the written file's header with the code that reads foreign files."""
@@ -178,18 +179,10 @@ def scale_of(weight: torch.Tensor) -> torch.Tensor:
     return (largest / _LARGEST).float()
 
 
-def _largest(scales: Sequence[torch.Tensor]) -> torch.Tensor:
-    return max(scale.detach().float().cpu().reshape(()) for scale in scales)
-
-
 def _in_fp8(join: Any, scale: torch.Tensor) -> torch.Tensor:
     import torch
 
     return (join().float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @dataclass(frozen=True)
