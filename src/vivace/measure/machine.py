@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -162,26 +162,19 @@ def probe_dtypes(device: str) -> dict[str, float | str]:
     threads = torch.get_num_threads()
     # Two threads on a busy two-core machine can take 40 times as long as one, which would hide the dtypes' difference.
     torch.set_num_threads(1)
+    probed: dict[str, float | str] = {}
     try:
-        return {name: _probe_or_reason(device, dtype) for name, dtype in _dtypes().items()}
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            try:
+                probed[name] = _probe(device, dtype)
+            # AssertionError: PyTorch built without that device. TypeError: a dtype that it does not have there.
+            except (RuntimeError, AssertionError, TypeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                probed[name] = reason(error)
     finally:
         torch.set_num_threads(threads)
-
-
-def _dtypes() -> dict[str, Any]:
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _probe_or_reason(device: str, dtype: Any) -> float | str:
-    try:
-        return _probe(device, dtype)
-    # AssertionError: PyTorch built without that device. TypeError: a dtype that it does not have there.
-    except (RuntimeError, AssertionError, TypeError) as error:
-        if is_out_of_memory(error):
-            raise
-        return reason(error)
+    return probed
 
 
 def _probe(device: str, dtype: Any) -> float:
@@ -194,14 +187,18 @@ def _probe(device: str, dtype: Any) -> float:
     tokens = torch.randn(2, 256, 256).to(device, dtype)
     heads = torch.randn(2, 8, 256, 32).to(device, dtype)
 
-    def work() -> None:
+    def work() -> float:
+        synchronise(device)
+        start = time.perf_counter()
         conv(image)
         linear(tokens)
         torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        synchronise(device)
+        return 1000 * (time.perf_counter() - start)
 
     with torch.inference_mode():
         work()
-        return statistics.median(_time(work, device) for _ in range(_REPEATS)) * 1000
+        return statistics.median(work() for _ in range(_REPEATS))
 
 
 def slow_dtypes(probed: Mapping[str, float | str]) -> dict[str, float]:
@@ -211,11 +208,3 @@ def slow_dtypes(probed: Mapping[str, float | str]) -> dict[str, float]:
         return {}
     base = times_ms["fp32"]
     return {name: ms / base for name, ms in times_ms.items() if ms > _SLOW * base}
-
-
-def _time(work: Callable[[], None], device: str) -> float:
-    synchronise(device)
-    start = time.perf_counter()
-    work()
-    synchronise(device)
-    return time.perf_counter() - start

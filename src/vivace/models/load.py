@@ -70,7 +70,11 @@ def load_pipeline(
         if device == "cpu":
             _check_memory(located.model.name, located.architecture, dtype)
         return for_task(build(located.architecture, device, dtype), kind, controlnet)
-    with quiet(), _reading(located), _lacking(located):
+    with (
+        quiet(),
+        reading(located.model.name, problem=f"does not load as a {located.pipeline}"),
+        _lacking(located),
+    ):
         pipe = _from_files(located, dtype)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
@@ -90,7 +94,7 @@ def load_pipeline(
         pipe.to(device)
     if located.lora is not None:
         assert merge is not None, f"{located.model.name} has a LoRA"
-        with quiet(), _reading(located):
+        with quiet(), reading(located.model.name, problem=f"does not load as a {located.pipeline}"):
             merge(pipe, located.lora)
     pipe.set_progress_bar_config(disable=True)
     return for_task(pipe, kind, controlnet)
@@ -167,10 +171,7 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
         yield
     except (NotImplementedError, ValueError) as error:
         is_lacking, contents = "meta tensor" in str(error), located.contents
-        if contents is None:
-            _check_shape(located.weights, str(error))
-            raise
-        if not is_lacking and not isinstance(error, ValueError):
+        if contents is None or not (is_lacking or isinstance(error, ValueError)):
             raise
         _check_names(located, contents)
         if not is_lacking:
@@ -277,12 +278,6 @@ def explained(
     ships with vivace, or of one with random weights, are vivace's own, and stay too."""
     if located.model.source == "embedded" or located.model.is_synthetic:
         return contextlib.nullcontext()
-    return _reading(located, problem)
-
-
-def _reading(
-    located: LocatedModel, problem: str = "does not load"
-) -> contextlib.AbstractContextManager[None, None]:
     return reading(located.model.name, problem=f"{problem} as a {located.pipeline}")
 
 
@@ -332,10 +327,6 @@ _LEAST_LENGTH = 3
 """Tokens of a prompt of one word, with start and end."""
 _OLDER = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 """Names of VAEs' attention in older folders, which diffusers reads."""
-_OTHER_SHAPE = re.compile(
-    r"because (\S+) expected shape torch\.Size\((\[[\d, ]*\])\), but got torch\.Size\((\[[\d, ]*\])\)"
-)
-"""diffusers' message."""
 _NUMBERED = re.compile(r"(.+?)\.\d+\.")
 
 
@@ -441,18 +432,3 @@ def _report_unused(where: Path, part: str, component: Any, names: Iterable[str])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         text = f"{where} has weights that its {part} does not use: {', '.join(names[:3])}{more}"
         warnings.warn(text, UnusedWeightsWarning, stacklevel=2)
-
-
-def _check_shape(files: Iterable[Path], problem: str) -> None:
-    """Raise UnusableModel with the file whose tensor has another shape, if that is the problem."""
-    match = _OTHER_SHAPE.search(problem)
-    if match is None:
-        return
-    name, expected, stored = match.groups()
-    for file in files:
-        about = read_header(file).get(name)
-        if about is not None and str(about["shape"]) == stored:
-            raise UnusableModel(
-                f"{file} has {name} with the shape {stored}, and its config.json means {expected}; it is another "
-                "model's"
-            )

@@ -13,17 +13,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import importlib
 import inspect
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, FAMILIES
 from vivace.architectures.components import Architecture, ComponentConfig
-from vivace.architectures.family import RandomWeights, Rules
+from vivace.architectures.family import Rules
 from vivace.architectures.gains import SHARED
 from vivace.errors import UnknownModel, nearest
 from vivace.models.quiet import quiet
@@ -45,7 +46,12 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
         A pipeline of `architecture.pipeline`'s class, its progress bar off.
     """
     if isinstance(architecture, str):
-        architecture = _named(architecture)
+        if architecture not in ARCHITECTURES:
+            near = nearest(architecture, ARCHITECTURES)
+            raise UnknownModel(
+                f"no architecture '{architecture[:200]}'{near} (there are {', '.join(ARCHITECTURES)})"
+            )
+        architecture = ARCHITECTURES[architecture]
     return assemble(
         architecture, lambda name, component: build_component(component, device, dtype, seed, name)
     )
@@ -77,8 +83,8 @@ def build_component(
 
     module = on_meta(component)
     _allocate(module, device, dtype)
-    generator = torch.Generator(device)
-    generator.manual_seed(_seed_of(seed, name or component.class_name))
+    digest = hashlib.sha256(f"{seed} {name or component.class_name}".encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
     with torch.no_grad():
         fill(module, generator)
     return module
@@ -91,11 +97,14 @@ def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
     from accelerate import init_empty_weights
 
     where = contextlib.nullcontext() if with_buffers else torch.device("meta")
-    kind = _class_of(
-        component
-    )  # imported here: constants of a module imported below would have no values for good
-    with init_empty_weights(include_buffers=False), _rng_state_restored(), where:
-        module = _construct(kind, component)
+    # Not inside the context: constants of a module imported there would have no values for good.
+    kind: Any = getattr(importlib.import_module(component.library), component.class_name)
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=()), where:
+        if component.library == "transformers":
+            # transformers writes into the dictionaries that it is given.
+            module = kind(kind.config_class(**copy.deepcopy(component.config)))
+        else:
+            module = kind(**component.config)
     if hasattr(module, "tie_weights"):
         # init_empty_weights has replaced a shared tensor separately in each module.
         module.tie_weights()
@@ -105,32 +114,6 @@ def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
 def num_parameters(component: ComponentConfig) -> int:
     """Count the parameters of a component, shared ones once."""
     return sum(p.numel() for p in on_meta(component, with_buffers=False).parameters())
-
-
-def _named(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        names = ", ".join(ARCHITECTURES)
-        raise UnknownModel(
-            f"no architecture '{name[:200]}'{nearest(name, ARCHITECTURES)} (there are {names})"
-        )
-    return ARCHITECTURES[name]
-
-
-def _class_of(component: ComponentConfig) -> Any:
-    if component.library == "transformers":
-        import transformers
-
-        return getattr(transformers, component.class_name)
-    import diffusers
-
-    return getattr(diffusers, component.class_name)
-
-
-def _construct(kind: Any, component: ComponentConfig) -> Any:
-    if component.library == "transformers":
-        # transformers writes into the dictionaries that it is given.
-        return kind(kind.config_class(**copy.deepcopy(component.config)))
-    return kind(**component.config)
 
 
 def _allocate(module: Any, device: str, dtype: Any) -> None:
@@ -152,28 +135,14 @@ def _allocate(module: Any, device: str, dtype: Any) -> None:
             setattr(child, name, buffer.to(device, kind))
 
 
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
-
-
-@contextlib.contextmanager
-def _rng_state_restored() -> Iterator[None]:
-    """Restore the global RNG state, which constructors may advance."""
-    import torch
-
-    state = torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
-
-
 def fill(module: Any, generator: Any) -> None:
     """Fill every parameter of a component in place, in the order of `named_parameters`."""
     import torch
 
-    own = _weights_of(module)
-    gains, norms = _compiled(own.gains(module)), _compiled(own.norms(module))
+    kind = type(module).__name__
+    of_families = (family.random_weights[kind] for family in FAMILIES if kind in family.random_weights)
+    own = next(of_families, None) or SHARED[kind]
+    gains, norms = own.gains(module), own.norms(module)
     embeddings = {id(child.weight) for child in module.modules() if isinstance(child, torch.nn.Embedding)}
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1 or name.endswith("gamma"):
@@ -188,18 +157,8 @@ def fill(module: Any, generator: Any) -> None:
     own.finish(module)
 
 
-def _weights_of(module: Any) -> RandomWeights:
-    kind = type(module).__name__
-    of_families = (family.random_weights[kind] for family in FAMILIES if kind in family.random_weights)
-    return next(of_families, None) or SHARED[kind]
-
-
-def _compiled(rules: Rules) -> list[tuple[re.Pattern[str], float]]:
-    return [(re.compile(pattern), gain) for pattern, gain in rules]
-
-
-def _first(rules: list[tuple[re.Pattern[str], float]], name: str) -> float:
-    return next((gain for pattern, gain in rules if pattern.search(name)), 1.0)
+def _first(rules: Rules, name: str) -> float:
+    return next((gain for pattern, gain in rules if re.search(pattern, name)), 1.0)
 
 
 _PIECES = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")

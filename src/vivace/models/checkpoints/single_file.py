@@ -31,7 +31,6 @@ from vivace.models.checkpoints.signatures import (
     SUPPORTED,
     TensorNames,
     advice_for,
-    behind_prefix,
     signature_of,
 )
 from vivace.models.checkpoints.weight_scales import Codes, codes_of, is_marker
@@ -149,12 +148,6 @@ def _contents_of(
     names = TensorNames(tensors)
     found = signature_of(path, names, tensors)
     if found is None:
-        if (behind := behind_prefix(path, tensors)) is not None:
-            prefix, row = behind
-            raise UnusableModel(
-                f"{path} has the tensors of {row.what} behind the prefix {prefix[:80]!r}, which vivace does not know; "
-                "rename its tensors without it"
-            )
         example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
         raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
     family, row = found
