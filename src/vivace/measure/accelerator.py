@@ -1,7 +1,5 @@
-"""Differences between GPU makers in timing calls and reading memory.
-
-`device` is torch's type of device everywhere: "cpu", "cuda" (AMD's GPUs too), "xpu" or "mps".
-"""
+"""Differences between GPU makers in timing calls and reading memory. `device` is torch's type: "cpu", "cuda" (AMD's
+GPUs too), "xpu" or "mps"."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Damage such as acceleration causes, at graded strengths, to find the strength at which a witness detects it.
-
-Each kind takes an image (H, W, 3) of 0 to 255, a strength in its own unit and a generator of random numbers, and
-returns an image of the same size whose values are whole numbers from 0 to 255. Strengths grow: the first is at the edge
-of what is visible side by side, the last is plain to see. A harmless change is one that no viewer would mind.
-"""
+"""Damage such as acceleration causes, at graded strengths from the edge of what is visible to what is plain to see.
+Images are (H, W, 3) of 0 to 255. A harmless change is one that no viewer would mind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Measure the ceilings of a device: matmuls and attention by precision, and copies. They are kept in the cache folder.
-
-Each figure is the median of repeated, warmed-up timings; a repetition takes some milliseconds, so that launching and
-the clock's resolution do not matter. The shapes are those of FLUX, SDXL and SD 1.5; the fastest one is the ceiling.
-"""
+"""Measure the ceilings of a device: matmuls and attention by precision, and copies. The shapes are those of FLUX, SDXL
+and SD 1.5; the fastest one is the ceiling. They are kept in the cache folder."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""This process's GPU through NVML: energy, power, clocks, temperature, throttling.
-
-A meter reads before and after the timed calls, and a thread of its own a few times a second between them: one reading
-takes some microseconds of the host and none of the GPU. Energy is the driver's own counter; where there is none, the
-sampled power is integrated, and the Record says so.
-"""
+"""This process's GPU through NVML: energy, power, clocks, temperature, throttling. Energy is the driver's own counter;
+where there is none, the sampled power is integrated, and the record says so."""
 
 from __future__ import annotations
 

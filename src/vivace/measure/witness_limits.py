@@ -1,7 +1,5 @@
-"""The limits that `vivace calibrate witness` chose on this machine, by model and scorer.
-
-Each calibration is a JSON file in vivace's cache. It may be deleted; the limit is then the usual one again.
-"""
+"""The limits that `vivace calibrate witness` chose on this machine, a file in vivace's cache for each model and
+scorer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Check configurations before anything is built from them, with limits ten times those of published models.
-
-Libraries trust every number of a configuration. A million layers, zero groups or a tokenizer that pads to 10**30
-tokens become a loop without end, a division by zero or an endless allocation.
-"""
+"""Check configurations before anything is built from them, with limits ten times those of published models: a million
+layers or a tokenizer that pads to 10**30 tokens become a loop without end or an endless allocation."""
 
 from __future__ import annotations
 

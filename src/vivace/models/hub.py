@@ -1,8 +1,6 @@
-"""Files and pipelines on the Hugging Face hub, through its client and cache. Failures become vivace's errors.
-
-The cache comes first; if everything is cached, the network is not used. Small files (configuration, tokenizers) are
-downloaded at once, since they identify the model. Weights are downloaded only when images are to be generated.
-"""
+"""Files and pipelines on the Hugging Face hub, through its client and cache. If everything is cached, the network is
+not used. Small files, which identify the model, are downloaded at once, weights only when images are to be
+generated."""
 
 from __future__ import annotations
 

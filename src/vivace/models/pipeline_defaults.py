@@ -1,7 +1,5 @@
-"""Default settings of a pipeline in a folder, from its own configuration and its class in diffusers.
-
-Read without torch and diffusers, which take seconds to import.
-"""
+"""Default settings of a pipeline in a folder, from its own configuration and its class in diffusers, without importing
+it."""
 
 from __future__ import annotations
 

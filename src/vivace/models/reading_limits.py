@@ -1,8 +1,5 @@
-"""Limits on reading a foreign model.
-
-vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
-with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.
-"""
+"""Limits on reading a foreign model: vivace cannot foresee everything that libraries do with a checked configuration,
+so another process watches the one that reads."""
 
 from __future__ import annotations
 

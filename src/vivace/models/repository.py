@@ -1,7 +1,5 @@
-"""Choose the files of a pipeline from a repository or folder in diffusers' format, or say why it is refused.
-
-One set of weights is chosen: safetensors only, of one variant. Weights of other frameworks and code are never used.
-"""
+"""Choose the files of a pipeline in diffusers' format, or say why it is refused: safetensors of one variant, and no
+code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`vivace.json` in a folder: what `vivace save` wrote, or the settings of a model that `vivace models` exported.
-
-diffusers' format has no place for either. Without that file a folder is recognised by its denoiser's configuration.
-"""
+"""`vivace.json` in a folder: what `vivace save` wrote, or the settings of a model that `vivace models` exported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The images that a workload starts from: read, fitted to one size, and identified by their pixels.
-
-Files are the user's. Without files a task takes images that ship with vivace: for each prompt of the set "tinyworld"
-its scene, whose first object has another colour and shape, and a mask around that object (tinyworld/source_pictures).
-"""
+"""The images that a workload starts from: read, fitted to one size, and identified by their pixels. Without files a
+task takes images that ship with vivace (tinyworld/source_pictures)."""
 
 from __future__ import annotations
 

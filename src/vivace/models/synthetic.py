@@ -1,11 +1,7 @@
 """Pipelines of published architectures with random weights: speed and memory at full size without a download.
 
-A component is constructed on the meta device. Each parameter is then allocated once, on the target device and in the
-target dtype, and filled there (`fill`), so that 12 B parameters never pass through host memory.
-Buffers that a module computes in its constructor (position ids) are kept.
-
-The images are meaningless. Shapes, kernels, memory and the range of activations are those of the published model, and
-so are the times. Everything that depends on training (cache thresholds, quality) is not.
+Each parameter is allocated once, on the target device and in its dtype, and filled there (`fill`). Shapes, kernels,
+memory and the range of activations are those of the published model; what depends on training is not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""The pipelines of diffusers for the tasks of a model's weights, as its family says.
-
-Read without torch and diffusers. The plain weights of a model
-do image-to-image and inpainting: their pipelines differ in how they begin, and in what they do between two steps.
-Weights that were trained to edit have a pipeline of their own.
-"""
+"""The pipelines of diffusers for the tasks of a model's weights, as its family says; read without torch and
+diffusers."""
 
 from __future__ import annotations
 

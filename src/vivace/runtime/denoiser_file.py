@@ -1,9 +1,7 @@
 """Write a model's denoiser, with the weights that a recipe makes, as one file that ComfyUI reads.
 
-Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
-granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,
-from the weights before they are quantised. Everything but the denoiser's weights, such as caches, compilation and the
-VAE, is left out and reported.
+Weights in fp8 have one scale each, whatever the recipe's granularity, because the format has one, and with `fp8_static`
+one for their inputs. Everything but the denoiser's weights is left out and reported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Write a model with a recipe as a plain Python script that generates the same image as vivace.
 
-The recipe is applied to the loaded model, so that only techniques that work here and have an effect are written. Each
-technique writes itself in public calls (`Technique.script`). Techniques without public calls are applied by one
-`vivace.apply` in the script, which then generates the image through that session.
+Each technique writes itself in public calls (`Technique.script`); those without any are applied by one `vivace.apply`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Images of numbers that are not finite: they would become black ones, without a word.
-
-Conversion to bytes makes NaN 0, and decoders and converters clamp infinity, so the numbers are looked at before:
-latents on their way into the VAE, and decoded tensors on their way into the converter.
-"""
+"""Images of numbers that are not finite, or of one colour. Conversion to bytes makes NaN 0, and decoders clamp
+infinity, so numbers are looked at before: latents on their way into the VAE, decoded tensors on their way into the
+converter."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Draw the same noise in every precision.
-
-diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. A generator
-may return other numbers in another dtype. A recipe that only changes a dtype would then start from other noise, as if
-it had another seed. So noise is always drawn in fp32 and then rounded (docs/adr/0003).
-
-The pipeline and its scheduler are patched as instances, never their classes; see `machinery.samplers.override`.
-"""
+"""Draw the same noise in every precision: in fp32, then rounded (docs/adr/0003). diffusers draws latents, and the noise
+of ancestral samplers, in the dtype of the latents, in which a generator may return other numbers."""
 
 from __future__ import annotations
 

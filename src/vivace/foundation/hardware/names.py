@@ -1,8 +1,5 @@
-"""Find the GPU of a name as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB", "RTX 3060 12gb".
-
-A name is taken apart into words. Words that say nothing of the chip (NVIDIA, GeForce, SXM5, HBM3) are dropped, and the
-rest has to be that of a chip, whole: a name with a word that is not known is not known.
-"""
+"""Find the GPU of a name as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB". Words that say nothing of
+the chip are dropped, and the rest has to be that of a chip, whole."""
 
 from __future__ import annotations
 

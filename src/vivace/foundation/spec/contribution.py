@@ -1,9 +1,4 @@
-"""Measurements that an owner of a card gives to everybody: a file of comparisons without anything personal.
-
-It has what public collections of such results need: the shape of the images, the engine and its version, how weights
-are stored, the GPU, raw samples, and how close images are to the baseline's. It has no paths, no names of people or
-machines, no prompts and no images.
-"""
+"""Measurements that an owner of a card gives to everybody: comparisons without paths, names, prompts and images."""
 
 from __future__ import annotations
 

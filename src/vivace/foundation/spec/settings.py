@@ -1,8 +1,6 @@
-"""Settings: one frozen class for a command and its function in Python, and one rule for each thing that they share.
-
-A field says how it is given on the command line by an `Option` or `Positional` in its annotation; other fields are for
-Python alone. `vivace.cli.command` makes the options.
-"""
+"""Settings: one frozen class for a command and its function in Python. A field says how it is given on the command line
+by an `Option` or `Positional` in its annotation, of which `vivace.cli.command` makes the options; others are for Python
+alone."""
 
 from __future__ import annotations
 

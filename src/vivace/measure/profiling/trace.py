@@ -1,8 +1,6 @@
-"""The events of one call, linked: what contains what, which component ran, which call launched a kernel.
+"""The events of one call, linked: what contains what, which component ran, which call launched a kernel (microseconds).
 
-Times are microseconds. torch.profiler's own table counts a kernel for the operator that launched it, again under its
-own name, and once more under every label that spans it on the GPU's timeline, so that percentages exceed 100. Here
-labels of the GPU's timeline are left out, and each kernel belongs to the host event that launched it.
+torch.profiler's own table counts a kernel several times. Here each belongs to the host event that launched it.
 """
 
 from __future__ import annotations

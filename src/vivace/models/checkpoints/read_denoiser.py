@@ -1,9 +1,6 @@
-"""Read a denoiser's weights from a single file in its authors' layout, as diffusers' state dict.
-
-The files that diffusers does not read as they are: those whose weights are codes with scales , GGUF files of
-types or layouts that it does not know, and transformers whose converters expect one width. Names, shapes and the whole
-list are checked against the model's configuration before a value is read.
-"""
+"""Read a denoiser's weights from a single file in its authors' layout, as diffusers' state dict, where diffusers does
+not read it as it is. Names, shapes and the whole list are checked against the model's configuration before a value is
+read."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
-"""Identify a published file of weights by the tensors that it has.
-
-Asked are, in this order: what is no plain model at all, each family, the other models that vivace knows by name, and
-single components. A signature fits by tensors that the file has, never by missing ones.
-
-The names are those of the authors' own files, of ComfyUI's `model_detection.py` and of diffusers'
-`single_file_utils.py`.
-"""
+"""Identify a published file of weights by tensors that it has, never by missing ones. Names are those of the authors'
+own files, of ComfyUI's `model_detection.py` and of diffusers' `single_file_utils.py`."""
 
 from __future__ import annotations
 

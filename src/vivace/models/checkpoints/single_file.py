@@ -1,7 +1,5 @@
-"""Identify a checkpoint in a single .safetensors or .gguf file in its authors' layout by its tensors' names.
-
-Such a file has weights but no configuration and no tokenizers; those come from the catalogue model of the same family.
-"""
+"""Identify a checkpoint in a single .safetensors or .gguf file in its authors' layout by its tensors' names. Its
+configuration and tokenizers come from the catalogue model of the same family."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Predict the GPU memory of a model with a recipe before anything is loaded.
-
-The recipe is applied to a pipeline on the meta device (`vivace.runtime.memory.weightless`) as it is to the real one.
-Then the pipeline's own call runs, while `vivace.runtime.memory.footprint` counts the bytes that would be allocated.
-"""
+"""Predict the GPU memory of a model with a recipe before anything is loaded: the recipe is applied to a pipeline on the
+meta device, and its call runs while `footprint` counts the bytes that would be allocated."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Earlier predictions, kept on disk: importing diffusers and building a pipeline takes seconds.
-
-A prediction depends on nothing but what its key holds: the model's configuration and tokenizers, the recipe with the
-content of its files, the size of the call, vivace's source, and the libraries. So does the answer that there is none:
-no effect, unsupported, or an impossible size.
-"""
+"""Earlier predictions, and refusals, kept on disk by all that they depend on: importing diffusers and building a
+pipeline takes seconds."""
 
 from __future__ import annotations
 

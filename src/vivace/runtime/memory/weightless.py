@@ -1,8 +1,5 @@
-"""Pipelines without weights: every component as published, with its tensors on the meta device.
-
-They take no memory. Called under `vivace.runtime.memory.footprint`, such a pipeline tells how much memory the real one
-would take. Only configuration files and tokenizers are downloaded or read.
-"""
+"""Pipelines without weights: every component as published, with its tensors on the meta device. Only configuration
+files and tokenizers are downloaded or read."""
 
 from __future__ import annotations
 
