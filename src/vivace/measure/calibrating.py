@@ -202,12 +202,7 @@ OnImage = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class CalibrationImages:
-    """The images of one model and workload.
-
-    Attributes:
-        folder: of the images and of their scores.
-        prompts: of each image.
-    """
+    """The images of one model and workload."""
 
     folder: Path
     prompts: tuple[str, ...]

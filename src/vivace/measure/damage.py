@@ -28,7 +28,6 @@ class DamageKind:
 
     Attributes:
         like: the cause of such damage in accelerated drawing.
-        unit: of the strengths.
     """
 
     name: str

@@ -27,14 +27,7 @@ _SCORER_BATCH = 32  # images per forward of the scorer
 
 
 class FigureSet:
-    """Images and their figures, which grow row by row, then model by model.
-
-    Args:
-        read_source: reads the images that images were made from, and masks; None for text-to-image.
-
-    Attributes:
-        rows: one for each image that was added.
-    """
+    """Images and their figures, which grow row by row, then model by model."""
 
     def __init__(self, read: Read, read_source: Read | None = None) -> None:
         self.rows: list[ImageFigures] = []

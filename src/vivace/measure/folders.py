@@ -66,8 +66,6 @@ class FolderComparison:
     Attributes:
         prompts: of each pair; None if unknown, then only fidelity can be judged.
         originals, rows: of folder A, the reference, and of B.
-        faults: of each pair's images.
-        notes: on what was assumed of files.
     """
 
     names: tuple[str, ...]

@@ -61,11 +61,7 @@ class _NotHere(Exception):
 
 @dataclass(frozen=True)
 class _Case:
-    """One operation to time: `make` returns a function that performs it once on the device.
-
-    Attributes:
-        amount: FLOP or bytes of one call.
-    """
+    """One operation to time: `make` returns a function that performs it once on the device."""
 
     operation: Operation
     precision: str

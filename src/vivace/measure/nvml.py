@@ -107,11 +107,7 @@ def opened_gpu() -> Iterator[NvmlGpu | str | None]:
 
 
 class GpuMeter:
-    """Observes a GPU over the timed calls: `start`, calls, `stop`, inside a `with`. A second `start` begins anew.
-
-    Args:
-        gpu: None on a CPU; a text says why the GPU cannot be read.
-    """
+    """Observes a GPU over the timed calls: `start`, calls, `stop`, inside a `with`. A second `start` begins anew."""
 
     def __init__(self, gpu: NvmlGpu | str | None, interval_s: float = INTERVAL_S) -> None:
         self._gpu = gpu

@@ -181,15 +181,7 @@ def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
 
 
 class FunctionScorer:
-    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt.
-
-    Args:
-        name: "module:function".
-        folder: where the module was found.
-
-    Raises:
-        UnknownModel: it cannot be imported.
-    """
+    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt."""
 
     def __init__(self, name: str, folder: Path) -> None:
         module, _, function = name.partition(":")
@@ -282,11 +274,7 @@ _POOLED_BEFORE = (3, 6)
 
 
 class Lpips:
-    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different.
-
-    Args:
-        weights: file with AlexNet's weights; None: where PyTorch's libraries keep it.
-    """
+    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different."""
 
     def __init__(self, device: str = "cpu", weights: Path | None = None) -> None:
         import torch

@@ -61,16 +61,11 @@ class LocatedModel:
         that was exported to it, or whose weights it has.
     components: replacements for the folder's components, by name: a folder with a config.json, or a .safetensors file.
     checkpoint: a single file with all weights; `folder` then provides only configuration and tokenizers.
-    lora: a LoRA that is merged into the denoiser.
     variant: weight variant of the folder, as diffusers calls it ("fp16").
-    without: components of the folder that are not loaded.
-    weights: the safetensors files that are loaded.
     downloads: files that must be downloaded first, which `obtain` does.
     missing: a message if weights are missing. Such a folder works for `vivace plan`, but not for inference.
     architecture: the model is built from this with random weights, instead of from files.
-    contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
-    saved: the description in a folder that `vivace save` wrote.
     make: makes the pipeline, where it is an object of this process.
     """
 

@@ -38,7 +38,6 @@ class Located:
     """A pipeline in the hub's cache, possibly without all its weights.
 
     folder: holds model_index.json, the other small files, and the cached weights.
-    parts: cached components from other repositories.
     weights: the safetensors files to load, cached or not.
     revision: the first 12 digits of the commit of each repository.
     """

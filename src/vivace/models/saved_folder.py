@@ -30,10 +30,7 @@ _READERS = 32
 
 
 class FolderDefaults(Spec):
-    """The content of `vivace.json` in an exported folder.
-
-    model: the catalogue's name of the model that was exported.
-    """
+    """The content of `vivace.json` in an exported folder."""
 
     model: str
     height: int = Field(ge=8, le=8192)

@@ -32,10 +32,7 @@ class SourceImages:
     """The images of a workload's sources.
 
     Attributes:
-        sources: as a Workload has them.
         by_sha: each image, RGB or, for masks, L, by the sha256 of its pixels.
-        height, width: of all of them, pixels.
-        notes: what fitting changed, to be shown.
     """
 
     sources: tuple[Source, ...]
@@ -144,13 +141,7 @@ def source_images_of(
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Limits of a model's sizes.
-
-    Attributes:
-        multiple: of height and width, pixels.
-        largest: side, pixels.
-        height, width: the model's own.
-    """
+    """Limits of a model's sizes."""
 
     multiple: int
     largest: int

@@ -191,8 +191,6 @@ class HashedTokenizer:
         model_max_length: number of tokens to which a prompt is truncated or padded where the call names none, start and
             end included.
         first_word, last_word: the range of word ids, both included.
-        padding: id of the padding token.
-        start, end: ids around every text.
         has_words: whether the vocabulary is a language model's, which holds most words whole.
         template: the text of a conversation, from its messages and whether a reply without thinking is to follow.
         marks: ids of the tokens that no hash may give, because a model tells them from words.
@@ -340,8 +338,6 @@ class HashedProcessor:
     tokens: 5,476 patches and 1,369 tokens of a megapixel.
 
     Attributes:
-        tokenizer: of the same model.
-        images: makes patches of images, as transformers does.
         place: the id of an image's token, whose embedding the vision tower replaces.
         merged: patches that make one token.
     """

@@ -150,7 +150,6 @@ class Schedule:
     Attributes:
         about: everything that a distance depends on. A file of something else is not continued.
         distances: by mask, one digit a step: the mean squared difference of the final latents over their mean square.
-        mask: the nearest so far.
     """
 
     about: dict[str, Any]

@@ -61,7 +61,6 @@ class DenoiserFile:
     """The tensors of a denoiser's file.
 
     Attributes:
-        layout: its tensors in the authors' names.
         quantised: the authors' names of weights that are written in fp8.
         divided: of weights that are not, because only some of the layers that they join are quantised.
         input_scales: by weight that is written in fp8, if its layer's inputs have one scale.
@@ -230,12 +229,7 @@ _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 @dataclass(frozen=True)
 class WrittenDenoiser:
-    """A file that was written.
-
-    Attributes:
-        num_quantised: weights in fp8.
-        notes: the parts of the recipe that are not in the file, or differ from this machine's.
-    """
+    """A file that was written."""
 
     path: Path
     num_bytes: int

@@ -43,12 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """An image that the script opens.
-
-    Attributes:
-        name: of the pipeline's argument.
-        is_mask: black and white.
-    """
+    """An image that the script opens."""
 
     name: str
     file: str
@@ -61,7 +56,6 @@ class Step:
 
     Attributes:
         script: its public calls; None if it has none, so that vivace must apply it.
-        left_out: comment it is not applied; None if it is.
     """
 
     technique: Technique
@@ -75,7 +69,6 @@ class Written:
 
     Attributes:
         own: the techniques for which it needs vivace; without any it needs only diffusers, torch and torchao.
-        warnings: techniques that were left out because they would change nothing.
     """
 
     text: str

@@ -88,11 +88,7 @@ class Described:
 
 @dataclass(frozen=True)
 class ComponentFiles:
-    """The checked files of a component: where each tensor is, and the headers' description.
-
-    Attributes:
-        places: file and header entry of each stored tensor, by its name in the file.
-    """
+    """The checked files of a component: where each tensor is, and the headers' description."""
 
     places: dict[str, tuple[Path, dict[str, Any]]]
     described: Described

@@ -39,7 +39,6 @@ class Saved:
 
     Attributes:
         source_bytes, num_bytes: of the weights that were read, and of the folder.
-        notes: remarks on the recipe for the user.
     """
 
     folder: Path

@@ -167,9 +167,7 @@ class WarmedSize:
     Attributes:
         size: None for the pipeline's own default.
         first_call_s: of the first call, compilation included.
-        second_call_s: of the next one, for comparison.
         graphs: how many graphs the first call compiled; 0 if the recipe compiles nothing, or had code for this size.
-        graphs_later: how many the second call compiled.
         from_cache: how many of all of them the cache had already.
     """
 

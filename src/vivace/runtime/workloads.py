@@ -166,11 +166,7 @@ def default_threads(located: LocatedModel) -> int:
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A model, a recipe and the images to draw. Nothing is loaded yet.
-
-    Attributes:
-        sources: that the images start from; None for text.
-    """
+    """A model, a recipe and the images to draw. Nothing is loaded yet."""
 
     located: LocatedModel
     recipe: Recipe

@@ -46,8 +46,6 @@ class Ceilings(CeilingsIdentity):
     """The ceilings of one device with one driver and one PyTorch.
 
     Attributes:
-        measured_at: UTC, ISO 8601.
-        seconds: that measuring took.
         missing: why an operation has no ceiling, by its name, e.g. {"gemm fp8": "..."}.
     """
 
@@ -82,11 +80,9 @@ class ComponentWork(Spec):
 
     Attributes:
         component: "text_encoder", "text_encoder_2", "text_encoder_3", "denoiser", "vae" (its decoder) or "vae_encoder".
-        calls: how often it is called.
         computed: calls that compute all of it, and so read all of its weights; the others are hits of a step cache.
         gemm_flop, conv_flop, attention_flop: floating-point operations; a multiply-add is two.
         gemm, conv, attention: their precisions, as in `Ceiling`.
-        weights_bytes: of its weights.
     """
 
     component: str
@@ -102,12 +98,7 @@ class ComponentWork(Spec):
 
 
 class Work(Spec):
-    """The operations of a recipe's call, counted on tensors without values.
-
-    Attributes:
-        components: empty if it cannot be counted.
-        reason: why it cannot.
-    """
+    """The operations of a recipe's call, counted on tensors without values."""
 
     components: tuple[ComponentWork, ...] = ()
     reason: str | None = None

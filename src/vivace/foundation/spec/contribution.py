@@ -32,8 +32,6 @@ class Closeness(Spec):
     """How close a recipe's images are to the baseline's: each figure with its interval.
 
     Attributes:
-        gate: the verdict of vivace's quality gate.
-        ssim, psnr_db: to the baseline's images.
         clip, match: shares of the baseline's that the gate compares with its limits.
     """
 

@@ -126,9 +126,6 @@ class WitnessCalibration(Spec):
         margin: how much better the baseline's images fit their own prompts than others, in points of the score.
         harmless: by change that no viewer would mind, the share kept that is reached with 95 % confidence.
         faint: kinds whose damage of that grade the witness does not tell from a harmless change.
-        workload: size, steps and guidance of the images.
-        environment: where it was made.
-        made: the date, e.g. "2026-11-28".
     """
 
     model: str

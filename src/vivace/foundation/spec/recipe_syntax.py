@@ -42,12 +42,7 @@ _USUAL_STEM = "pytorch_lora_weights"
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as written.
-
-    Attributes:
-        name: None for a positional argument.
-        start, length: its span in the recipe's text.
-    """
+    """One argument as written."""
 
     name: str | None
     value: object
@@ -57,12 +52,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class ParsedTechnique:
-    """One technique as written, with positions in the recipe's text for error messages.
-
-    Attributes:
-        start: position of the name.
-        targets: name and position of each.
-    """
+    """One technique as written, with positions in the recipe's text for error messages."""
 
     name: str
     start: int
@@ -83,7 +73,6 @@ class RecipeSpec(Spec):
 
     Attributes:
         text: the canonical form, which is the recipe's identity.
-        techniques: in stage order.
         same_picture: whether every technique only reorders or rounds arithmetic.
     """
 

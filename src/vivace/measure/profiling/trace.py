@@ -27,7 +27,6 @@ class HostEvent:
     Attributes:
         kind: "operator", "cuda" or "label" (one of vivace's own).
         correlation: number that a CUDA call shares with what it starts on a GPU.
-        component: what was running: a component's name, or "other".
     """
 
     name: str
@@ -84,7 +83,6 @@ class Trace:
     """The events of one call, from its start until host and GPU have finished.
 
     Attributes:
-        host: in order of start, by thread; labels included.
         compiling: names of events which show that something was compiled or tuned inside the call.
     """
 

@@ -46,7 +46,6 @@ class StoredValues:
 
     Attributes:
         kind: GGML's type, "Q8_0".
-        shape: of the values.
         stored_shape: of the values in the file, whose rows have whole blocks.
     """
 

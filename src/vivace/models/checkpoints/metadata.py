@@ -53,9 +53,7 @@ class PredictionType:
     """The prediction type of a checkpoint, and where it was read.
 
     Attributes:
-        is_v: v-prediction, not epsilon.
         zero_snr: the last noise level has no signal, so that sampling starts there.
-        note: to be shown; empty for an ordinary file.
     """
 
     is_v: bool = False

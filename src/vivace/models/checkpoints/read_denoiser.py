@@ -44,7 +44,6 @@ class OriginalTensor:
 
     Attributes:
         parts: names in diffusers' state dict, whose rows it has in this order.
-        shapes: of the parts.
         is_swapped: whether the halves of its rows are exchanged.
     """
 

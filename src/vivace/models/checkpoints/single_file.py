@@ -71,12 +71,10 @@ class Contents:
     """The contents of a checkpoint.
 
     family, signature: by which it was known.
-    prediction: what its denoiser predicts.
     codes: how each weight is stored that is not stored as it is.
     denoiser: the authors' name of each of the denoiser's tensors, without a prefix, by its name in the file.
     num_values: of the denoiser, without scales; None where the header does not say.
     is_plain: whether diffusers reads the file as it is.
-    notes: what was assumed, and what is not used.
     """
 
     family: Family

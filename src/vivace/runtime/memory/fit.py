@@ -58,9 +58,7 @@ class Saving:
     """A recipe that saves memory, in its parts.
 
     Attributes:
-        recipe: canonical.
         denoiser, encoder: how the denoiser and the largest text encoder are quantised.
-        offloading: where weights are kept while they are not needed.
         vae_share: of the VAE's activations that are left.
     """
 
@@ -73,12 +71,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Need:
-    """Estimated bytes on a GPU, as in a `Prediction`.
-
-    Attributes:
-        held_bytes: of all weights, wherever they are kept.
-        denoiser_bytes: of the denoiser's weights.
-    """
+    """Estimated bytes on a GPU, as in a `Prediction`."""
 
     peak_bytes: int
     loading_bytes: int
@@ -96,8 +89,6 @@ class RecipeChange:
     """One change of a series, applied after those before it.
 
     Attributes:
-        what: a recipe, a batch or a size, for users.
-        prediction: with this change and those before it.
         fills: the change does not lower the memory; it uses what is still free to be faster.
     """
 

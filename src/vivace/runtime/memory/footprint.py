@@ -192,7 +192,6 @@ class Footprint:
     Attributes:
         stage: name of the current stage of the call, set by the caller. Peaks are kept by stage.
         peaks: the largest number of live bytes in each stage, including what was allocated before it.
-        operations: counts what is computed meanwhile.
     """
 
     def __init__(self, device: str = "meta") -> None:

@@ -31,11 +31,7 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Operations:
-    """FLOP of the operations so far, by component and kind.
-
-    Attributes:
-        calls: of each component.
-    """
+    """FLOP of the operations so far, by component and kind."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -60,12 +60,7 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3
 
 
 class ComponentBytes(Spec):
-    """One network of the pipeline, with the recipe applied.
-
-    Attributes:
-        name: its attribute of the pipeline.
-        dtype: the dtypes of its parameters, most bytes first.
-    """
+    """One network of the pipeline, with the recipe applied."""
 
     name: str
     class_name: str
@@ -78,18 +73,13 @@ class Prediction(Spec):
     """Predicted bytes on a GPU, as PyTorch's allocator counts them.
 
     Attributes:
-        height, width: pixels.
         model_bytes, peak_bytes: as in a record's `Memory`.
-        peak_stage: the stage of the call with the peak.
         stages: peak bytes in each stage of a call, the model included. "between" is the pipeline's work outside of its
             components.
         loading_bytes: peak bytes while the model is loaded and the recipe applied. Most techniques convert weights that
             are on the GPU; quantize and offload copy them from host memory layer by layer.
-        other_gpus: number of other GPUs that generate the same image (parallel).
         other_gpu_bytes: upper bound for each of them: the denoiser and a whole forward.
         beyond_allocator_bytes: what the process takes on the GPU outside of the allocator.
-        num_inference_steps: of the call.
-        work: what the call computes.
         work_is_bound: whether it computes less than that: a step cache's hits are counted as computed.
     """
 

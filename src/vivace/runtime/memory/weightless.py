@@ -34,15 +34,11 @@ class Weightless:
     """A model without weights that is built anew for each recipe.
 
     Attributes:
-        name: the name that was asked for.
         dtype: dtype of its baseline on a GPU, "fp16", "bf16" or "fp32".
-        defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
-        build: builds its diffusers pipeline in the baseline's dtype.
         build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
         located: the model in a folder; None for an architecture.
         gguf_bytes: of a GGUF file's tensors, which are the denoiser; None for other models.
         gguf_of: the catalogue's model whose denoiser they are.
-        note: on how a file is counted.
     """
 
     name: str
