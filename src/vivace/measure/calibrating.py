@@ -315,7 +315,6 @@ def _as_image(image: Pixels) -> Any:
 
 
 def _scorer(judge: LocatedJudge, prompts: Sequence[str], device: str) -> Score:
-    """Load the model that scores."""
     from vivace.models.quiet import quiet
 
     if judge.kind == "blip":
@@ -337,7 +336,6 @@ def _scorer(judge: LocatedJudge, prompts: Sequence[str], device: str) -> Score:
 
 
 def _kept(file: Path, prompt: str) -> ImageScores | None:
-    """Return the stored scores of an image; None if there are none."""
     if not file.exists():
         return None
     try:

@@ -135,13 +135,11 @@ class FigureSet:
 
 
 def _add(row: ImageFigures, name: str, scores: Sequence[float]) -> None:
-    """Add an image's own score, and the mean of the others where there are any."""
     row.alone[name] = scores[0]
     if scores[1:]:
         row.alone[f"{name}_of_others"] = fmean(scores[1:])
 
 
 def _embedded(clip: ClipScorer, names: Sequence[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the embedding of each image, computed in batches."""
     for start in range(0, len(names), _SCORER_BATCH):
         yield from clip.embed_images([read(name) for name in names[start : start + _SCORER_BATCH]])

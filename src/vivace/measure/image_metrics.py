@@ -203,7 +203,6 @@ _LEAST_ERROR = 255.0**2 / 1e10  # 100 dB, for equal pixels
 
 
 def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    """Return a mask enlarged by a number of pixels on each side."""
     grown = white
     for axis in (0, 1):
         padded = np.pad(grown, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
@@ -224,7 +223,6 @@ def _best_shift(image: Pixels, reference: Pixels) -> tuple[float, int, int]:
 
 
 def _squared_error(image: NDArray[np.float32], reference: NDArray[np.float32], y: int, x: int) -> float:
-    """Return the mean squared difference of the image, shifted by (y, x) pixels, where both overlap."""
     height, width = reference.shape[:2]
     moved = image[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
     kept = reference[max(0, y) : height - max(0, -y), max(0, x) : width - max(0, -x)]
@@ -332,7 +330,6 @@ def _rectangles(image: Pixels) -> Iterator[_Rectangle]:
 
 
 def _run(continues: NDArray[np.bool_]) -> int:
-    """Return the length of a run from its first cell on."""
     ends = np.flatnonzero(~continues)
     return 1 + (int(ends[0]) if len(ends) else len(continues))
 

@@ -154,7 +154,6 @@ def library_versions() -> dict[str, str]:
 
 
 def _num_cores() -> int:
-    """Return how many logical cores this process may use, which a container or `taskset` can limit."""
     affinity = getattr(os, "sched_getaffinity", None)  # of Linux and some others
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -172,7 +171,6 @@ def source_revision(root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return git's output; "" if it fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],

@@ -148,7 +148,6 @@ def _check_configuration(
 
 
 def _check_shards(name: str, index: dict[str, Any], weights: Collection[str]) -> None:
-    """Raise ValueError if an index names anything but safetensors files beside it."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise ValueError("it has no weight_map")
@@ -162,7 +161,6 @@ def _check_shards(name: str, index: dict[str, Any], weights: Collection[str]) ->
 
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every value of a configuration, objects and lists too, with its key."""
     left: list[tuple[str, Any]] = [("", config)]
     while left:
         key, value = left.pop()

@@ -25,13 +25,15 @@ from vivace.models.checkpoints.single_file import Contents, check_format, conten
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.hub import ModelDownload
 from vivace.models.model_files import files_of, fingerprint
-from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
 from vivace.models.repository import (
     INDEX,
     MODULAR_INDEX,
+    call_of,
     choose,
     components_of,
+    defaults_of,
     has_no_pipeline,
+    read_config,
     read_index,
 )
 from vivace.models.saved_folder import (

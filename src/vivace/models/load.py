@@ -24,9 +24,8 @@ from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.hub import fetch_part
 from vivace.models.model_files import component_class
-from vivace.models.pipeline_defaults import read_config
 from vivace.models.quiet import quiet
-from vivace.models.repository import INDEX, components_of
+from vivace.models.repository import INDEX, components_of, read_config
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.

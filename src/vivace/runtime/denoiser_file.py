@@ -311,7 +311,6 @@ def _exists(path: Path) -> OutputError:
 
 
 def _divided(recipe: Recipe) -> _Parts:
-    """Sort a recipe's techniques."""
     parts = _Parts()
     left: list[str] = []
     for technique in recipe.pinned():
@@ -345,7 +344,6 @@ def _divided(recipe: Recipe) -> _Parts:
 
 
 def _expressible(technique: Quantize) -> Quantize:
-    """Return the technique if the format can hold its weights."""
     if technique.backend != "torchao" or technique.scheme not in _SCHEMES:
         raise Unsupported(
             f"{technique.text}: files for ComfyUI are written in fp8 only; take quantize(fp8_weight), "
@@ -360,7 +358,6 @@ def _expressible(technique: Quantize) -> Quantize:
 
 
 def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str, ...]:
-    """Return diffusers' names of the denoiser's layers that the recipe quantises."""
     if technique is None:
         return ()
     # Limits of kernels on this machine do not apply to the file.
@@ -373,7 +370,6 @@ def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str
 
 
 def _calibrated(target: Target, parts: _Parts, layers: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Return the scale of the inputs of each layer that has one, measured on a few images."""
     assert parts.quantize is not None
     denoiser = component_of(target.pipe, "denoiser")
     modules = {f"denoiser.{name}": denoiser.get_submodule(name) for name in layers}
@@ -385,7 +381,6 @@ def _calibrated(target: Target, parts: _Parts, layers: tuple[str, ...]) -> dict[
 
 
 def _markers(pipe: Any) -> tuple[str, ...]:
-    """Return the marks of a UNet that predicts v."""
     config = pipe.scheduler.config
     if getattr(pipe, "unet", None) is None or config.get("prediction_type") != "v_prediction":
         return ()

@@ -28,8 +28,7 @@ from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel
 from vivace.models.load import precision
 from vivace.models.model_files import component_class
-from vivace.models.pipeline_defaults import read_config
-from vivace.models.repository import INDEX, components_of
+from vivace.models.repository import INDEX, components_of, read_config
 from vivace.models.tasks import names_of, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
@@ -224,7 +223,6 @@ def _block(step: Step, inside: list[Step]) -> list[str]:
 
 
 def _apply_own(inside: list[Step], prompt: str) -> list[str]:
-    """Return the lines that apply the techniques without public calls."""
     lines = ["# Techniques without public calls; the image is generated through this session."]
     if any(step.script is not None for step in inside):
         lines = [
@@ -288,7 +286,6 @@ _CAST_BACK = """    if pipe.vae.dtype != own:
 
 
 def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
-    """Return the lines that make the pipeline draw noise in fp32."""
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
     comment = (
@@ -595,7 +592,6 @@ def loading(located: LocatedModel, device: str) -> Script:
 
 
 def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Script:
-    """Return lines that load a replacement for a component, as a variable of its name."""
     assert located.folder is not None
     entry = located.entry
     part = entry.origin.parts.get(name) if entry is not None and isinstance(entry.origin, Hub) else None
@@ -636,7 +632,6 @@ def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Scri
 
 
 def _configuration(located: LocatedModel, revision: str) -> dict[str, str]:
-    """Return the source of a single file's configuration: its folder, or a repository and commit."""
     assert located.folder is not None
     if located.checkpoint is not None and located.folder == located.checkpoint.parent:
         return {"config": literal(str(located.folder))}

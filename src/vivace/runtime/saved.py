@@ -214,7 +214,6 @@ def _check_tensor(
     left: dict[str, tuple[Path, dict[str, Any]]],
     about: Path,
 ) -> None:
-    """Check one tensor of the skeleton, and take its entries out of `left`."""
     own = files.described.shared.get(name, name)
     stored = files.described.quantised.get(own)
     names = [own] if stored is None else [f"{own}.{inner}" for inner in stored.names]
@@ -278,7 +277,6 @@ def _inverse(order: Any) -> list[int]:
 
 
 def _groups(stored: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Divide tensors into files."""
     group: dict[str, torch.Tensor] = {}
     for name, tensor in stored.items():
         if group and _size(group.values()) + _size([tensor]) > _FILE_BYTES:
@@ -301,7 +299,6 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], described: Described) -
 
 
 def _usual_name(module: Any) -> str:
-    """Return the name under which the component's library looks for weights."""
     is_of_diffusers = type(module).__module__.startswith("diffusers.")
     return "diffusion_pytorch_model.safetensors" if is_of_diffusers else "model.safetensors"
 
@@ -373,13 +370,11 @@ def _pieces(path: Path, offset: int, tensor: torch.Tensor) -> Iterator[Piece]:
 
 
 def _data_start(path: Path) -> int:
-    """Return the offset behind a safetensors file's header."""
     with open_plain(path) as file:
         return 8 + int.from_bytes(file.read(8), "little")
 
 
 def _read_into(path: Path, offset: int, target: memoryview) -> None:
-    """Fill bytes from a file."""
     with open_plain(path) as file:
         file.seek(offset)
         while len(target):
@@ -479,7 +474,6 @@ def _public(library: str, name: str) -> Any:
 
 
 def _skeletons(folder: Path) -> dict[str, Any]:
-    """Return every network of a saved pipeline without values."""
     import torch
 
     made: dict[str, Any] = {}
@@ -497,7 +491,6 @@ def _skeletons(folder: Path) -> dict[str, Any]:
 
 
 def _skeleton(folder: Path, kind: Any) -> Any:
-    """Return a network built from its configuration, with its parameters on the meta device."""
     config = read_object(folder / _CONFIG)
     library: Library = "transformers" if kind.__module__.startswith("transformers.") else "diffusers"
     if library == "diffusers":

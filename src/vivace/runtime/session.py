@@ -554,7 +554,6 @@ class Session:
         return replace(where, on_host=False)
 
     def _enter_contexts(self) -> None:
-        """Wrap each component's forward, on the instance, in the contexts of the techniques."""
         by_component: dict[Component, list[CallContext]] = {}
         for _, effect in self._applied:
             for component, context in effect.contexts.items():

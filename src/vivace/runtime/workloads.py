@@ -85,7 +85,6 @@ def workload_and_images(
 
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the requested task, that of the files, or that for which the model is published."""
     own = own_task(located.pipeline)
     return check_files(task or (own if own != "text" else None), files, strength)
 
@@ -122,7 +121,6 @@ def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ..
 
 
 def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that images are fitted to; for an unknown model, multiples that every model accepts."""
     entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,

@@ -141,7 +141,6 @@ def nearest_gpus(name: str) -> tuple[str, ...]:
 
 @cache
 def _by_words() -> dict[tuple[str, ...], Chip]:
-    """Return all chips by the words of their names and aliases."""
     chips: dict[tuple[str, ...], Chip] = {}
     for chip in CHIPS:
         for name in (chip.name, *chip.aliases):
@@ -203,7 +202,6 @@ def _chip(words: tuple[str, ...]) -> Chip | None:
 
 
 def _is_possible(size: float, chip: Chip) -> bool:
-    """Whether a GPU of a chip can have this much memory, as its maker or others sell it."""
     return 0.5 * min(chip.memory_gb) <= size <= 2 * max(chip.memory_gb)
 
 

@@ -263,7 +263,6 @@ def _backslash(text: str, lo: int, hi: int) -> RecipeError:
 
 
 def _list(text: str, lo: int, hi: int) -> tuple[object, ...]:
-    """Read the values between brackets."""
     values = []
     for span in _split(text, lo, hi, ","):
         start, end = _strip(text, *span)

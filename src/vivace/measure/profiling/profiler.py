@@ -194,7 +194,6 @@ def _run(call: Callable[[], Any]) -> None:
 
 @contextmanager
 def _labelled(pipe: Any) -> Iterator[None]:
-    """Label the components' calls in traces inside the context."""
     with ExitStack() as stack:
         for component in COMPONENTS:
             module = component_of(pipe, component)
@@ -209,7 +208,6 @@ def _labelled(pipe: Any) -> Iterator[None]:
 
 @contextmanager
 def _labelled_module(component: str, module: Any) -> Iterator[None]:
-    """Label the module's calls, including its other hooks, in which step caches work."""
     from torch.profiler import record_function
 
     open_labels: list[Any] = []

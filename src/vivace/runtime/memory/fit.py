@@ -162,7 +162,6 @@ def _saving_changes(
     on_attempt: Callable[[str], None],
     speed_of: SpeedOf,
 ) -> list[RecipeChange]:
-    """Return the changes that lower the memory, until it fits (see `changes`)."""
     changes: list[RecipeChange] = []
 
     def attempt(
@@ -252,7 +251,6 @@ def _aimed(recipe: str, encoder: str | None) -> str:
 
 
 def _costs_no_time(recipe: str) -> bool:
-    """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
     return _touches_vae_only(recipe) or all(t.facts.stage is Stage.PRECISION for t in resolve(recipe))
 
 
@@ -273,7 +271,6 @@ def _replacing(recipe: Recipe, added: str) -> Recipe | None:
 
 
 def _fallback(recipe: Recipe) -> Recipe | None:
-    """Return the recipe with one technique replaced by its fallback; None if no technique has one."""
     for technique in recipe:
         for instead in technique.facts.fallback:
             changed = recipe.replacing(*resolve(instead))
@@ -283,7 +280,6 @@ def _fallback(recipe: Recipe) -> Recipe | None:
 
 
 def _smaller_sizes(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield three quarters and half of the size (height, width), in multiples of 64 pixels."""
     for share in (0.75, 0.5):
         smaller = tuple(max(64, int(share * side) // 64 * 64) for side in (height, width))
         if min(smaller) >= _SMALLEST:

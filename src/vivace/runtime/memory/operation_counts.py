@@ -209,7 +209,6 @@ def skips_work(recipe: Sequence[Technique]) -> bool:
 
 
 def _parts(pipe: DiffusionPipeline) -> dict[str, Any]:
-    """Return the modules whose calls are counted, by name; none inside another."""
     parts: dict[str, Any] = {
         name: working_part(name, module)
         for name in COMPONENTS
@@ -236,7 +235,6 @@ def _enter(operations: Operations, component: str, *_: Any) -> None:
 
 
 def _count_steps(pipe: DiffusionPipeline) -> Callable[[], int]:
-    """Return the number of steps that the scheduler has made."""
     number = 0
     step = pipe.scheduler.step
 

@@ -138,8 +138,9 @@ def predict(
             f"{model.name}: `vivace plan` counts a GGUF file as it is, without a recipe; plan {model.gguf_of} with "
             "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits, and the rest of the recipe"
         )
+    size = {name: side for name, side in (("height", height), ("width", width)) if side is not None}
     with quiet(), about:
-        predicted = _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
+        predicted = _predict(model, recipe, (call or {}) | size, batch, text, task, machine)
     return predicted if model.gguf_bytes is None else with_gguf(predicted, model.gguf_bytes)
 
 
@@ -166,12 +167,10 @@ def with_gguf(plain: Prediction, num_bytes: int) -> Prediction:
 def _predict(
     model: Weightless,
     recipe: Recipe,
-    height: int | None,
-    width: int | None,
+    call: dict[str, Any],
     batch: int,
     text: Literal["prompts", "embeddings"],
     task: Task | None,
-    call: dict[str, Any],
     machine: Machine,
 ) -> Prediction:
     stored = {} if model.located is None else stored_effects(model.located)
@@ -181,15 +180,13 @@ def _predict(
     check_batch(type(pipe).__name__, batch, model.name)
     if chosen in STRENGTHS:
         call = {"strength": STRENGTHS[chosen]} | call
-    size = {"height": height, "width": width}
-    defaults = model.defaults | call | {k: v for k, v in size.items() if v is not None}
+    defaults = model.defaults | call
     _check_size(model.name, pipe, defaults)
     footprint = Footprint()
-    footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
+    networks = _networks(pipe).values()
+    footprint.hold(tensor for module in networks for tensor in _tensors(module))
     footprint.stage = "loading"
-    largest = max(
-        (p.numel() * p.element_size() for m in _networks(pipe).values() for p in m.parameters()), default=0
-    )
+    largest = max((p.numel() * p.element_size() for m in networks for p in m.parameters()), default=0)
     loaded = footprint.held
     footprint.start_peak()
     facts = ModelFacts(
@@ -288,7 +285,6 @@ def images_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) ->
 def _run_call(
     session: Session, footprint: Footprint, prompts: list[str], text: str, defaults: dict[str, Any]
 ) -> None:
-    """Run the pipeline's call and count its memory by stage."""
     pipe = session.pipe
     try:
         with warnings.catch_warnings(), footprint.following():
@@ -327,7 +323,6 @@ def _track_stages(pipe: DiffusionPipeline, footprint: Footprint) -> None:
 
 
 def _networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
-    """Return the pipeline's modules by name."""
     import torch
 
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}

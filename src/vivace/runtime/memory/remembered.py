@@ -100,7 +100,6 @@ def _installed() -> str:
 
 
 def _read(path: Path) -> Any | None:
-    """Return the stored answer; None if there is none, or it is damaged."""
     try:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict):
@@ -113,7 +112,6 @@ def _read(path: Path) -> Any | None:
 
 
 def _answer_of(content: Any) -> Prediction:
-    """Return a stored prediction."""
     if isinstance(content, dict):
         return Prediction.model_validate(content)
     name, reason, already_so = content
