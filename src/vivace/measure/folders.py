@@ -157,7 +157,11 @@ def compare(
     faults_of = []
     for k, name in enumerate(names):
         files = [folder / name for folder in (dir_a, dir_b)]
-        opened = [open_image(file, _noted(notes, file)) for file in files]
+        opened = []
+        for file in files:
+            noted: list[str] = []
+            opened.append(open_image(file, noted.append))
+            notes += [f"{file}: {note}" for note in noted]
         faults_of.append((faults(pixels(opened[0])), faults(pixels(opened[1]))))
         for file, image in zip(files, opened, strict=True):
             made_from = (None, None) if source_of is None else source_of(k, image.height, image.width)
@@ -188,10 +192,6 @@ def compare(
     a, b = images.rows[::2], images.rows[1::2]
     given = None if prompts is None else tuple(prompts)
     return FolderComparison(tuple(names), given, tuple(a), tuple(b), tuple(faults_of), tuple(notes))
-
-
-def _noted(notes: list[str], path: Path) -> Callable[[str], object]:
-    return lambda text: notes.append(f"{path}: {text}")
 
 
 def _key_of(image: Any) -> str:

@@ -263,24 +263,19 @@ def _translated(repo: str, revision: str | None, error: BaseException) -> Vivace
         return _translated(repo, revision, error.__cause__)
     if isinstance(error, errors.HFValidationError):
         return UnknownModel(f"no repository '{repo}': {error}")
-    if isinstance(error, errors.GatedRepoError):
-        return Unsupported(
-            f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return Unsupported(
-            f"there is no folder '{repo}', and no repository of that name on {hub}; check the spelling, or log in with "
-            "`hf auth login` or HF_TOKEN if it is private"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return Unsupported(
-            f"{repo} has no revision '{revision}'; give one of its branches, tags or commits, or none for the main "
-            "branch"
-        )
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return Unsupported(
-            f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; unset it"
-        )
+    texts = {
+        errors.GatedRepoError: f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or "
+        "set HF_TOKEN",
+        errors.RepositoryNotFoundError: f"there is no folder '{repo}', and no repository of that name on {hub}; check "
+        "the spelling, or log in with `hf auth login` or HF_TOKEN if it is private",
+        errors.RevisionNotFoundError: f"{repo} has no revision '{revision}'; give one of its branches, tags or "
+        "commits, or none for the main branch",
+        errors.OfflineModeIsEnabled: f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; "
+        "unset it",
+    }
+    for kind, text in texts.items():
+        if isinstance(error, kind):
+            return Unsupported(text)
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         said = {

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from vivace.foundation.untrusted.files import open_plain, read_object
+from vivace.foundation.untrusted.files import open_plain, read_object, user_path
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed
@@ -22,6 +22,15 @@ def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
         files |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
     # Sorted as paths, not as strings: fingerprints depend on this order.
     return {name: files[name] for name in sorted(files, key=PurePosixPath)}
+
+
+def exists_as(name: str) -> tuple[bool, bool]:
+    """Return whether a user's name is that of a folder, and of a file."""
+    try:
+        path = user_path(name)
+        return path.is_dir(), path.is_file()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        return False, False
 
 
 def num_bytes(files: Mapping[str, Path]) -> int:

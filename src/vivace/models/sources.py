@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,16 +75,20 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
     if task is None:
         task = meant
     takes = {
-        "text": "",
-        "image": "images",
-        "inpaint": "images masks",
-        "control": "controls",
-        "edit": "images",
+        "inpaint": ("images", "masks"),
+        "image": ("images",),
+        "edit": ("images",),
+        "control": ("controls",),
     }
-    for name, flag in (("images", "--image"), ("masks", "--mask"), ("controls", "--control")):
-        if getattr(files, name) and name not in takes[task]:
-            advice = "--task image, inpaint or edit" if name == "images" else f"--task {_task_of(name)}"
-            raise WorkloadError(f"{flag}: the task '{task}' takes none; leave it out, or give {advice}")
+    for name, flag, advice in (
+        ("images", "--image", "image, inpaint or edit"),
+        ("masks", "--mask", "inpaint"),
+        ("controls", "--control", "control"),
+    ):
+        if getattr(files, name) and name not in takes.get(task, ()):
+            raise WorkloadError(
+                f"{flag}: the task '{task}' takes none; leave it out, or give --task {advice}"
+            )
     if task == "inpaint" and files.images and not files.masks:
         raise WorkloadError("--task inpaint: the mask is missing; give --mask FILE, white where to repaint")
     if strength is not None and task not in ("image", "inpaint"):
@@ -92,10 +96,6 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
             f"--strength {strength:g}: only image-to-image and inpainting have one; give --image FILE, or leave it out"
         )
     return task
-
-
-def _task_of(files: str) -> str:
-    return {"masks": "inpaint", "controls": "control"}[files]
 
 
 def source_images_of(
@@ -227,24 +227,19 @@ def _read_files(files: Files) -> Iterator[_ReadImages]:
         _ReadImages("control", "--control", files.controls),
     ):
         for file in read.files:
-            note = _noted(read.notes, file)
-            read.images.append(_mask(file) if read.kind == "mask" else open_image(user_path(file), note))
+            if read.kind != "mask":
+                noted: list[str] = []
+                read.images.append(open_image(user_path(file), noted.append))
+                read.notes += [f"{file}: {note}" for note in noted]
+                continue
+            mask = open_mask(user_path(file))
+            if mask.getextrema() == (0, 0):
+                raise WorkloadError(
+                    f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
+                )
+            read.images.append(mask)
         if read.files:
             yield read
-
-
-def _noted(notes: list[str], file: str) -> Callable[[str], object]:
-    return lambda text: notes.append(f"{file}: {text}")
-
-
-def _mask(file: str) -> Image:
-    """Return a mask as black and white; one that is black is refused."""
-    mask: Image = open_mask(user_path(file))
-    if mask.getextrema() == (0, 0):
-        raise WorkloadError(
-            f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
-        )
-    return mask
 
 
 def _default(task: Task) -> Iterator[_ReadImages]:

@@ -238,7 +238,7 @@ def _check_tensor(
             f"{path}: the tensor {own!r} has the shape {shape}, and the model {list(tensor.shape)}; it is of "
             "another model"
         )
-    if _is_floating(entry["dtype"]) != tensor.is_floating_point():
+    if entry["dtype"].startswith(("F", "BF")) != tensor.is_floating_point():
         raise UnusableModel(f"{path}: the tensor {own!r} is {entry['dtype']}, and the model's {tensor.dtype}")
 
 
@@ -311,13 +311,6 @@ def _size(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _is_floating(dtype: str) -> bool:
-    import torch
-
-    kind: torch.dtype | None = getattr(torch, _DTYPES.get(dtype, ""), None)
-    return kind is not None and kind.is_floating_point
-
-
 def read_tensors(
     places: Mapping[str, tuple[Path, dict[str, Any]]],
     dtypes: Mapping[str, str],
@@ -331,7 +324,10 @@ def read_tensors(
         name: torch.empty(entry["shape"], dtype=getattr(torch, dtypes[entry["dtype"]]), device=device)
         for name, (_, entry) in places.items()
     }
-    starts = {path: _data_start(path) for path in {path for path, _ in places.values()}}
+    starts: dict[Path, int] = {}
+    for path in {path for path, _ in places.values()}:
+        with open_plain(path) as file:  # the data lie behind the header
+            starts[path] = 8 + int.from_bytes(file.read(8), "little")
     pieces = [
         piece
         for name, (path, entry) in places.items()
@@ -369,11 +365,6 @@ def _pieces(path: Path, offset: int, tensor: torch.Tensor) -> Iterator[Piece]:
         yield Piece(path, offset + start, flat[start : start + _PIECE])
 
 
-def _data_start(path: Path) -> int:
-    with open_plain(path) as file:
-        return 8 + int.from_bytes(file.read(8), "little")
-
-
 def _read_into(path: Path, offset: int, target: memoryview) -> None:
     with open_plain(path) as file:
         file.seek(offset)
@@ -406,7 +397,10 @@ def _write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
         target = folder / name
         if isinstance(part, torch.nn.Module):
             target.mkdir()
-            _write_configuration(part, target)
+            if hasattr(part, "save_config"):
+                part.save_config(str(target))
+            else:
+                part.config.save_pretrained(str(target))
             write_component(part, target, _skeleton(target, _kind_of(name, type(part))))
         elif hasattr(part, "save_pretrained"):
             part.save_pretrained(str(target))
@@ -448,13 +442,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
         pipe.watermark = None  # SDXL adds a watermark if the watermarking library happens to be installed
     pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def _write_configuration(module: Any, folder: Path) -> None:
-    if hasattr(module, "save_config"):
-        module.save_config(str(folder))
-    else:
-        module.config.save_pretrained(str(folder))
 
 
 def _kind_of(name: str, kind: Any) -> Any:

@@ -101,7 +101,7 @@ def save(
             (folder / NAME).write_text(saved.model_dump_json(indent=1) + "\n", encoding="utf-8")
             written = num_bytes({**saved_files(folder), NAME: folder / NAME})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        if not isinstance(error, OSError) and not _is_path_error(error):
+        if not isinstance(error, OSError) and "null byte" not in str(error):
             raise
         raise OutputError(
             f"{destination} cannot be written: {reason(error)}; partial files were removed"
@@ -112,10 +112,6 @@ def save(
         for left in left_behind(user_path(destination).parent)
     ]
     return Saved(destination, saved, source, written, tuple(session.warnings))
-
-
-def _is_path_error(error: Exception) -> bool:
-    return type(error) is ValueError and "null byte" in str(error)
 
 
 def check_source(located: LocatedModel) -> None:

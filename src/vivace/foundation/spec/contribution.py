@@ -114,21 +114,19 @@ def why_personal(record: Record) -> str | None:
 
 
 def _check_is_anonymous(record: Record) -> None:
-    reason = why_personal(record)
-    workload, environment = record.trial.workload, record.environment
-    if reason is None and workload.prompts != prompt_names(len(workload.prompts)):
-        reason = "it has prompts"
-    if reason is None and (environment.variables or environment.place is not None):
-        reason = "it names variables or the place of the machine"
-    for round_ in record.rounds:
-        if reason is None and (round_.pictures or round_.effects or round_.evidence or round_.warnings):
-            reason = "it has images, or texts of techniques"
-        if reason is None and any(isinstance(value, str) for value in round_.conditions.values()):
-            reason = "it has conditions in words"
-        if reason is None and (
-            round_.reason is not None or (round_.gpu is not None and round_.gpu.reason is not None)
-        ):
-            reason = "it has a reason in words"
+    workload, environment, rounds = record.trial.workload, record.environment, record.rounds
+    conditions = [value for each in rounds for value in each.conditions.values()]
+    reasons = [each.reason or (each.gpu and each.gpu.reason) for each in rounds]
+    problems = {
+        "it has prompts": workload.prompts != prompt_names(len(workload.prompts)),
+        "it names variables or the place of the machine": environment.variables or environment.place,
+        "it has images, or texts of techniques": any(
+            each.pictures or each.effects or each.evidence or each.warnings for each in rounds
+        ),
+        "it has conditions in words": any(isinstance(value, str) for value in conditions),
+        "it has a reason in words": any(reason is not None for reason in reasons),
+    }
+    reason = why_personal(record) or next((problem for problem, is_so in problems.items() if is_so), None)
     if reason is not None:
         raise ValueError(f"a row of {record.trial.recipe.text[:80]} cannot be taken: {reason}")
 

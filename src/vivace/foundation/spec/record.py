@@ -176,15 +176,9 @@ class Record(Spec):
     @property
     def outcome(self) -> Outcome:
         """The outcome of the first round that failed; MEASURED if none did."""
-        for round_ in self.rounds:
-            if round_.outcome is not Outcome.MEASURED:
-                return round_.outcome
-        return Outcome.MEASURED
+        return next((r.outcome for r in self.rounds if r.outcome is not Outcome.MEASURED), Outcome.MEASURED)
 
     @property
     def reason(self) -> str | None:
         """The reason of the first round that failed; None if none did."""
-        for round_ in self.rounds:
-            if round_.outcome is not Outcome.MEASURED:
-                return round_.reason
-        return None
+        return next((r.reason for r in self.rounds if r.outcome is not Outcome.MEASURED), None)

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +155,6 @@ def read_gguf_tensors(path: Path, *, is_whole: bool = True) -> dict[str, StoredV
     if is_whole and size < end:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, not {end:,}; copy or download it again")
     return {
-        name: StoredValues(
-            path, each.kind, each.shape, each.stored_shape, (begin + each.span[0], begin + each.span[1])
-        )
+        name: replace(each, span=(begin + each.span[0], begin + each.span[1]))
         for name, each in tensors.items()
     }

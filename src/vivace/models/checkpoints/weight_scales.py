@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -86,7 +86,6 @@ class _Scales:
 
     scale: str = ""
     second: str = ""
-    others: list[str] = field(default_factory=list)
 
 
 def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Codes]:
@@ -105,10 +104,7 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
         elif kind == DESCRIPTION:
             formats[weight] = _described(path, name, read_tensor(path, name, _MAX_DESCRIPTION))
         elif kind not in _OF_INPUTS:
-            scales.others.append(name)
-    for weight, scales in beside.items():
-        if scales.others:
-            raise _refusal(path, scales.others[0], weight)
+            raise _refusal(path, name, weight)
     codes = _checked(path, tensors, beside, formats)
     _check_alone(path, tensors, codes)
     return codes

@@ -146,12 +146,16 @@ def use_free_memory(
             continue
         on_attempt(variant.text)
         changed = recipe.without(technique).with_(variant)
-        after = predicted(
-            model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
-        )
+        after = _again(model, changed, now)
         if fits(after, card_bytes):
             return RecipeChange(variant.text, after, fills=True)
     return None
+
+
+def _again(model: Weightless, recipe: Recipe, before: Prediction, **size: int) -> Prediction:
+    """Return the prediction of another recipe, for the call of an earlier one with another size or batch."""
+    call = {name: getattr(before, name) for name in ("height", "width", "batch", "text", "task")}
+    return predicted(model, recipe, **call | size)
 
 
 def _saving_changes(
@@ -164,27 +168,13 @@ def _saving_changes(
 ) -> list[RecipeChange]:
     changes: list[RecipeChange] = []
 
-    def attempt(
-        what: str,
-        changed: Recipe,
-        height: int | None = None,
-        width: int | None = None,
-        batch: int | None = None,
-    ) -> Prediction | None:
+    def attempt(what: str, changed: Recipe, **size: int) -> Prediction | None:
         on_attempt(what)
         try:
-            after = predicted(
-                model,
-                changed,
-                height=height or now.height,
-                width=width or now.width,
-                batch=batch or now.batch,
-                text=now.text,
-                task=now.task,
-            )
+            after = _again(model, changed, now, **size)
         except Unsupported:
             other = _fallback(changed)
-            return None if other is None else attempt(what, other, height, width, batch)
+            return None if other is None else attempt(what, other, **size)
         except (NoEffect, WorkloadError):
             return None
         if (
@@ -231,7 +221,9 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     )
     for technique in ordered:
         for declared in technique.declared.saves_memory:
-            recipe = _aimed(declared, encoder)
+            # For the model's largest text encoder; without one, for the other targets.
+            name, instead = (f",{LARGEST_ENCODER}", "") if encoder is None else (LARGEST_ENCODER, encoder)
+            recipe = declared.replace(name, instead)
             speed = speed_of(recipe)
             together = f"{recipe}+compile"
             compiled = speed_of(together) if speed is not None else None
@@ -241,13 +233,6 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
                 speed = _FREE if _costs_no_time(recipe) else _UNKNOWN
             recipes.append((not technique.declared.same_picture, -speed, recipe))
     return [recipe for *_, recipe in sorted(recipes, key=lambda entry: entry[:2])]
-
-
-def _aimed(recipe: str, encoder: str | None) -> str:
-    """Return a declared recipe for the model's largest text encoder; without one, for its other targets."""
-    if encoder is None:
-        return recipe.replace(f",{LARGEST_ENCODER}", "")
-    return recipe.replace(LARGEST_ENCODER, encoder)
 
 
 def _costs_no_time(recipe: str) -> bool:

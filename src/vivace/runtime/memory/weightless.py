@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
+from vivace.models.model_files import exists_as
 from vivace.models.synthetic import assemble, on_meta
 from vivace.runtime.pipelines import weightless_pipeline
 
@@ -59,9 +59,9 @@ def find_weightless(name: str) -> Weightless:
     plain_name = plain.removeprefix(SYNTHETIC)
     if plain_name in ARCHITECTURES:
         return _of_architecture(plain, ARCHITECTURES[plain_name])
-    if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
+    if plain not in CATALOGUE and exists_as(name)[1]:
         return _of_file(name)
-    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
+    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or exists_as(name)[0]):
         names = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
             f"no model '{name[:200]}'{nearest(plain_name[:200], names)} (known models: {', '.join(sorted(names))}; or "
@@ -93,7 +93,7 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
 def _of_file(name: str) -> Weightless:
     """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture. Layers
     of a GGUF file stay as they are stored. Other files are loaded in the model's own precision."""
-    path = Path(name)
+    path = user_path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
     if path.suffix == SUFFIX:
@@ -240,13 +240,6 @@ def _in_dtype(module: Any, dtype: str) -> Any:
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
     # Not diffusers' own `to`, which warns about modules that it keeps in fp32.
     return torch.nn.Module.to(module, "meta", kinds[dtype])
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return user_path(name).is_dir()
-    except (OSError, ValueError):  # too long, or a NUL byte
-        return False
 
 
 def _json(path: Path) -> dict[str, Any]:
