@@ -30,7 +30,7 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.schedule_search import SearchProgress
+    from vivace.runtime.cache_fits import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -199,7 +199,7 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
+    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):

@@ -202,10 +202,9 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.measure.calibrating import identity_of
     from vivace.measure.witness_limits import kept
 
-    calibration = kept(identity_of(prepared.located), judge.scorer.id)
+    calibration = kept(prepared.located.model.identity, judge.scorer.id)
     assert calibration is not None, "it was just written"
     return calibration
 
