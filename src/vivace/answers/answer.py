@@ -349,7 +349,6 @@ class Answer:
     cases: tuple[CiCase, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of all sections, and of all parts."""
         for section in self.sections:
             yield from section.blocks
         for part in self.parts:

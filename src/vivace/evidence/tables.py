@@ -122,7 +122,6 @@ class EvidenceRow(Spec):
 
     @property
     def is_known(self) -> bool:
-        """Whether it was timed, or its gain is known."""
         return self.latency is not None or self.gain is not None
 
     @property
@@ -170,5 +169,4 @@ class EvidenceTable(Spec):
 
     @property
     def compared(self) -> list[EvidenceRow]:
-        """The rows that were timed, or whose gain is known."""
         return [row for row in self.rows if row.is_known]

@@ -44,12 +44,7 @@ class _NoCeiling(Exception):
 
 
 def limit_of(record: Record, median_s: float, gpu_busy_s: float | None) -> Limit | None:
-    """Return a measured record's limit; None if no ceilings of its device were measured.
-
-    Args:
-        median_s: seconds per image.
-        gpu_busy_s: seconds per image in which the GPU is busy; None on a CPU.
-    """
+    """Return a measured record's limit; None if no ceilings of its device were measured."""
     counted = [r for r in record.rounds if r.ceilings is not None and r.work is not None]
     if not counted:
         return None
@@ -88,7 +83,6 @@ def _split(
 
 
 def _component_s(work: ComponentWork, ceilings: Ceilings) -> float:
-    """Return the seconds of a component's operations at the ceilings."""
     computing = (
         _at(ceilings, "gemm", work.gemm, work.gemm_flop)
         + _at(ceilings, "gemm", work.conv, work.conv_flop)

@@ -39,7 +39,6 @@ class GpuUse:
 
 
 def gpu_use(record: Record) -> GpuUse | None:
-    """Return the GPU's state in the rounds of a measured record; None on a CPU and in older records."""
     windows = [r.gpu for r in record.rounds if r.gpu is not None]
     if not windows:
         return None

@@ -146,7 +146,6 @@ def _descriptions(rows: Sequence[ImageFigures]) -> dict[str, Vectors]:
 
 
 def _distances(vectors: Vectors) -> Vectors:
-    """Return the distances (N, N) between vectors."""
     products = vectors @ vectors.T
     squares = np.diag(products)
     distances = np.sqrt(np.maximum(0.0, squares[:, None] + squares[None] - 2 * products))

@@ -36,7 +36,6 @@ class Finding:
     unit: str = "line"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
         return asdict(self) | {"file": str(self.file)}
 
 
@@ -82,7 +81,6 @@ class Reading:
 
     @property
     def all_text(self) -> str:
-        """All words of the row and those above it."""
         return f"{' '.join(self.texts.values())} {self.of} {self.section} {self.context}"
 
     @property

@@ -91,15 +91,7 @@ class Kin:
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
-    """Return the kin of a model by its name, without downloading anything.
-
-    Args:
-        recorded: models that have records; they need not be found.
-
-    Raises:
-        UnknownModel: there is neither such a model nor a record of one.
-        UnusableModel: it is not a text-to-image pipeline.
-    """
+    """Return the kin of a model by its name, without downloading anything."""
     name = model.strip().removeprefix(SYNTHETIC)
     entry = CATALOGUE.get(name.lower())
     if entry is not None:

@@ -92,7 +92,6 @@ class RecipeFigures(Spec):
 
     @property
     def title(self) -> str:
-        """The recipe, with the batch size and the source's name of the row."""
         title = self.recipe if self.batch == 1 else f"{self.recipe}, batch {self.batch}"
         return _titled(title, self.label)
 
@@ -145,7 +144,6 @@ class LeftOut(Spec):
 
     @property
     def title(self) -> str:
-        """The recipe, with the source's name of the row."""
         return _titled(self.recipe, self.label)
 
 
@@ -251,7 +249,6 @@ class Recommendation(Spec):
         return self.model_dump(mode="json")
 
     def _repr_html_(self) -> str:
-        """Return the answer for notebooks."""
         from vivace.answers.page import in_notebook
 
         return in_notebook(self.explain())

@@ -84,8 +84,6 @@ class Claim(Spec):
 
 
 class ClaimVerdict(StrEnum):
-    """A column's verdict on a claim."""
-
     AGREES = "agrees"
     DISAGREES = "does not"
     CANNOT_TELL = "cannot tell"

@@ -179,7 +179,6 @@ FIGURES: dict[str, Figure] = {
 
 
 def cell_of(row: Row, figure: str) -> StudyCell:
-    """Return a measured row's figure, or the reason why there is none."""
     outcome = row.record.outcome
     if outcome is not Outcome.MEASURED:
         return StudyCell(outcome.value, note=row.record.reason or "")
@@ -190,12 +189,7 @@ def cell_of(row: Row, figure: str) -> StudyCell:
 def published_columns(
     cells: Iterable[Published], parts: Mapping[str, tuple[str, ...]], models: Iterable[str]
 ) -> list[StudyColumn]:
-    """Return one column for each GPU of the source, in its order.
-
-    Args:
-        parts: the source's tables that belong to each part; empty for all.
-        models: those whose figures are wanted.
-    """
+    """Return one column for each GPU of the source, in its order."""
     names = set(models)
     by_gpu: dict[str, dict[tuple[str, str, str, str], StudyCell]] = {}
     for cell in cells:
@@ -212,11 +206,7 @@ def published_columns(
 
 
 def parse_published(text: str, name: str) -> tuple[Published, ...]:
-    """Return the cells of a CSV text.
-
-    Raises:
-        UsageError: a line is not a cell; the message names it.
-    """
+    """Return the cells of a CSV text."""
     try:
         heading, *lines = [*csv.reader(io.StringIO(text))] or [[]]
         if tuple(heading) != COLUMNS:

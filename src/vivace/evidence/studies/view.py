@@ -99,7 +99,6 @@ class PartView:
 
 
 def views(run: StudyRun) -> list[PartView]:
-    """Return each part of a run on each of its models."""
     columns = run.columns
     return [_view(part, columns, run.price_per_hour) for part in run.parts]
 
@@ -164,7 +163,6 @@ def relative_text(compared: ComparedCell) -> str:
 
 
 def value_text(figure: str, value: Interval) -> str:
-    """Return a figure as text with its unit."""
     return value_with_unit(value, FIGURES[figure].kind)
 
 
