@@ -131,7 +131,6 @@ class DrawnPlot:
 
     Attributes:
         front: the points that no other beats; `steps` is the line through them.
-        limits: (height, label) of dashed lines.
     """
 
     plot: Plot

@@ -55,7 +55,6 @@ class CardMemory:
     """The memory that a recipe must fit, and the card that has it.
 
     Attributes:
-        name: in words.
         gpu: None where only the size is known, or vivace does not know the GPU.
     """
 

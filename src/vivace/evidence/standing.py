@@ -49,7 +49,6 @@ class TechniqueClaim:
     """The claim that a technique, with one of its choices, runs on a device.
 
     Attributes:
-        state: as `vivace.recipes.describe.states` has it.
         why: the reason of a refusal; the devices of the records; "" otherwise.
     """
 

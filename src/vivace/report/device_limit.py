@@ -19,14 +19,10 @@ class Limit:
     """Seconds per image. All but `reason` are None or empty where the limit is not known.
 
     Attributes:
-        limit_s: at the ceilings.
-        components_s: the same by component.
         share: `limit_s` over the median time. More than 1 is an error of the count or of the ceilings.
         kernels_s: in which the GPU is busy beyond the limit; None on a CPU.
         gaps_s: in which the GPU waits for the next kernel while a component is called; None on a CPU.
         outside_s: the pipeline's own work outside of its components; None on a CPU.
-        problem: the reason why the figures must be wrong.
-        reason: why there is no limit.
     """
 
     limit_s: float | None = None

@@ -20,9 +20,7 @@ class Judgement:
     """The gate's verdict on a recipe.
 
     Attributes:
-        reason: the figures behind it.
         figure: that decides: `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source`, `variety` or `broken`.
-        words: the verdict for people, see `in_words`.
     """
 
     gate: Gate

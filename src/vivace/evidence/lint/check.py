@@ -71,7 +71,6 @@ class Coverage:
         place: the number of the line or row where the table begins; None for an empty one.
         read: what each column means by its heading (a key of `columns.SYNONYMS`), figures and texts.
         unread: what was not read, by heading or place, and why.
-        figures: how many cells with figures were read.
         is_ambiguous: some figures can be read in two ways; only what is wrong in both was reported.
     """
 

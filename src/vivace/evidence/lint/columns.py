@@ -96,7 +96,6 @@ class Column:
     """The meaning of a column.
 
     Attributes:
-        role: a key of SYNONYMS.
         of: the GPU that the heading names, as in "A100 (s)"; empty if none.
         kind, factor: of the unit in the heading: ("time", 0.001) for "(ms)"; (None, 1) without one.
         path: the keys above a time in JSON: times below different keys measure different things.

@@ -64,17 +64,7 @@ class Brief:
     """What a person asks first of a model on a card. Figures are None, and texts "", where they are unknown.
 
     Attributes:
-        model: what was asked about.
-        card: the GPU, with its memory.
-        fits: whether the model does.
-        latency: seconds of an image.
         known: how the time is known: "measured here", "measured by vivace", "measured by others", "predicted".
-        origin: of a predicted time.
-        confidence: in the recipe.
-        peak_bytes: with the recipe; `published_bytes` is without one, loading included.
-        images: "kept", "changed" or "as published", and what that rests on.
-        command: the line that draws.
-        note: on the card.
     """
 
     model: str

@@ -33,12 +33,7 @@ _SAFE = ("bf16+fused+cuda_graph", "fused+cuda_graph", "bf16+compile", "compile",
 
 @dataclass(frozen=True)
 class BestRecipe:
-    """What `best` became.
-
-    Attributes:
-        recipe: in canonical form.
-        why: what it rests on, and what was passed over and why; one line.
-    """
+    """What `best` became."""
 
     recipe: str
     why: str

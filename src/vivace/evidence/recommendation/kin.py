@@ -29,9 +29,6 @@ class Kin:
     """A model, with the models whose records apply to it.
 
     Attributes:
-        name: without "synthetic:".
-        pipeline: the class in diffusers; "" if unknown.
-        steps: its usual number of steps; None if unknown.
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
             nothing about it.
         alike: the catalogue's model whose architecture a file or a folder has; "" for models of the catalogue.
@@ -158,7 +155,6 @@ class Download:
 
     Attributes:
         num_bytes: 0 if all is here; None if unknown.
-        repo: on the hub; "" if nothing is fetched.
         is_gated: whether access must be asked for there.
         part: what of the model it is; "" for all.
     """

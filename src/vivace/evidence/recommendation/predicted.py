@@ -70,8 +70,6 @@ class ChipLimit(Spec):
     """The least seconds of an image at a model's own size, if every step is computed.
 
     Attributes:
-        gpu: as the data sheet calls it.
-        steps: of the workload.
         step_flop: of one step, guidance included.
         half_s, eight_s, four_s: with all matmuls in 16 bits, in 8, and in 4.
     """
@@ -173,7 +171,6 @@ class Speeds:
 
     Attributes:
         gains: by the recipe that was added to the baseline, canonical.
-        gpu: where they were measured; "" if there are none.
     """
 
     gains: Mapping[str, float] = field(default_factory=dict)
@@ -200,8 +197,6 @@ class Card:
     """The GPU that a model has to fit.
 
     Attributes:
-        gpu: whose times are predicted.
-        num_bytes: its memory.
         is_typical: only the size of the memory was given, and this is a usual GPU of that size.
     """
 

@@ -32,11 +32,6 @@ class RowFilter:
     """A filter of tables' rows.
 
     Attributes:
-        kin: the requested model.
-        gpu: the requested GPU; None for any.
-        card: its memory, which is a limit as well; None if it is not known.
-        is_small: whether the published model is known not to fit it.
-        published: the model's needs without a recipe; None if unknown.
         is_planned: whether memory counts as `vivace plan` predicts it, beside what records have.
         is_strict: leave out recipes that may not fit by `vivace plan`'s count, which was not asked.
         refused: recipes that did not pass the check of the answer, with the reason.

@@ -46,7 +46,6 @@ class Selection:
     Attributes:
         chosen: the simplest of those that are tied with the best.
         tied: the others that are tied with the best.
-        ranking: all, the highest score first.
     """
 
     chosen: Ranked
@@ -170,9 +169,7 @@ class RankedTable:
 
     Attributes:
         order: of evidence, the best first.
-        choice: None if no row is allowed.
         num_ranked: rows with the requested figure, allowed or not.
-        is_small: the GPU is too small for the published model.
     """
 
     table: EvidenceTable

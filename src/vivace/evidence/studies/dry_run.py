@@ -43,12 +43,8 @@ class Estimate:
     """One trial.
 
     Attributes:
-        call_s: seconds per image; None if unknown.
-        trial_s: seconds of all its rounds; None if unknown.
-        peak_bytes: None if unknown.
         time_from, memory_from: the sources of the estimates, or the reason why there is none.
         refused: why its techniques conflict; then it is not measured.
-        rounds_left: rounds that the store lacks.
     """
 
     part: str

@@ -44,9 +44,7 @@ class ModelPart:
     """A part on one model.
 
     Attributes:
-        model: as the file names it.
         measured_on: the measured model: the model itself, an embedded model in its place, or its synthetic form.
-        cases: the rows, the baseline first.
         gains: for a stack, and where one technique is left out.
         study: the study for `run_study`, with the recipes of the cases, each once.
     """

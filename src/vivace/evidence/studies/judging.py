@@ -38,11 +38,9 @@ class SpeedUp:
     """The speed-up of one row over another.
 
     Attributes:
-        verdict: `unclear` where the measurement was disturbed.
         doubt: why the verdict is unclear, or needs a large difference; "" if only because of the interval.
         is_disturbed: whether other programs delayed one of the two, or a change of the CPU's speed between them may
             explain the difference because the GPU's waiting time is unknown.
-        num_rounds: that both were measured in.
         times: seconds of the two over these rounds, whose quotient the ratio is; None if they share none.
         beside: where they share none, the times of a baseline and of the row measured beside it, for each of the two.
             The ratio is the quotient of both speed-ups.

@@ -44,7 +44,6 @@ class Sitting(Spec):
     """Rounds of one model that were measured one after the other.
 
     Attributes:
-        rows: in the order of measurement, each recipe once.
         source: the record that they are taken from; "" for the study's own.
         ceilings: of the device; None if unknown, or if each round has them.
     """

@@ -33,11 +33,8 @@ class Published(Spec):
 
     Attributes:
         table: the source's table, in our words.
-        gpu: as the source calls it; "" if the cell depends on none.
-        model: name of the catalogue; "" if the cell depends on none.
         row: the source's name of the configuration.
         recipe: the equivalent recipe; "" if there is none.
-        value: the number, "true", "false" or text; "" if the source has none, with the reason in `note`.
     """
 
     study: str
@@ -77,8 +74,6 @@ class Figure:
 
     Attributes:
         kind: "time" (seconds), "memory" (bytes) or "number".
-        of: the figure of a measured row; None if it has none.
-        missing: why a measured row has none.
     """
 
     title: str
@@ -111,8 +106,6 @@ class StudyColumn:
     """The figures of one source.
 
     Attributes:
-        name: the GPU as the source calls it, or the device that measured.
-        kind: "published" or "measured".
         cells: by part, model, row and figure. Models are those of the study file, also where others replaced them.
         rows: the measured rows by part, model and row.
         baselines: the baseline's rows by part and model, one for each GPU or host that measured.

@@ -44,7 +44,6 @@ class RowView:
 
     Attributes:
         row: as the part's first device measured it.
-        elsewhere: as the others did.
         cells: by figure, then in the order of the part's columns.
     """
 
@@ -69,7 +68,6 @@ class PartView:
     """A part on one model: its columns with figures, and its rows.
 
     Attributes:
-        num_published: how many of the columns are published; the others are measured.
         gains: what each member of a recipe contributes, with the verdict; None where it was not measured.
     """
 
