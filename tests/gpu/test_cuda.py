@@ -15,7 +15,7 @@ from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import NoEffect, Unsupported
 from vivace.foundation.spec.record import Outcome
-from vivace.measure.profiling.trace import attention_kernels
+from vivace.measure.profiling.profiler import attention_kernels
 from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,7 @@ from vivace.machinery.attention_backends.kernels import unsupported_on
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.technique import component_of
 from vivace.measure.machine import this_machine
-from vivace.measure.profiling.trace import attention_kernels
+from vivace.measure.profiling.profiler import attention_kernels
 
 pytestmark = pytest.mark.gpu
 PACKAGES = ("flash3", "flash4", "sage", "xformers")

@@ -185,6 +185,6 @@ def test_other_libraries_than_those_of_the_shipped_answers(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = predictor(monkeypatch)
-    monkeypatch.setattr("vivace.runtime.memory.remembered._version", lambda name: "0.99")
+    monkeypatch.setattr(remembered, "versions", lambda: {"diffusers": "0.99"})
     assert ask("flux-dev", "baseline") == PREDICTION
     assert len(made.requests) == 1

@@ -179,7 +179,7 @@ def test_mistyped_names() -> None:
         ("org/model@", "no model"),
         ("org/model/unet", "there is no such file or folder"),
         ("-a/b", "no model"),
-        ("", "in the catalogue: tiny-sd, tiny-flux, tiny-flux-schnell, sd15, sdxl"),
+        ("", "in the catalogue: tiny-sd, tiny-flux, tiny-flux-schnell, tiny-z-image, sd15, sdxl"),
         ("a\0b", "no model"),
     ):
         with pytest.raises(UnknownModel, match=re.escape(says)):

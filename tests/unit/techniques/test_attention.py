@@ -18,7 +18,7 @@ from vivace.machinery.attention_backends import redirection
 from vivace.machinery.attention_backends.kernels import KERNELS, selected
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.technique import Machine
-from vivace.measure.profiling.trace import attention_kernels
+from vivace.measure.profiling.profiler import attention_kernels
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.attention import Attention

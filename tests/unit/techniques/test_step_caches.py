@@ -21,7 +21,7 @@ from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching import model_fits
 from vivace.machinery.technique import Machine
-from vivace.measure.timer import PipelineTimer
+from vivace.measure.accelerator import PipelineTimer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
