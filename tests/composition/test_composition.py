@@ -10,7 +10,6 @@ from tests.composition.recipes import (
     NUM_RANDOM,
     Case,
     legal_pairs,
-    named_recipes,
 )
 from tests.composition.run import (
     Drawer,
@@ -114,21 +113,3 @@ def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:
     assert f"0 of {NUM_RANDOM} random recipes" in text
     assert "- u tf32: a CPU has none (tiny-sd; 1 pair)" in text
     assert "tiny-sd channels_last+inference_mode`: exact techniques, but 9.0 dB" in text
-
-
-def test_the_page_has_the_named_recipes(tmp_path) -> None:
-    whole, named = tmp_path / "composition.json", tmp_path / "composition-named.json"
-    write(whole, read(whole))
-    first, second = named_recipes()[1], named_recipes()[-1]
-    record = read(named, named=True)
-    graphs = {"compiled_graphs": 2, "graph_breaks": 1, "wall_s": 68.7}
-    record["rows"] += [
-        row(first.recipe, first.names) | {"kind": "named", "psnr_db": 25.91} | graphs,
-        row(second.recipe, second.names, outcome="unsupported", reason="there is no C++ compiler")
-        | {"kind": "named", "model": second.model},
-    ]
-    write(named, record)
-    text = page(whole, "a note\n", [named])
-    assert f"| `{first.recipe}` | ✓ 25.9 dB; 2 graphs, 1 breaks; 69 s |" in text
-    assert f"| `{second.recipe}` | u: there is no C++ compiler |" in text
-    assert text.count("| ? |") == 8, "the others have not run yet"

@@ -95,15 +95,6 @@ def test_the_vaes_kernel(family: str, backend: str) -> None:
     assert made.refuted({"attention_kernels": kernel_names}) is None
 
 
-def test_a_head_of_512_runs_with_efficient() -> None:
-    try:
-        made = vivace.load("synthetic:sd15", "attention(efficient)@vae", device="cuda")
-    except NoEffect as error:
-        assert error.already_so
-        return
-    made("a red circle", num_inference_steps=1, output_type="np")
-
-
 # packages
 
 
@@ -129,18 +120,6 @@ def test_packages_where_they_are_installed(backend: str, recipe: str) -> None:
 
 
 # compile
-
-
-@pytest.mark.parametrize("blocks", ["whole", "repeated"])
-@pytest.mark.parametrize("family", ["sd", "flux"])
-def test_a_second_size_is_not_compiled_again(family: str, blocks: str) -> None:
-    made = on_gpu(family, f"compile(dynamic=True, blocks={blocks})")
-    graphs = []
-    for height in (64, 96):
-        reference = draw(on_gpu(family, "baseline"), height=height)
-        assert psnr(draw(made, height=height), reference) > 25
-        graphs.append(made.evidence()["compiled_graphs"])
-    assert graphs[0] == graphs[1]
 
 
 _PROCESS = """

@@ -86,25 +86,6 @@ def test_padding_on_the_left_stays_where_it_is() -> None:
     assert lengths.num_padded == lengths.graphs.num_captured == 1
 
 
-def test_without_padding_attention_is_given_no_mask() -> None:
-    """A mask would choose slower kernels, and round otherwise."""
-    masks: list[Any] = []
-
-    def forward(*, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        masks.append(attention_mask)
-        return input_ids.float()[..., None]
-
-    lengths = PromptLengths(forward, torch.device("cpu"), capture, 4)
-    ids = torch.arange(1, 41)[None]
-    for mask in (torch.ones_like(ids), torch.ones_like(ids).bool()):
-        assert torch.equal(lengths(ids, attention_mask=mask)[0, :, 0], ids[0].float())
-    assert set(masks) == {None}
-    mask = torch.ones_like(ids)
-    mask[:, :3] = 0
-    lengths(ids, mask)
-    assert masks[-1].tolist() == [[0] * 3 + [1] * 37 + [0] * 24]
-
-
 def test_calls_with_images_are_not_captured() -> None:
     plain = flow_models.draw(flow_models.session("qwen-image-edit-2511"))
     session = flow_models.session("qwen-image-edit-2511")
@@ -129,11 +110,3 @@ def test_text_is_written_without_graphs() -> None:
     assert torch.equal(pipe.text_encoder.generate(ids, **settings), plain)
     assert plain.shape[1] == ids.shape[1] + 3
     assert effect.evidence()["text_encoder.calls_not_captured"] == 3
-
-
-def test_other_text_encoders_are_not_padded() -> None:
-    """In T5 tokens see later ones."""
-    pipe = flow_models.pipeline("sd35-medium")
-    assert not is_causal_language_model(pipe.text_encoder_3)
-    assert not is_causal_language_model(pipe.text_encoder)
-    assert not is_causal_language_model(pipe.vae)

@@ -8,11 +8,8 @@ from diffusers import Krea2Transformer2DModel
 
 from tests import flow_models
 from tests.families import psnr
-from tests.fused_kernels import error
-from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from vivace.errors import Unsupported
-from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
@@ -95,26 +92,6 @@ def test_padding_is_left_out_and_looked_for_once_for_each_text() -> None:
     first["encoder_attention_mask"][:, 6] = True
     assert not torch.equal(made(**first)[0], outputs[0])
     assert lengths[-1] == 8, "a mask that is written to is looked at again"
-
-
-@torch.no_grad()
-def test_texts_of_new_lengths_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With attention in fp8 they keep padding up to 64 tokens, so that plans and graphs are shared."""
-    shapes = []
-
-    def of_groups(q: Any, k: Any, v: Any, *more: Any) -> None:
-        shapes.append(q.shape)
-        k, v = (each.view(torch.uint8).repeat_interleave(2, dim=2).view(q.dtype) for each in (k, v))
-        attend_in_e4m3(q, k, v, *more)
-
-    monkeypatch.setattr(cudnn_fp8, "attend", of_groups)
-    plain, made = transformer(), transformer()
-    Fused(precision="fp8", attention="fp8").apply(target(made))
-    for number in (3, 64):
-        arguments = inputs((number,), 160, 5, 9)
-        assert error(made(**arguments)[0], plain(**arguments)[0]) < 0.09
-    assert len(shapes) == 6
-    assert len(set(shapes)) == 1
 
 
 def test_what_it_does_not_compute_is_refused() -> None:

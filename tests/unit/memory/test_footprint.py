@@ -131,17 +131,3 @@ def test_a_convolution_in_nchw_takes_a_workspace_and_one_in_channels_last_none()
 def test_beyond_32_bits_of_bytes_cudnn_takes_no_workspace() -> None:
     assert conv_peak(last=False, batch=31) == pytest.approx((1 + NCHW_WORKSPACE) * 31 * 96 * MIB, rel=0.01)
     assert conv_peak(last=False, batch=32) == 32 * 96 * MIB
-
-
-def test_a_quantised_weight_counts_by_what_it_stores() -> None:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    linear = torch.nn.Linear(2048, 2048, bias=False, device="meta", dtype=torch.bfloat16)
-    footprint = Footprint()
-    footprint.hold(linear.parameters())
-    assert footprint.held == 8 * MIB
-    with footprint.following():
-        quantize_(linear, Int8WeightOnlyConfig(set_inductor_config=False))
-        assert footprint.held == pytest.approx(4 * MIB, rel=0.01), "the old weight is gone"
-        linear(meta(1, 2048, dtype=torch.bfloat16))
-    assert footprint.bytes_of(linear.parameters()) == pytest.approx(4 * MIB, rel=0.01)

@@ -233,24 +233,6 @@ def test_playground_keeps_its_scheduler_and_its_latents_statistics(served: Hub) 
         vivace.load("playground", "tiny_vae", device="cpu")
 
 
-def test_turbo_keeps_its_repositorys_scheduler(served: Hub) -> None:
-    pipe = load_pipeline(find_model("sdxl-turbo"), "cpu")
-    assert type(pipe.scheduler).__name__ == "EulerAncestralDiscreteScheduler"
-    assert pipe.scheduler.config.timestep_spacing == "trailing"
-
-
-def test_flux_is_told_how_many_tokens_prompts_have(served: Hub) -> None:
-    assert find_model("flux-dev").call == {"max_sequence_length": 512}
-    assert find_model("flux-schnell").call == {"max_sequence_length": 256}
-    assert not load_pipeline(find_model("flux-schnell"), "cpu").transformer.config.guidance_embeds
-
-
-def test_a_gated_entry(served: Hub) -> None:
-    served.repositories["black-forest-labs/FLUX.1-dev"].refuse = (401, "GatedRepo")
-    with pytest.raises(Unsupported, match=r"FLUX\.1-dev is gated: ask for access at .*, then log in"):
-        find_model("flux-dev")
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15*", "flux-dev*")
 def test_a_script_of_a_catalogue_model_draws_the_same(

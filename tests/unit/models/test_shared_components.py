@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderTiny
 
 import vivace
-from tinyworld import flux, networks
+from tinyworld import flux
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
 
@@ -73,12 +72,6 @@ def test_a_model_is_as_large_as_all_that_it_loads(flux_family: Path) -> None:
     assert differ == ["transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
 
 
-def test_of_a_replaced_component_no_file_is_left(own_copy: Path) -> None:
-    (own_copy / "tiny-flux" / "transformer" / "more.safetensors").write_bytes(b"a second shard of the base's")
-    assert "transformer/more.safetensors" in find_model("tiny-flux").files
-    assert "transformer/more.safetensors" not in find_model("tiny-flux-schnell").files
-
-
 @pytest.mark.parametrize(
     ("file", "changed"),
     [
@@ -93,13 +86,6 @@ def test_the_fingerprint_covers_what_is_loaded_and_nothing_else(
     before = {name: find_model(name).model.revision for name in CATALOGUE}
     flip_last_byte(own_copy / file)
     assert {name for name in CATALOGUE if find_model(name).model.revision != before[name]} == changed
-
-
-def test_a_component_of_another_class_replaces_the_bases(own_copy: Path) -> None:
-    networks.save_tiny_vae(own_copy / "tiny-flux-schnell" / "vae", networks.build_tiny_vae(flux.CHANNELS))
-    pipe = load_pipeline(find_model("tiny-flux-schnell"), "cpu")
-    assert isinstance(pipe.vae, AutoencoderTiny)
-    assert pipe.vae.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["Evil", "logging", "FluxPipeline", ["evil.py", "Evil"], None])

@@ -41,14 +41,6 @@ def test_each_dtype_arrives(dtype: torch.dtype) -> None:
     assert received.first.untyped_storage().data_ptr() == received.weight.untyped_storage().data_ptr()
 
 
-def test_weights_on_another_device_are_pickled_with_the_module() -> None:
-    module = Weights(torch.float8_e4m3fn)
-    pickled, weights = pack_module(module, "cuda")
-    received, empty = unpack_module(pickled, "cuda")
-    assert weights == empty == []
-    assert received.weight.float().tolist() == module.weight.float().tolist()
-
-
 @pytest.mark.parametrize("kind", ["Float8WeightOnlyConfig", "Int8WeightOnlyConfig"])
 def test_quantised_weights_arrive(kind: str) -> None:
     quantization = pytest.importorskip("torchao.quantization")

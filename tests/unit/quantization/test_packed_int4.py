@@ -15,11 +15,6 @@ from vivace.machinery.quantization.packed_int4 import dequantize, group_size, pa
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize(("inputs", "group"), [(3072, 128), (320, 64), (96, 32), (100, 0)])
-def test_the_largest_group_that_divides(inputs: int, group: int) -> None:
-    assert group_size(inputs) == group
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(48, 32), (33, 96), (7, 640)])
 def test_no_weight_is_off_by_more_than_half_a_step(shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -35,11 +30,6 @@ def test_no_weight_is_off_by_more_than_half_a_step(shape: tuple[int, int], dtype
     rounding = 16 * torch.finfo(dtype).eps  # of the scale, the zero and the result
     assert bool((error <= 0.5 * step[..., None] + rounding).all())
     assert float(error.max()) > 0.3 * float(step.max()), "sixteen values are no more than sixteen"
-
-
-def test_a_group_of_equal_weights() -> None:
-    for value in (0.0, 0.75):
-        torch.testing.assert_close(pack(torch.full((2, 32), value)).dequantize(), torch.full((2, 32), value))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

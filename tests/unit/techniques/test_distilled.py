@@ -160,20 +160,6 @@ def test_sigmas_of_its_own_are_passed_and_no_other_number_of_steps(
         session("a red circle", num_inference_steps=6)
 
 
-@pytest.mark.parametrize("name", ["sd15", "sdxl", "pony", "flux-dev"])
-def test_the_catalogues_are_whole(name: str) -> None:
-    import diffusers
-
-    for few_steps in few_steps_of(CATALOGUE[name]):
-        assert hasattr(diffusers, few_steps.scheduler.class_name)
-        assert isinstance(few_steps.lora, StoredPart)
-        assert few_steps.lora.files[0].endswith(".safetensors")
-        assert set(few_steps.steps) <= set(range(1, 17))
-    kinds = {entry.kind for entry in few_steps_of(CATALOGUE[name])}
-    expected = {"sd15": {"lcm", "hyper"}, "flux-dev": {"hyper", "turbo"}}
-    assert kinds == expected.get(name, {"lcm", "hyper", "lightning"})
-
-
 @pytest.mark.parametrize("steps", [4, 2, 8])
 def test_tiny_sd_draws_in_few_steps_without_guidance(steps: int) -> None:
     made = vivace.load("tiny-sd", f"distilled(lcm, steps={steps})", device="cpu")

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
 from diffusers import PyramidAttentionBroadcastConfig, apply_pyramid_attention_broadcast
 
 import vivace
 from benchmarks.flops import count_denoiser
-from tests.families import FAMILIES, build, draw, drawn, psnr, session
+from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.machinery.technique import component_of
 
 pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
@@ -62,27 +61,4 @@ def test_a_hit_computes_no_attention(family: str) -> None:
     (effect,) = made.effects.values()
     assert effect["denoiser.reused_attentions"] == sum(
         hasattr(m, "set_processor") for m in denoiser.modules()
-    )
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.long
-@pytest.mark.exhaustive("sd", "sdxl")
-def test_blocks_compiled_one_code_for_all_stay_so(family: str) -> None:
-    recipe = "pyramid_attention(hits=0.5)"
-    alone = drawn(family, recipe, **CALL)
-    made = session(family, f"{recipe}+compile(backend=eager, blocks=repeated)")
-    counts = []
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-        counts.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
-    assert counts[0] == counts[1], "none in the second call"
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    plain = session(family, "compile(backend=eager, blocks=repeated)")
-    draw(plain, **CALL)
-    num_graphs, num_breaks = counts[0]
-    assert num_breaks == 0
-    assert num_graphs <= 2 * int(plain.evidence()["compiled_graphs"]), (
-        "each code once more, without attention"
     )

@@ -14,7 +14,6 @@ from tests.families import build, draw, drawn, psnr, session
 from tests.targets import target_of
 from vivace.errors import NoEffect, RecipeError, Unsupported
 from vivace.machinery.quantization import SCHEMES as SCHEMES_OF
-from vivace.machinery.quantization import torchao_schemes, torchao_tensors
 from vivace.machinery.quantization.scheme import SchemeSettings
 from vivace.machinery.quantization.torchao_tensors import int8_dynamic_linear, int8_weight_linear
 from vivace.machinery.technique import Machine
@@ -254,33 +253,6 @@ def test_int8_is_torchao_s_to_the_last_bit(dtype: torch.dtype) -> None:
         assert torch.equal(sent(inputs), theirs(inputs))
         compiled = int8_weight_linear(inputs, ours.weight, ours.bias)  # what a GPU is given
         torch.testing.assert_close(compiled, theirs(inputs), rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("num_rows", [1, 23, 256, 257])
-def test_fp8_matmuls_of_few_rows_and_long_sums_get_more_rows(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """cuBLAS has no such matmul with a scale per row. PyTorch has one on a CPU, which stands in."""
-    layer = torch.nn.Linear(4112, 32, dtype=torch.bfloat16).requires_grad_(False)
-    torchao_schemes.TORCHAO["fp8"].convert(layer, SchemeSettings(Machine("cpu", "CPU", None, "c++")))
-    inputs = torch.randn(1, num_rows, 4112, dtype=torch.bfloat16)
-    expected = layer(inputs)
-    rows: list[int] = []
-    multiply = torch._scaled_mm
-
-    def watched(left: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        rows.append(left.shape[0])
-        return multiply(left, *args, **kwargs)
-
-    monkeypatch.setattr(torch, "_scaled_mm", watched)
-    monkeypatch.setattr(torchao_tensors, "_FP8_LACKING", ("cpu",))
-    assert torch.equal(layer(inputs), expected)
-    assert len(rows) == 1
-    assert rows[0] > 256
-    short = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False)
-    torchao_schemes.TORCHAO["fp8"].convert(short, SchemeSettings(Machine("cpu", "CPU", None, "c++")))
-    short(inputs[..., :64])
-    assert rows[1] == num_rows, "short sums are left as they are"
 
 
 def test_nothing_of_the_process_is_changed() -> None:

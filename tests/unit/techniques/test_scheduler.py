@@ -136,21 +136,17 @@ def test_edms_noise_has_its_own_samplers() -> None:
         vivace.apply(pipe, "scheduler(euler)")
 
 
-@pytest.mark.parametrize("recipe", ["scheduler(flow_lcm)", "scheduler(dpmpp_2m_sde)"])
-@pytest.mark.quick("*flow_lcm*")
-def test_fluxs_noise_is_the_same_in_every_precision(recipe: str) -> None:
-    def drawn(extra: str) -> np.ndarray:
-        made = vivace.load("tiny-flux", f"{extra}{recipe}+steps(8)")
-        return np.asarray(made(A, generator=torch.Generator().manual_seed(0), output_type="np").images)
-
-    assert psnr(drawn(""), drawn("bf16+")) > 20
-
-
-def test_brownian_noise_is_the_same_in_every_precision() -> None:
-    pytest.importorskip("torchsde")
+@pytest.mark.parametrize(
+    ("model", "sampler"),
+    [("tiny-flux", "flow_lcm"), ("tiny-flux", "dpmpp_2m_sde"), ("tiny-sd", "dpmpp_sde")],
+)
+@pytest.mark.quick("*flow_lcm*", "*dpmpp_sde*")
+def test_noise_is_the_same_in_every_precision(model: str, sampler: str) -> None:
+    if sampler == "dpmpp_sde":
+        pytest.importorskip("torchsde")
 
     def drawn(extra: str) -> np.ndarray:
-        made = vivace.load("tiny-sd", f"{extra}scheduler(dpmpp_sde)+steps(8)")
+        made = vivace.load(model, f"{extra}scheduler({sampler})+steps(8)")
         return np.asarray(made(A, generator=torch.Generator().manual_seed(0), output_type="np").images)
 
     assert psnr(drawn(""), drawn("bf16+")) > 20

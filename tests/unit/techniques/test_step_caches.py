@@ -16,17 +16,13 @@ import vivace
 from benchmarks.flops import count_denoiser
 from tests import exported
 from tests.families import build, draw, drawn, psnr
-from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching import model_fits
-from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import PipelineTimer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.seacache import Seacache
-from vivace.techniques.teacache import Teacache
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -433,11 +429,3 @@ def test_a_cache_that_never_hit_is_refuted(cache: Cache) -> None:
     assert str(made.refuted({})).startswith(
         f"{name}@denoiser: the cache never hit in {calls} of the denoiser: "
     )
-
-
-@pytest.mark.parametrize("technique", [Seacache, Teacache])
-def test_other_weights_need_a_fixed_schedule(technique: type[Seacache | Teacache]) -> None:
-    target = target_of(Machine("cpu", "CPU", None, None), build("flux"), has_random_weights=True)
-    recipe = f"give a fixed schedule, {technique.__name__.lower()}(hits=0.5)"
-    assert recipe in (technique().unsupported(target) or "")
-    assert technique(hits=0.5).unsupported(target) is None
