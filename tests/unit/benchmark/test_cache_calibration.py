@@ -13,7 +13,6 @@ from vivace.benchmark.cache_calibration import (
     CACHES,
     CacheSearch,
     SettingTrial,
-    bisected,
     calibrate_caches,
     settings,
 )
@@ -48,14 +47,6 @@ def test_every_step_cache_can_be_calibrate() -> None:
             resolve(f"{name}({knob}={value:g})")
     assert settings("first_block_cache") == ("threshold", 0.0125, 1.2)
     assert settings("deepcache") == ("hits", 0.1, 0.9)
-
-
-def test_a_search_bisects() -> None:
-    search: Any = bisected(0.1, 0.9, 4, is_ratio=False)
-    assert [next(search), search.send(True), search.send(False), search.send(True)] == [0.5, 0.7, 0.6, 0.65]
-    with pytest.raises(StopIteration):
-        search.send(True)
-    assert next(bisected(0.01, 1.0, 1, is_ratio=True)) == 0.1
 
 
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.typed import typed
-from vivace import architectures
-from vivace.models import CATALOGUE, Embedded, find, find_model
+from vivace.models import find_model
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -91,32 +90,3 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     assert code == 3
     assert "new/model cannot be written: File too large; partial files were removed" in capfd.readouterr().err
     assert not list(Path().iterdir())
-
-
-def test_listed_sizes_are_of_whole_models(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    weights = tmp_path / "weights"
-    for name, size in (
-        ("flux/unet/a", 3_000_000),
-        ("flux/vae/b", 500_000),
-        ("fast/unet/a", 1_000_000),
-        ("flux/model_index.json", 0),
-    ):
-        (weights / name).parent.mkdir(parents=True, exist_ok=True)
-        (weights / name).write_bytes(bytes(size))
-    sd = CATALOGUE["tiny-sd"]
-    monkeypatch.setattr(find, "WEIGHTS", weights)
-    origins = {"flux": Embedded(folder="flux"), "fast": Embedded(folder="fast", base="flux")}
-    entries = {
-        name: sd.model_copy(update={"name": name, "origin": where, "few_steps": ()})
-        for name, where in origins.items()
-    }
-    monkeypatch.setattr(architectures, "CATALOGUE", entries)
-    monkeypatch.setattr(find, "CATALOGUE", entries)
-    assert run(monkeypatch) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[2] == "    3.50 MB shipped with vivace"
-    assert lines[5] == "    1.50 MB shipped with vivace, shared in part with flux"
-    assert run(monkeypatch, "--json") == 0
-    assert [row["bytes"] for row in json.loads(capfd.readouterr().out)] == [3_500_000, 1_500_000]

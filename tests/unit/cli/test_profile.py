@@ -13,9 +13,8 @@ from tests.typed import run_vivace
 from vivace.answers.data import written
 from vivace.benchmark.profiles import _steady_trace
 from vivace.errors import Unsupported
-from vivace.foundation.spec.profiling import MemoryTimeline, Profile
 from vivace.measure.profiling.trace import Trace
-from vivace.report.profile_answer import answer_of, changes, sparkline, table_rows
+from vivace.report.profile_answer import answer_of, changes
 
 SHORT = ("--steps", "2", "--warmup", "2", "--calls", "2", "--device", "cpu")
 
@@ -128,24 +127,9 @@ def test_what_went_what_shrank_and_what_came(profiled: vivace.Profiled) -> None:
     assert changed["fused"].difference_s == rows[1].self_cpu_s
 
 
-def test_a_round_trip(profiled: vivace.Profiled) -> None:
-    text = profiled.profile.model_dump_json()
-    assert Profile.model_validate_json(text) == profiled.profile
-    assert table_rows(Profile.model_validate_json(text)) == profiled.to_dicts()
-
-
 def test_a_call_that_compiles_is_discarded_and_one_that_goes_on_is_refused() -> None:
     traces = iter([Trace(0, 1, compiling=["CachingAutotuner.benchmark_all_configs"]), Trace(0, 2)])
     trace, discarded = _steady_trace(lambda: next(traces))
     assert (trace.end, discarded) == (2, 1)
     with pytest.raises(Unsupported, match=r"compiled or tuned in each of 4 calls \(CachingAutotuner"):
         _steady_trace(lambda: Trace(0, 1, compiling=["CachingAutotuner.benchmark_all_configs"]))
-
-
-def test_the_bars_reach_from_least_to_most() -> None:
-    memory = MemoryTimeline(
-        kind="CPU tensors", points=((0.0, 0), (0.5, 100), (0.9, 20)), before_bytes=0, peak_bytes=100,
-        at_peak_bytes={}, peak_by_component_bytes={},
-    )  # fmt: skip
-    assert sparkline(memory, 1.0, width=10) == "▁▁▁▁▁█████"
-    assert sparkline(memory, 2.0, width=10) == "▁▁███▂▂▂▂▂"
