@@ -8,6 +8,7 @@ import vivace
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
 from docgen import fastest, readme
+from docgen.choosing import FULL_SIZE
 from docgen.fastest import Measurement, all_measurements, fastest_known
 from docgen.targets import TARGETS, fastest_of
 from vivace.answers.formatting import seconds
@@ -52,6 +53,13 @@ def test_the_readme_names_the_fastest_and_best_is_that_recipe() -> None:
         assert float(times[1:].partition("]")[0]) > 1 < float(before.split()[0]) / float(after.split()[0])
         chosen = vivace.recommend(best.model, gpu="H200", same_picture=True)
         assert chosen.recipe == best.recipe, f"`best` draws {title} otherwise"
+
+
+def test_choosing_names_the_fastest_of_every_card() -> None:
+    text = (ROOT / "docs" / "choosing.md").read_text()
+    models = [name for names in FULL_SIZE.values() for name in names]
+    for row in fastest_known(all_measurements(), models):
+        assert f"`{row.best.recipe}`, [{seconds(row.best.latency.point)}](../{row.best.record})" in text
 
 
 def test_no_record_has_a_faster_row() -> None:

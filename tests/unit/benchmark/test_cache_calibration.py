@@ -84,26 +84,9 @@ def test_calibrate_cache_prints_the_most_aggressive_setting(
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])
     fewer = CATALOGUE["tiny-flux"].model_copy(update={"num_inference_steps": 20})
     monkeypatch.setitem(CATALOGUE, "tiny-flux", fewer)
-    command = [
-        "calibrate",
-        "cache",
-        "--model",
-        "tiny-flux",
-        "--cache",
-        "first_block_cache",
-        "--cache",
-        "deepcache",
-    ]
-    command += [
-        "--runs",
-        "1",
-        "--seeds",
-        "1",
-        "--store",
-        str(tmp_path / "store"),
-        "--min-quality",
-        "clip=0.9",
-    ]
+    command = ["calibrate", "cache", "--model", "tiny-flux", "--cache", "first_block_cache"]
+    command += ["--cache", "deepcache", "--runs", "1", "--seeds", "1", "--min-quality", "clip=0.9"]
+    command += ["--store", str(tmp_path / "store")]
     assert typed(monkeypatch, *command) == 0
     printed = capsys.readouterr()
     first, second = printed.out.splitlines()

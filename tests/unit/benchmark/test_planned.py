@@ -74,18 +74,8 @@ def test_bench_prints_predictions_after_measuring_unless_declined(
         return ["plan, baseline: model and peak"]
 
     monkeypatch.setattr(studies, "plan_again", fake)
-    command = [
-        "bench",
-        "--recipe",
-        "baseline",
-        "--num-inference-steps",
-        "1",
-        "--rounds",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    command += ["--warmup", "1", "--no-quality", "--device", "cpu"]
+    command = ["bench", "--recipe", "baseline", "--num-inference-steps", "1", "--rounds", "1"]
+    command += ["--repeats", "1", "--warmup", "1", "--no-quality", "--device", "cpu"]
     for flags, is_said in (([], True), ([], False), (["--rerun", "--no-plan"], False)):
         monkeypatch.setattr(sys, "argv", ["vivace", *command, *flags])
         with pytest.raises(SystemExit) as caught:

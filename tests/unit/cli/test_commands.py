@@ -59,16 +59,8 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_generate_writes_the_same_bytes_with_metadata(tmp_path: Path) -> None:
-    command = [
-        "generate",
-        "A red circle, \u00fcber & <b>",
-        "--recipe",
-        "steps:3+tiny_vae",
-        "--seed",
-        "5",
-        "--num-images",
-        "2",
-    ]
+    command = ["generate", "A red circle, \u00fcber & <b>"]
+    command += ["--recipe", "steps:3+tiny_vae", "--seed", "5", "--num-images", "2"]
     first = run_process(tmp_path, *command, "--out", "a").stdout.split()
     assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
     second = vivace(tmp_path, *command, "--out", "b").stdout.split()
@@ -180,18 +172,8 @@ def test_bench_prints_every_field_of_every_trial(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_an_interrupted_bench_keeps_its_rounds(tmp_path: Path) -> None:
-    command = [
-        *VIVACE,
-        "bench",
-        "--recipe",
-        "baseline",
-        "--recipe",
-        "steps(3)",
-        "--recipe",
-        "steps(4)",
-        *QUICK,
-        "--no-quality",
-    ]
+    recipes = ["--recipe", "baseline", "--recipe", "steps(3)", "--recipe", "steps(4)"]
+    command = [*VIVACE, "bench", *recipes, *QUICK, "--no-quality"]
     process = subprocess.Popen(
         command,
         cwd=tmp_path,

@@ -18,18 +18,8 @@ def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--recipe",
-        "steps:5",
-        "--prompt",
-        "a star",
-        "--seed",
-        "7",
-        "--height",
-        "64",
-        "--threads",
-        "2",
-    ]
+    arguments = ["--recipe", "steps:5", "--prompt", "a star", "--seed", "7"]
+    arguments += ["--height", "64", "--threads", "2"]
     assert run(monkeypatch, *arguments, "--device", "cpu", "-o", "new/draw.py") == 0
     out, err = capfd.readouterr()
     assert out == "wrote new/draw.py; `python new/draw.py` writes picture.png\n"

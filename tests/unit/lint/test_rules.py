@@ -8,7 +8,6 @@ import pytest
 from tests.typed import run_vivace
 from vivace.errors import UsageError
 from vivace.evidence.lint.check import RULES, lint
-from vivace.evidence.lint.columns import SYNONYMS, Column, column_of
 from vivace.evidence.lint.model_limits import flops_of
 from vivace.foundation.hardware import named_gpu
 
@@ -107,38 +106,28 @@ def test_the_fault_is_found_and_its_absence_is_not(rule: str, tmp_path: Path) ->
     assert lint([path]) == []
 
 
+def test_scores_of_a_table_that_are_relative_to_two_baselines(tmp_path: Path) -> None:
+    table = (
+        "# Caches on FLUX.1-dev\n\n| Method | ImageReward(↑) | SpeedUp(↑) |\n| --- | --- | --- |\n"
+        "| 50 steps, ours | 1.0412 | 1.00× |\n| cache A | 1.0370 | 1.80× |\n| cache B | 1.0065 | 2.66× |\n"
+        "| 50 steps, of their paper | {theirs} | 1.00× |\n| cache C | 0.9891 | 3.10× |\n"
+    )
+    path = tmp_path / "caches.md"
+    path.write_text(table.format(theirs="0.9898"))
+    (finding,) = lint([path])
+    assert (finding.rule, finding.severity, finding.label) == ("one-baseline", "doubtful", "the whole table")
+    assert finding.numbers == "image reward 0.9898 (50 steps, of their paper), 1.0412 (50 steps, ours)"
+    assert "5.2 %" in finding.why
+    path.write_text(table.format(theirs="1.0400"))
+    assert lint([path]) == []
+
+
 def test_rounding_is_no_fault(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("recipe,mean (s),min (s)\na,2.0,2.04\n")
     assert lint([path]) == []
     path.write_text("recipe,mean (s),min (s)\na,2.00,2.04\n")
     assert [finding.rule for finding in lint([path])] == ["mean-in-range"]
-
-
-@pytest.mark.parametrize(
-    ("heading", "column"),
-    [
-        ("Average Time (s)", Column("mean", "", "time", 1.0)),
-        ("H100 (s)", Column("mean", "H100", "time", 1.0)),
-        ("Model Memory RTX 4090 (GB)", Column("model_memory", "RTX 4090", "bytes", 1e9)),
-        ("VRAM peak (GB)", Column("peak_memory", "", "bytes", 1e9)),
-        ("median_s", Column("p50", "", "time", 1.0)),
-        ("model_bytes", Column("model_memory", "", "bytes", 1.0)),
-        ("latency.median_s", Column("p50", "", "time", 1.0)),
-        ("speed-up [95 % interval]", Column("speedup", "", None, 1.0)),
-        ("# of Calls", Column("calls", "", None, 1.0)),
-        ("steps_s", None),
-        ("Sharpness", None),
-        ("Compile VAE", None),
-    ],
-)
-def test_headings(heading: str, column: Column | None) -> None:
-    assert column_of(heading) == column
-
-
-def test_no_heading_has_two_meanings() -> None:
-    names = [name for names in SYNONYMS.values() for name in names]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize(

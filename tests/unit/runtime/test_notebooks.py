@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 import vivace
+from tests.make import make_record, make_round
+from vivace.answers.page import in_notebook
+from vivace.benchmark.pairs import Paired
 
 PLACES = {
     "bench": ("vivace.benchmark.studies", "progress"),
@@ -51,6 +54,20 @@ def test_every_result_is_html() -> None:
     assert set(results) <= public
     for name in results:
         assert "_repr_html_" in vars(getattr(vivace, name)), name
+
+
+def test_a_page_is_framed_and_a_text_escaped() -> None:
+    answer = vivace.recommend("flux-dev", gpu="A100", store=())
+    html = answer._repr_html_()
+    assert html.startswith("<pre>")
+    assert answer.recipe is not None
+    assert answer.recipe in html
+    assert in_notebook('a < "b"') == "<pre>a &lt; &#34;b&#34;</pre>"
+    records = [make_record(recipe, *map(make_round, range(3))) for recipe in ("baseline", "bf16")]
+    page = Paired(None, tuple(records), None)._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert "bf16" in page
+    assert "<!doctype" not in page.lower(), "escaped"
 
 
 def test_a_run_whose_store_is_gone_still_shows_its_tables(tmp_path: Path) -> None:

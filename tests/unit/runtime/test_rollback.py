@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from tests.conditioned import picture, with_controlnets
+from tests.conditioned import as_pipeline, picture, with_controlnets
 from tests.families import build, draw
 from vivace.errors import Unsupported, VivaceError
 
@@ -118,6 +118,34 @@ def test_precisions_with_a_t2i_adapter(recipe: str) -> None:
         made(prompt="a red circle", generator=torch.Generator().manual_seed(0), **CALL, **call).images
     )
     assert np.isfinite(images).all()
+
+
+def test_projections_of_pag_are_not_fused() -> None:
+    none: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
+    pipe = as_pipeline(build("sd"), "StableDiffusionPAGPipeline", **none)
+    with pytest.raises(Unsupported, match="StableDiffusionPAGPipeline replaces attention processors"):
+        vivace.apply(pipe, "fuse_qkv")
+    made = vivace.apply(pipe, "fuse_qkv@vae")
+    assert made(prompt="a red circle", height=64, width=64, **CALL).images.shape == (1, 64, 64, 3)
+
+
+@pytest.mark.parametrize("branch", [0, 4])
+def test_deepcache_with_freeu_reuses_what_it_kept(branch: int) -> None:
+    """FreeU writes into the features that it gets; with a kept one, hits in a row would drift."""
+    pipe = build("sd")
+    pipe.enable_freeu(s1=0.9, s2=0.2, b1=1.5, b2=1.6)
+    made = vivace.apply(pipe, f"deepcache(interval=4, branch={branch})")
+    kept: list[torch.Tensor] = []
+    states = made.pipe.unet._reset_stateful_cache.__self__._states
+
+    def look(*_: Any) -> dict[str, Any]:
+        kept.append(states["cond"].kept[0].clone())
+        return {}
+
+    draw(made, num_inference_steps=4, callback_on_step_end=look)
+    assert len(kept) == 4
+    assert all(torch.equal(each, kept[0]) for each in kept)
+    assert made.evidence()["cache_hit_rate"] == 0.75
 
 
 @pytest.mark.parametrize("kind", ["sliced", "eager"])

@@ -1,4 +1,4 @@
-"""Pipelines whose call only passes its arguments on."""
+"""Pipelines whose call only passes its arguments on, or was typed into an interpreter."""
 
 import functools
 from collections.abc import Callable
@@ -116,6 +116,46 @@ def test_what_cannot_be_followed_is_said() -> None:
         vivace.apply(of_kind(Opaque), "steps(2)")
     with pytest.raises(Unsupported, match="guidance: "):
         vivace.apply(of_kind(Opaque), "guidance(3)")
+
+
+TYPED = """
+class Typed(StableDiffusionPipeline):
+    def __call__(self, prompt, num_inference_steps=4, guidance_scale=3.0, height=64, width=64, generator=None,
+                 output_type="np", **kwargs):
+        return CALL(self, prompt, num_inference_steps=num_inference_steps, guidance_scale=guidance_scale,
+                    height=height, width=width, generator=generator, output_type=output_type)
+
+class Passes(StableDiffusionPipeline):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+"""
+
+
+def typed(name: str) -> Any:
+    names: dict[str, Any] = {
+        "StableDiffusionPipeline": StableDiffusionPipeline,
+        "CALL": CALL,
+        "__name__": "__main__",
+    }
+    exec(TYPED, names)  # noqa: S102
+    return of_kind(names[name])
+
+
+def test_a_class_without_source_is_read_where_it_need_not_be_and_refused_before_anything_is_touched() -> None:
+    assert draw(vivace.apply(typed("Typed"), "bf16+steps(2)")).shape == (1, 64, 64, 3)
+    made = vivace.apply(typed("Passes"), "steps(2)+cfg_cutoff(0.5)")
+    draw(made, num_inference_steps=2)
+    assert made.evidence()["unguided_steps"] == 1
+    pipe = typed("Typed")
+    for recipe in ("bf16+cfg_cutoff(0.5)", "bf16+fuse_qkv", "bf16+deepcache(2)"):
+        try:
+            vivace.apply(pipe, recipe)
+        except Unsupported as error:
+            assert "typed into" in str(error)
+            assert "load it again" not in str(error)
+            assert str(pipe.unet.dtype) == "torch.float32"
+        else:
+            assert recipe.endswith("deepcache(2)")
 
 
 @pytest.mark.parametrize("what", ["tiny-sd", None, 3, StableDiffusionPipeline, object(), {"unet": None}])

@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,49 @@ def test_litellm_draws(server: Served) -> None:
     assert [image_of(each.b64_json).size for each in drawn.data] == 2 * [(16, 16)]
     with pytest.raises(litellm.exceptions.NotFoundError, match="this server has 'shapes'"):
         litellm.image_generation(model="openai/dall-e-3", prompt="x", **place)
+
+
+def test_langchain_draws(server: Served) -> None:
+    tools = pytest.importorskip("langchain_community.utilities.dalle_image_generator")
+    wrapper = tools.DallEAPIWrapper(
+        model_name="shapes", size="auto", openai_api_key="none", openai_api_base=f"{server.url}/v1"
+    )
+    assert "https://images.example/draw/v1/images/files/" in wrapper.run("x")
+
+
+JAVASCRIPT = """
+const OpenAI = require("openai"), { generateImage } = require("ai");
+const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
+const baseURL = process.argv[2] + "/v1", apiKey = "none";
+(async () => {
+  const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
+  const { data } = await client.images.generate({ model: "shapes", prompt: "x", seed: 7 });
+  const events = [];
+  const parts = { stream: true, partial_images: 2, num_inference_steps: 6 };
+  for await (const event of await client.images.generate({ model: "shapes", prompt: "x", ...parts }))
+    events.push(event.type.split(".")[1]);
+  const code = await client.images.generate({ model: "none", prompt: "x" }).catch((error) => error.code);
+  const model = createOpenAICompatible({ name: "vivace", baseURL, apiKey }).imageModel("shapes");
+  const { images } = await generateImage({ model, prompt: "x", n: 2, size: "16x16" });
+  const prompt = { text: "x", images: [images[0].uint8Array] };
+  const edited = await generateImage({ model, prompt });
+  const kinds = [images.length, images[0].mediaType, edited.images.length];
+  console.log(JSON.stringify([data[0].seed, events, code, kinds]));
+})();
+"""
+
+
+def test_javascript_clients_draw(server: Served, tmp_path: Path) -> None:
+    """`npm install openai ai @ai-sdk/openai-compatible` somewhere, with NODE_PATH=THERE/node_modules."""
+    node = shutil.which("node")
+    names = "['openai', 'ai', '@ai-sdk/openai-compatible'].forEach(require.resolve)"
+    if node is None or subprocess.run([node, "-e", names], capture_output=True).returncode:
+        pytest.skip("node, openai, ai or @ai-sdk/openai-compatible is not installed")
+    (tmp_path / "clients.cjs").write_text(JAVASCRIPT)
+    command = [node, str(tmp_path / "clients.cjs"), server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    events = ["partial_image", "partial_image", "completed"]
+    assert json.loads(done.stdout) == [7, events, "model_not_found", [2, "image/png", 1]]
 
 
 def test_an_image_is_there_as_base64_and_by_url_where_nothing_is_asked(server: Served) -> None:

@@ -1,6 +1,7 @@
 """What a start says of itself: its phases, how long it has taken, and what earlier ones let expect."""
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from tests.served import fake
+from vivace.foundation.hardware.this_machine import open_context
 from vivace.foundation.spec.sizes import Size
 from vivace.serve.queue.process import Workers
 from vivace.serve.queue.replica import Replica
@@ -174,3 +176,34 @@ def test_a_template_with_a_gpu_in_use_lets_each_worker_import_libraries_itself()
 
     if sys.platform.startswith("linux"):
         assert asyncio.run(start()) == {"event": "new", "arguments": ["-m", "vivace.serve.worker.main"]}
+
+
+class Driver:
+    """Stands in for the driver's library: every function answers 0 until one fails."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[str] = []
+        self._failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            return int(name == self._failing)
+
+        return call
+
+
+def test_a_context_is_created_where_there_is_a_driver() -> None:
+    driver = Driver()
+    assert open_context(lambda name: driver)
+    assert driver.calls == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+    broken = Driver("cuInit")
+    assert not open_context(lambda name: broken)
+    assert broken.calls == ["cuInit"], "nothing is asked of a driver that does not work"
+
+
+def test_without_a_driver_no_context_is_created() -> None:
+    def load(name: str) -> Any:
+        return ctypes.CDLL("libno-such-driver.so.1")
+
+    assert not open_context(load)

@@ -13,12 +13,15 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.stats import Gate, Interval
 from vivace.foundation.stats.sequential import sure_of_each
+from vivace.models.find import find_model
+from vivace.models.prompts import PROMPT_SETS
 from vivace.report.fidelity import Fidelity, KeptShare, Worst
 from vivace.report.quality_gate import Judgement
 from vivace.report.rows import Row, rows_of
 from vivace.tuning.final.finals import ImagePlan
 from vivace.tuning.search.search import portfolio
 from vivace.tuning.search.timetable import FINAL_ROUNDS
+from vivace.tuning.settings import ImageRequest
 
 SIZES = (13, 26, 39, 78)
 PLAN = ImagePlan((WorkloadRequest(),) * 4, SIZES, (13, 26, 39, 39))
@@ -76,6 +79,18 @@ def test_a_portfolio_holds_what_passes_almost_surely() -> None:
     )
     assert portfolio(worlds[:, :4], 0.0, [0]) == [0], "others of the kind do not make it surer"
     assert portfolio(worlds, 0.0, [4]) == [4]
+
+
+def test_where_variety_is_asked_the_first_images_have_two_seeds_a_prompt() -> None:
+    located = find_model("tiny-sd")
+    prompts = PROMPT_SETS[located.prompt_set]
+    plan = ImagePlan.of(located, ImageRequest(), prompts, seeds=2)
+    assert plan.sizes == (14, 26, 39, 52, 91)
+    assert plan.num_prompts == (7, 13, 26, 39, 39)
+    assert [batch.num_seeds for batch in plan.batches[:2]] == [2, 2]
+    assert ImagePlan.of(located, ImageRequest(), prompts).sizes == (13, 26, 39, 78)
+    own = ImagePlan.of(located, ImageRequest(prompts=tuple(prompts[:8])), prompts[:8], seeds=2)
+    assert own.sizes[:2] == (12, 16), "a verdict needs six prompts"
 
 
 @pytest.fixture(scope="module")

@@ -273,6 +273,13 @@ def test_what_bench_calls_unclear_is_not_called_proven() -> None:
         assert ("unclear" in str(tuned).partition("Run it")[0]) is (verdict is Verdict.UNCLEAR)
 
 
+def test_a_verdict_before_the_final_says_of_how_many_images() -> None:
+    screened = result("steps(8)", 0.9, rung=Rung.JUDGED, images=6, seconds=0.4)
+    text = str(answer(result("tiny_vae", 0.69), screened))
+    assert "passed by 6 images" in text
+    assert answer(screened).to_json()["front"][0]["images"] == 6
+
+
 def test_of_recipes_that_are_as_fast_the_shortest_is_the_answer() -> None:
     search = made(["tiny_vae"])
     long, short = "tiny_vae+dtype(bf16)+steps(8)", "tiny_vae+steps(8)"
