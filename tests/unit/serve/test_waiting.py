@@ -204,3 +204,23 @@ def test_times_of_other_sizes_are_predicted_by_their_pixels() -> None:
     state = ModelState("m", "r", "cpu", 20, 5.0, Size(512, 512), 8, frozenset(), 1.0, speeds, True)
     assert state.predicted_s(Size(512, 512), 10) == pytest.approx(1.5)
     assert state.predicted_s(Size(1024, 2048), 10) == pytest.approx(10.0)
+
+
+def test_the_time_to_come_back_is_of_the_measured_rate() -> None:
+    """A machine that is slower than at its start tells clients to come back later."""
+
+    async def run() -> None:
+        line = JobQueue(2, 1000)
+        await line.put(job("a", 1))
+        await line.put(job("b", 1))
+        with pytest.raises(QueueFull) as before:
+            line.check_room(1)
+        for _ in range(40):
+            line.note_drawn(1.0, 5.0)
+        line._promised.clear()
+        with pytest.raises(QueueFull) as after:
+            line.check_room(1)
+        assert (before.value.retry_after_s, after.value.retry_after_s) == (1, 5)
+        assert line.seconds() == pytest.approx(10, rel=0.05)
+
+    asyncio.run(run())
