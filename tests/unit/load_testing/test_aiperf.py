@@ -61,20 +61,6 @@ def test_a_run_of_users_has_goodput(tmp_path: Path) -> None:
     assert "users, over http://x/v1 (AIPerf): images/s 1.00x" in again.stderr
 
 
-def test_a_run_of_clients_has_throughput(tmp_path: Path) -> None:
-    phase = {
-        "name": "profiling",
-        "kind": "profiling",
-        "type": "concurrency",
-        "requests": 30,
-        "concurrency": 1,
-    }
-    records = [record(2.0 * k, 0.0, 2.0) for k in range(30)]
-    (row,) = json.loads(bench("--aiperf", str(run_of(tmp_path, [phase], records))).stdout)
-    assert row["load"] == "1 client"
-    assert row["throughput"] == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("phases", "records"),
     [
