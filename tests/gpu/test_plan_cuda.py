@@ -27,22 +27,17 @@ PAIRS = [
     ("sd15", "baseline", 4),
     ("sd15", "channels_last", 1),
     ("sd15", "tiny_vae", 1),
-    ("sd15", "attention(math)+tiny_vae", 1),
     ("sdxl", "baseline", 1),
     ("sdxl", "baseline", 2),
-    ("sdxl", "bf16", 1),
     ("sdxl", "channels_last", 1),
     ("sdxl", "quantize(int8)", 1),
     ("sdxl", "compile", 1),
     ("sdxl", "tiny_vae+cfg_cutoff(0.5)", 1),
-    ("sdxl-turbo", "baseline", 1),
     ("lcm-sdxl", "quantize(int4)", 1),
-    ("playground", "baseline", 1),
     ("flux-dev", "baseline", 1),
     ("flux-dev", "baseline", 2),
     ("flux-dev", "quantize(int8)@denoiser,text_encoder_2", 1),
     ("flux-dev", "tiny_vae+first_block_cache(hits=0.5)", 1),
-    ("flux-schnell", "tiny_vae", 1),
 ]
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -125,9 +125,3 @@ def test_older_gpus_are_refused(precision: Any, capability: tuple[int, int], nee
 def test_other_denoisers_have_no_fused_form() -> None:
     reason = str(Fused(precision="bf16").unsupported(target(torch.nn.Linear(2, 2))))
     assert "made for transformers of FLUX.1, " in reason
-
-
-@pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8"])
-def test_what_works_on_blocks_is_refused(other: str) -> None:
-    with pytest.raises(RecipeError, match="does not go with"):
-        resolve(f"fused(bf16)+{other}")

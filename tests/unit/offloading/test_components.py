@@ -10,14 +10,11 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session, upcasting
-from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.tensor_swap import opaque_weight_class
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import weights_bytes
 from vivace.techniques import offload
-from vivace.techniques.offload import Offload
 
 GPU = Machine("cuda", "a GPU", (9, 0), "/usr/bin/c++")
 ORDERS = {
@@ -175,21 +172,6 @@ def test_other_libraries_weights_are_onloaded(recipe: str) -> None:
     for _ in range(2):
         assert psnr(draw(offloaded), reference) > 60
         assert addresses(offloaded.pipe.unet) == on_host
-
-
-def test_a_weight_that_hides_its_tensors_is_refused() -> None:
-    class Hiding(torch.Tensor):
-        @classmethod
-        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return NotImplemented
-
-    pipe = build("sd")
-    assert opaque_weight_class(pipe.unet) is None
-    hiding = torch.Tensor._make_wrapper_subclass(Hiding, (4, 4))
-    pipe.unet.conv_in._buffers["hiding"] = hiding
-    target = target_of(GPU, pipe=pipe)
-    for mode in ("model", "group"):
-        assert "denoiser's weights are Hiding" in (Offload(mode=mode).unsupported(target) or "")
 
 
 def test_a_pipeline_without_an_order_is_refused() -> None:
