@@ -58,6 +58,16 @@ def text_encoder(kind: Any = CLIPTextModel, width: int = 32) -> Any:
     return kind(config)
 
 
+THREE_LEVELS: dict[str, Any] = {
+    "block_out_channels": (16, 32, 32),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": (2, 4, 4),
+    "transformer_layers_per_block": (1, 1, 2),
+}
+"""Of a UNet of SDXL's whose blocks have the names that single files give them."""
+
+
 def sdxl_unet(**config: Any) -> UNet2DConditionModel:
     return UNet2DConditionModel(
         **{

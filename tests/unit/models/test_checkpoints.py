@@ -56,14 +56,7 @@ def file(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdxl_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    levels = {
-        "block_out_channels": (16, 32, 32),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "attention_head_dim": (2, 4, 4),
-        "transformer_layers_per_block": (1, 1, 2),
-    }
-    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**levels))
+    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**shrunken.THREE_LEVELS))
     folder = shrunken.save(pipe, tmp_path_factory.mktemp("sdxl") / "folder")
     return save_sdxl(pipe, folder / "model.safetensors")
 

@@ -22,13 +22,6 @@ from vivace.models.checkpoints.weight_scales import fits, multiplied
 from vivace.models.find import obtain
 from vivace.models.load import UnusedWeightsWarning
 
-LEVELS: dict[str, Any] = {
-    "block_out_channels": (16, 32, 32),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "attention_head_dim": (2, 4, 4),
-    "transformer_layers_per_block": (1, 1, 2),
-}
 State = dict[str, torch.Tensor]
 UNET = "model.diffusion_model."
 LAYER = UNET + "input_blocks.1.1.transformer_blocks.0.attn2.to_q"
@@ -173,7 +166,7 @@ def test_what_training_left_in_a_single_file_is_counted(file: Path) -> None:
 
 
 def test_the_text_encoders_of_an_sdxl_file_are_checked(tmp_path: Path) -> None:
-    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**LEVELS))
+    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**shrunken.THREE_LEVELS))
     file = save_sdxl(pipe, shrunken.save(pipe, tmp_path / "folder") / "model.safetensors")
     state = load_file(file)
     layer = "conditioner.embedders.1.model.transformer.resblocks.9.ln_1.weight"

@@ -151,13 +151,7 @@ def test_a_unet_alone_takes_the_rest_from_the_hub(
     pipe = shrunken.sdxl() if model == "sdxl" else shrunken.sd15()
     config = dict(pipe.unet.config) | {"cross_attention_dim": width}
     if model == "sdxl":  # single files name the blocks of three levels
-        config |= {
-            "block_out_channels": (16, 32, 32),
-            "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            "attention_head_dim": (2, 4, 4),
-            "transformer_layers_per_block": (1, 1, 2),
-        }
+        config |= shrunken.THREE_LEVELS
     pipe.unet = type(pipe.unet).from_config(config).eval()
     origin: Any = CATALOGUE[model].origin
     folder = shrunken.save(pipe, tmp_path / "folder")

@@ -99,14 +99,7 @@ def test_configuration_beside_the_file_needs_no_hub(pipe: Any, folder: Path, tmp
 
 
 def test_sdxl_with_its_two_text_encoders(tmp_path: Path) -> None:
-    levels = {
-        "block_out_channels": (16, 32, 32),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "attention_head_dim": (2, 4, 4),
-        "transformer_layers_per_block": (1, 1, 2),
-    }
-    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**levels))
+    pipe = shrunken.sdxl(unet=shrunken.sdxl_unet(**shrunken.THREE_LEVELS))
     folder = shrunken.save(pipe, tmp_path / "folder")
     located = find_model(str(save_sdxl(pipe, folder / "model.safetensors")))
     assert located.entry is CATALOGUE["sdxl"]
