@@ -109,7 +109,6 @@ class Tuned:
     judges: bool
     num_trials: int
     seconds: float
-    trusted: str | None = None
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
     explanation: Explanation = field(default_factory=Explanation)
@@ -322,7 +321,6 @@ class Tuned:
             "seconds": round(self.seconds, 1),
             "cut": self.cut,
             "notes": list(self.notes),
-            "trusted": self.trusted,
             "explained": [belief.to_json() for belief in self.explanation.beliefs],
         }
 

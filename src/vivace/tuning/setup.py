@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from vivace.answers.formatting import seconds, size
-from vivace.architectures import CATALOGUE
 from vivace.benchmark.rounds.support import ask_support
-from vivace.benchmark.store import Store
-from vivace.errors import StoreError, Unsupported, UsageError
-from vivace.foundation.spec.limits import Limits
-from vivace.foundation.stats import Gate
+from vivace.errors import Unsupported, UsageError
 from vivace.machinery.technique import Technique
-from vivace.models.find import SYNTHETIC, LocatedModel
+from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.peaks import recorded
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.results import recipe_of
 from vivace.tuning.search.space import Space, fit_targets
 
 
@@ -36,7 +30,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
         if not objective.allows(technique):
             raise UsageError(
                 f"--start {text}: {technique.text} changes the image, and with random weights quality cannot be "
-                "judged; add --trust-quality-of NAME, or leave it out"
+                "judged; leave it out"
             )
     if not objective.has_kept(recipe):
         raise UsageError(
@@ -45,9 +39,7 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
     return recipe
 
 
-def space_of(
-    objective: Objective, bench: Bench, trusted: frozenset[Recipe] | None, reported: Sequence[Technique] = ()
-) -> Space:
+def space_of(objective: Objective, bench: Bench, reported: Sequence[Technique] = ()) -> Space:
     """Return the space without unsupported techniques. For `reported` see `Space.of`.
 
     Raises:
@@ -70,9 +62,6 @@ def space_of(
     )
 
     def why_not(technique: Technique) -> str | None:
-        is_known = technique.facts.same_picture or trusted is None
-        if not is_known and not any(technique in recipe.techniques for recipe in trusted or ()):
-            return "no record of the trusted model keeps its quality with it"
         if (
             technique.facts.num_gpus > 1
             and bench.environment.device == "cpu"
@@ -84,7 +73,7 @@ def space_of(
         return None if technique in combined else reasons.get(technique.text)
 
     space = Space.of(objective, why_not, reported, bench.judges, components)
-    space.trusted, space.combined = trusted, combined
+    space.combined = combined
     for technique in objective.kept:
         if (why := space.cut.get(technique.text)) is not None:
             raise Unsupported(f"--keep {technique.text}: {why}")
@@ -93,43 +82,6 @@ def space_of(
             why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
             raise Unsupported(f"--keep {name}: {why}")
     return space
-
-
-def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limits) -> frozenset[Recipe]:
-    """Return the recipes that kept the quality of an embedded model, by the store.
-
-    Raises:
-        UsageError: it is not of the same kind, or the store has no results of it.
-    """
-    entry = CATALOGUE.get(name)
-    mine = CATALOGUE.get(located.model.name.removeprefix(SYNTHETIC))
-    if entry is None or name.startswith(SYNTHETIC):
-        raise UsageError(f"--trust-quality-of {name}: give an embedded model, e.g. tiny-flux")
-    if mine is not None and entry.pipeline != mine.pipeline:
-        same = [e.name for e in CATALOGUE.values() if e.pipeline == mine.pipeline and e.scorer is not None]
-        instead = f"; of the same kind {'is' if len(same) == 1 else 'are'} {', '.join(same)}" if same else ""
-        raise UsageError(
-            f"--trust-quality-of {name}: it is a {entry.pipeline}, and {located.model.name} a {mine.pipeline}{instead}"
-        )
-    passed: set[Recipe] = set()
-    try:
-        with Store.read_only(store) as opened:
-            passed = {
-                recipe
-                for compared in opened.comparisons(repeated=True)
-                if compared.records[0].trial.model.name == name
-                for row in compared.rows(limits)
-                if row.judgement is not None and row.judgement.gate is Gate.PASSED
-                if (recipe := recipe_of(row.record)) is not None
-            }
-    except StoreError:
-        pass
-    if not passed:
-        raise UsageError(
-            f"--trust-quality-of {name}: the store {store} has no recipe that keeps its quality; run "
-            f"`vivace tune {name}` first"
-        )
-    return frozenset(passed)
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:

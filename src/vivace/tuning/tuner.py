@@ -18,7 +18,7 @@ from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.studies import start_launcher
-from vivace.errors import Unsupported, UsageError
+from vivace.errors import Unsupported
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.settings import takes
 from vivace.foundation.stats import Gate, Interval, Verdict
@@ -37,7 +37,7 @@ from vivace.tuning.search.results import Result, Rung, Unwatched, best_of, lates
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Budget
 from vivace.tuning.settings import ImageRequest, SearchSettings
-from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of, trusted_recipes
+from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of
 
 _SHARE_OF_FIRST = 0.5
 """Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
@@ -96,20 +96,9 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
     )
     began = time.monotonic()
     located = find_model(model)
-    trusted_model = settings.trust_quality_of
-    if trusted_model is not None and not located.model.is_synthetic:
-        raise UsageError(
-            f"--trust-quality-of {trusted_model}: {model} has trained weights, so its own images are judged; leave it "
-            "out"
-        )
     judge = settings.judge(located)
     objective = settings.objective(judge)
     first = start_of(settings.start, objective)
-    trusted = (
-        None
-        if trusted_model is None
-        else trusted_recipes(trusted_model, located, settings.run.folder, settings.quality_limits)
-    )
     request = settings.images(objective)
     prompts = request.prompts or PROMPT_SETS[located.prompt_set]
     workload_of(located, request.of(prompts), request.batch)  # reports sizes that the model cannot draw
@@ -117,7 +106,7 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         bench = _bench(stack, model, obtain(located), settings, judge, request)
         is_cpu = bench.environment.device == "cpu"
         sources = known_sources(model, bench.environment.device_name, objective, is_cpu=is_cpu)
-        space = space_of(objective, bench, trusted, measured_elsewhere(sources))
+        space = space_of(objective, bench, measured_elsewhere(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
@@ -176,12 +165,11 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             rows=tuple(priced(final_of(bench, pick), settings.price_per_hour)),
             history=tuple(latest(search.history).values()),
             cut=dict(space.cut),
-            notes=tuple(notes_of(search, bench, pick, trusted_model)),
+            notes=tuple(notes_of(search, bench, pick)),
             store=bench.run.folder,
             judges=bench.judges,
             num_trials=search.num_trials,
             seconds=time.monotonic() - began,
-            trusted=trusted_model,
             options=request.options,
             task=bench.task,
             explanation=search.explanation(sources),
@@ -285,13 +273,11 @@ _GOES_ON = "The same command goes on from here."
 _SAME_ONLY = "quality cannot be judged, so only techniques that keep the image were searched"
 
 
-def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | None) -> Iterator[str]:
+def notes_of(search: Search, bench: Bench, pick: Result | None) -> Iterator[str]:
     """Yield the notes on the answer."""
     if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
         yield unknown
-    if trusted is not None:
-        yield f"random weights: quality is taken from {trusted}, a small model of the same kind"
-    elif of_judge := bench.judged_by.notes(bench.command):
+    if of_judge := bench.judged_by.notes(bench.command):
         yield from of_judge
     elif not bench.judges:
         what = "a ControlNet with random" if bench.request.has_random_controlnet else "random"
