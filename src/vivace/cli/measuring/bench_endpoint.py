@@ -16,7 +16,6 @@ from vivace.cli.command import ResultsFormat, command, command_line, interrupted
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     FILE,
-    FOLDER,
     Guidance,
     Key,
     Option,
@@ -186,14 +185,6 @@ class EndpointCommand(Settings):
             path={"dir_okay": False, "exists": True},
         ),
     ] = None
-    aiperf: Annotated[
-        Path | None,
-        Option(
-            "Measure nothing: show the figures of a run of AIPerf (its --artifact-dir).",
-            metavar="DIR",
-            path=FOLDER,
-        ),
-    ] = None
     page: Annotated[
         Path | None,
         Option(
@@ -246,14 +237,6 @@ def bench_endpoint(settings: EndpointCommand) -> int:
     others = read_rows(settings.against) if settings.against is not None else []
     earlier = read_rows(settings.output) if settings.output is not None else []
     kept = _Kept(settings.output, earlier)
-    if settings.aiperf is not None:
-        from vivace.benchmark.load_testing.aiperf import read_aiperf
-
-        row = read_aiperf(
-            settings.aiperf, settings.label or f"{server_url(settings.url)} (AIPerf)", plan.slo_s
-        )
-        kept.add(row)
-        return _show([row], others, settings.format_, settings.page)
     endpoint = ImagesEndpoint(server_url(settings.url), settings.timeout, settings.key)
     target = LoadTarget(
         endpoint, settings.model, further, (), variants, frozenset(settings.without)

@@ -22,12 +22,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vivace.answers.formatting import count
-from vivace.benchmark.load_testing.aiperf import read_aiperf
 from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, read_rows, write_rows
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
-from vivace.foundation.spec.settings import FOLDER, Option, Settings
+from vivace.foundation.spec.settings import Option, Settings
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.sides.endpoint_side import EndpointSide
@@ -50,7 +49,6 @@ class LoadRequest(Settings):
 
     Attributes:
         num_requests: of each load; None for none.
-        aiperf_a, aiperf_b: artifacts of runs of AIPerf on a side.
     """
 
     num_requests: Annotated[
@@ -62,30 +60,12 @@ class LoadRequest(Settings):
             metavar="N",
         ),
     ] = None
-    aiperf_a: Annotated[
-        Path | None,
-        Option("Also show a run of AIPerf on A (its --artifact-dir).", metavar="DIR", path=FOLDER),
-    ] = None
-    aiperf_b: Annotated[Path | None, Option("Likewise, on B.", metavar="DIR", path=FOLDER)] = None
-
-    @property
-    def aiperf(self) -> list[tuple[Letter, Path]]:
-        """The runs of AIPerf by side."""
-        folders: dict[Letter, Path | None] = {"a": self.aiperf_a, "b": self.aiperf_b}
-        return [(letter, folder) for letter, folder in folders.items() if folder is not None]
 
     def check_loads(self, plan: ProofPlan) -> None:
-        """Raise UsageError or StoreError for a load that cannot be measured, before anything is drawn."""
+        """Raise UsageError for loads that cannot be measured, before anything is drawn."""
         sides = (plan.a, plan.b)
         if self.num_requests is not None and not any(isinstance(side, EndpointSide) for side in sides):
             raise UsageError("--requests: neither A nor B is an images endpoint (http://HOST:PORT/v1)")
-        for letter, folder in self.aiperf:
-            side = plan.side(letter)
-            if not isinstance(side, EndpointSide):
-                raise UsageError(
-                    f"--aiperf-{letter}: {_NAMES[letter]} is not an images endpoint but {side.text}"
-                )
-            read_aiperf(folder, side.text, None)
 
 
 @dataclass(frozen=True)
@@ -198,10 +178,7 @@ def measure_loads(
 ) -> list[SideLoad]:
     """Return the loads on both sides. Stored loads are not measured again."""
     slo_s = _slo(plan, store)
-    loads = [
-        SideLoad(_NAMES[letter], read_aiperf(folder, f"{plan.side(letter).text} (AIPerf)", slo_s))
-        for letter, folder in request.aiperf
-    ]
+    loads: list[SideLoad] = []
     for letter, name in _NAMES.items():
         side = plan.side(letter)
         if request.num_requests is not None and isinstance(side, EndpointSide):

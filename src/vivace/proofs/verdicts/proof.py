@@ -542,11 +542,10 @@ def _load(load: SideLoad) -> tuple[str, ...]:
     if row is None:
         return (f"{load.side}: no load was measured: {load.reason}", *("–",) * 7)
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
-    by = " by AIPerf" if row.client.get("engine") == "aiperf" else ""
     figures = figures_of(row)
     values = (figures.throughput, *(figures.latency_s.get(p) for p in (50, 95)))
     return (
-        f"{load.side}, {row.stage.name}{rate}{by}",
+        f"{load.side}, {row.stage.name}{rate}",
         str(figures.num_requests),
         *(figure_text([value]) or "–" for value in values),
         figure_text([figures.within_slo], percent=True) or "–",
