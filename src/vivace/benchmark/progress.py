@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from vivace.foundation.spec.record import Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 
 
-class Progress(Protocol):
-    """Receives events while trials run, for a terminal or a log.
+class Progress:
+    """Receives events while trials run, for a terminal or a log; this one shows nothing.
 
     `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index). `quality`
     says what the quality pass does, and how many of its images are done. An `event` is what a worker tells of a round,
@@ -30,59 +30,19 @@ class Progress(Protocol):
     def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
 
 
-@dataclass(frozen=True)
-class Silent:
-    """A Progress that shows nothing."""
-
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
-    def start_round(self, index: int, round_index: int) -> None: ...
-    def event(self, event: dict[str, Any]) -> None: ...
-    def end_round(self, index: int, round_: Round) -> None: ...
-    def end(self) -> None: ...
-    def quality(self, what: str, done: int, total: int) -> None: ...
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
-
-
-SILENT = Silent()
+SILENT = Progress()
 
 
 @dataclass
-class Forwarding:
-    """A Progress that passes every event on to another."""
+class Forwarding(Progress):
+    """A Progress that passes on to another one every event that a subclass does not receive itself."""
 
     progress: Progress
 
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
-        self.progress.begin(trials, timing, todo)
-
-    def start_round(self, index: int, round_index: int) -> None:
-        self.progress.start_round(index, round_index)
-
-    def event(self, event: dict[str, Any]) -> None:
-        self.progress.event(event)
-
-    def end_round(self, index: int, round_: Round) -> None:
-        self.progress.end_round(index, round_)
-
-    def end(self) -> None:
-        self.progress.end()
-
-    def quality(self, what: str, done: int, total: int) -> None:
-        self.progress.quality(what, done, total)
-
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None:
-        self.progress.end_quality(num_scored, num_drawn, seconds)
-
-
-@dataclass
-class CountingRounds(Forwarding):
-    """A Progress that counts the rounds that end."""
-
-    num_rounds: int = field(default=0, init=False)
-
-    def end_round(self, index: int, round_: Round) -> None:
-        self.num_rounds += 1
-        super().end_round(index, round_)
+    def __post_init__(self) -> None:
+        for name in [name for name in vars(Progress) if not name.startswith("_")]:
+            if getattr(type(self), name) is getattr(Progress, name):
+                setattr(self, name, getattr(self.progress, name))
 
 
 _LEAST_S = 2.0

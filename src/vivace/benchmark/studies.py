@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.places.local_pool import gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
-from vivace.benchmark.progress import CountingRounds
 from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.rounds.runner import (
     ask_environment,
@@ -97,7 +97,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
     if settings.is_spread:
         check_one_gpu(checked)
     judges = [find_judges(each.located, study.quality, is_judged=each.judged) for each in checked]
-    counting = CountingRounds(settings.progress)
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(settings.folder))
         launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
@@ -107,7 +107,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         for comparison in checked:
             if comparison.sources is not None:
                 save_sources(store.folder / "sources", comparison.sources.by_sha)
-        given = replace(settings, progress=counting, launcher=launcher, pool=pool)
+        given = replace(settings, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:
             timing = study.timing.model_copy(update={"rounds": rounds})
@@ -123,7 +123,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         else:
             assert isinstance(settings.until, Until), "texts are parsed"
             run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
-        if settings.plan and counting.num_rounds:
+        if settings.plan and any(r.started_at >= began for record in run.records for r in record.rounds):
             run = replace(run, planned=tuple(plan_again(run.records, launcher)))
     return run
 

@@ -55,7 +55,7 @@ class FirstCalls(Forwarding):
     _started: float = 0.0
 
     def event(self, event: dict[str, Any]) -> None:
-        super().event(event)
+        self.progress.event(event)
         now = time.monotonic()
         if event.get("event") == "phase" and event.get("phase") == "warm-up":
             call_s = now - self._started
