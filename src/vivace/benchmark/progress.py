@@ -74,7 +74,6 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.at - self.clock()
 
     @property
@@ -87,11 +86,8 @@ class Deadline:
         return self._took_s / self._expected_s if self._expected_s else 1.0
 
     def allows(self, trial: int, index: int, due: Sequence[int]) -> bool:
-        """Whether a round still fits.
-
-        Args:
-            due: the trials whose round of this index has not run yet, this one included.
-        """
+        """Whether a round still fits; `due` are the trials whose round of this index has not run yet, this one
+        included."""
         left = self.left_for_rounds_s
         if left <= 0:
             return False
@@ -105,14 +101,12 @@ class Deadline:
         return self.slowness * sum(self._estimate(other) for other in before) < left
 
     def has_time_for(self, trials: Sequence[int]) -> bool:
-        """Whether a round of each of these still fits."""
         return self.slowness * sum(map(self._estimate, trials)) < self.left_for_rounds_s
 
     def begin(self) -> None:
         self._began = self.clock()
 
     def end(self, trial: int, index: int) -> None:
-        """Update the estimates with a finished round."""
         self._took_s += self.clock() - self._began
         self._expected_s += self._estimate(trial)
         self._measured.setdefault(index, []).append(trial)
@@ -123,7 +117,6 @@ class Deadline:
 
 
 def is_over(deadline: Deadline | None) -> bool:
-    """Whether the deadline has passed."""
     return deadline is not None and deadline.left_s <= 0
 
 

@@ -205,7 +205,6 @@ class SearchSettings(Settings):
 
     @property
     def quality_limits(self) -> Limits:
-        """The limits of the quality gate."""
         return self.limits or DEFAULT_LIMITS
 
     def judge(self, located: LocatedModel) -> QualityJudge:

@@ -40,11 +40,8 @@ def start_of(text: str | None, objective: Objective) -> Recipe | None:
 
 
 def space_of(objective: Objective, bench: Bench, reported: Sequence[Technique] = ()) -> Space:
-    """Return the space without unsupported techniques. For `reported` see `Space.of`.
-
-    Raises:
-        Unsupported: a technique to keep is among them.
-    """
+    """Return the space without unsupported techniques; for `reported` see `Space.of`. Unsupported if a technique to
+    keep is among them."""
     every = Space.of(objective, reported=reported, judges=bench.judges).options
     texts = [option.text for option in every]
     support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
@@ -112,14 +109,8 @@ def check_minutes(
     least_s: float | None = None,
     likely_s: float | None = None,
 ) -> None:
-    """Refuse minutes that do not suffice for a final.
-
-    Args:
-        least_s, likely_s: seconds of a call of the baseline, while it is measured.
-
-    Raises:
-        UsageError: naming the minutes that suffice.
-    """
+    """Raise UsageError for minutes that do not suffice for a final; `least_s` and `likely_s` are seconds of a call of
+    the baseline, while it is measured."""
 
     def needed_s(call_s: float | None) -> float:
         if call_s is not None:

@@ -206,7 +206,6 @@ def _bench(
 
 
 def stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe the store's content: results of the same search, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     text = ""
@@ -274,7 +273,6 @@ _SAME_ONLY = "quality cannot be judged, so only techniques that keep the image w
 
 
 def notes_of(search: Search, bench: Bench, pick: Result | None) -> Iterator[str]:
-    """Yield the notes on the answer."""
     if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
         yield unknown
     if of_judge := bench.judged_by.notes(bench.command):

@@ -118,12 +118,8 @@ def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float 
 
 
 def count_work(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
-    """Count a trial's work. Runs in the worker.
-
-    Args:
-        hits: the measured share of the denoiser's calls that were hits of a step cache; None without one.
-        denoiser_calls: the measured number of calls, which the count must reproduce.
-    """
+    """Count a trial's work, which must reproduce the measured share of hits of a step cache and the denoiser's calls.
+    Runs in the worker."""
     try:
         return _count(trial, environment, hits, denoiser_calls)
     except VivaceError as error:
@@ -225,7 +221,6 @@ def _component(
     weights: dict[str, int],
     skipped: int,
 ) -> ComponentWork:
-    """Return a component's work, with the precision that the recipe's techniques give its operations."""
     dtype = _NAMES.get(calls.dtype, calls.dtype)
     # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
     conv = "tf32" if dtype == "fp32" and environment.device == "cuda" else dtype

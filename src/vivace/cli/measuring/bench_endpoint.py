@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -209,7 +208,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
     from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
-    from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
+    from vivace.benchmark.load_testing.load_rows import read_rows
     from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url
     from vivace.benchmark.load_testing.stages import LoadPlan, measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
@@ -242,13 +241,6 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         endpoint, settings.model, further, (), variants, frozenset(settings.without)
     ).find_model()
     target = _with_prompts(target, settings.prompts, settings.prompt_set)
-    requests = RequestSettings(
-        model=target.model,
-        fields=further,
-        variants=tuple((variant.size, variant.lora) for variant in variants),
-        prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
-        without=tuple(sorted(set(settings.without))),
-    )
     if plan.minutes is None and plan.num_requests is None:
         plan = replace(plan, minutes=_USUAL_MINUTES)
     try:
@@ -256,7 +248,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
             target,
             plan,
             settings.label or endpoint.url,
-            requests,
+            target.settings,
             [] if settings.rerun else earlier,
             kept.add,
             _LoadProgress(),

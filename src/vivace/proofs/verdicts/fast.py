@@ -11,7 +11,6 @@ time within three times A's median latency, for both sides, so that their goodpu
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vivace.answers.formatting import count
-from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, read_rows, write_rows
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, read_rows, write_rows
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
@@ -45,11 +44,7 @@ OnLoad = Callable[[str], object]
 
 
 class LoadRequest(Settings):
-    """The loads to put on the endpoints.
-
-    Attributes:
-        num_requests: of each load; None for none.
-    """
+    """The loads to put on the endpoints: requests of each; None for none."""
 
     num_requests: Annotated[
         int | None,
@@ -100,12 +95,8 @@ class SpeedAnswer:
 def speed(
     pairs: Sequence[PairFigures], untimed: str, a_again: Sequence[float | None] | None = None
 ) -> SpeedAnswer:
-    """Return whether B's images take no longer than A's.
-
-    Args:
-        untimed: the reason for missing seconds; "" if there is none.
-        a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
-    """
+    """Return whether B's images take no longer than A's, also when A was drawn again after B; `untimed` is the reason
+    for missing seconds."""
     if untimed:
         return SpeedAnswer(ProofAnswer(ProofVerdict.LEFT_OUT, untimed))
     timed = [
@@ -138,14 +129,12 @@ def ratio_in_words(test: EquivalenceTest) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return seconds with three digits that count."""
     if seconds < 0.1:
         return f"{1000 * seconds:#.3g} ms"
     return f"{seconds:#.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def _test(seconds: Sequence[tuple[float, float]], prompts: Sequence[str]) -> EquivalenceTest:
-    """Test B's seconds, the second of each pair, against A's."""
     changes = [math.log(max(b, _LEAST_S) / max(a, _LEAST_S)) for a, b in seconds]
     return equivalence(changes, prompts, MARGIN)
 
@@ -199,12 +188,6 @@ def _measure(
     sizes = [f"{each.width}x{each.height}" for each in plan.settings_by_size if each.width and each.height]
     variants = tuple(Variant(size) for size in sizes) or (Variant(),)
     target = LoadTarget(side.server, side.fields.get("model"), fields, plan.prompts, variants).find_model()
-    settings = RequestSettings(
-        model=target.model,
-        fields=target.fields,
-        variants=tuple((variant.size, variant.lora) for variant in target.variants),
-        prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
-    )
     rows = [row for row in read_rows(path) if len(row.samples.outcome) == load.num_requests]
 
     def report(row: LoadRow) -> None:
@@ -218,11 +201,10 @@ def _measure(
             begun.add(stage.name)
             on_load(f"{side.text}: {stage.name}, {load.num_requests} requests")
 
-    return measure(target, load, side.text, settings, list(rows), report, progress)
+    return measure(target, load, side.text, target.settings, list(rows), report, progress)
 
 
 def _slo(plan: ProofPlan, store: ProofStore) -> float | None:
-    """Return the longest good latency; None if A's is unknown, and with several sizes, which each have their own."""
     images = [store.image("a", job) for job in plan.main_jobs]
     seconds = [image.seconds for image in images if image is not None and image.seconds is not None]
     return _SLO_FACTOR * median(seconds) if seconds and len(plan.settings_by_size) == 1 else None

@@ -371,7 +371,6 @@ def _speed(speed: SpeedAnswer) -> dict[str, Any]:
 
 
 def answer_of(proof: Proof, command: str = "") -> Answer:
-    """Return the answer of a proof; `command` repeats it."""
     return Answer(
         command="prove",
         headline=f"{proof.headline}.",
@@ -516,7 +515,6 @@ def _witnesses(proof: Proof) -> Table:
 
 
 def _legible(legibility: Legibility) -> Iterator[Fact]:
-    """Yield the images in which B loses most of the requested words."""
     for words in [words for words in legibility.pairs if words.lost > 0][:_MOST_WORDS]:
         yield Fact(words.label, f"A {_read(words.a)}; B {_read(words.b)}")
 
@@ -555,8 +553,6 @@ def _load(load: SideLoad) -> tuple[str, ...]:
 
 
 def images_of(proof: Proof) -> ImageGrid:
-    """Return the images of each prompt and seed, the worst first, with the place where they differ most."""
-
     def order(pair: PairFigures) -> tuple[int, float]:
         if pair.is_broken:
             return 0, 0.0

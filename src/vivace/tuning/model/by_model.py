@@ -114,13 +114,11 @@ class ModelSampler:
     def expected_gains(
         self, recipes: Sequence[Recipe], history: Sequence[Result]
     ) -> list[tuple[float, float]]:
-        """Return the mean and the standard deviation of each recipe's gain."""
         self.learn(history)
         mean, sd = self.gain.estimate(recipes)
         return list(zip(map(float, mean), map(float, sd), strict=True))
 
     def learn(self, history: Sequence[Result]) -> None:
-        """Fit the model to the measured results."""
         history = self._read(history)
         results = list(latest(history).values())
         measured = [result for result in results if result.gain is not None]
@@ -424,7 +422,6 @@ def normal(z: Array) -> Array:
 
 @lru_cache(maxsize=100_000)
 def texts_of(recipe: Recipe) -> frozenset[str]:
-    """Return the texts of a recipe's techniques."""
     return frozenset(technique.text for technique in recipe)
 
 
@@ -466,7 +463,6 @@ def _parts(recipe: Recipe) -> set[frozenset[str]]:
 
 
 def probability_of_running(recipe: Recipe, blame: dict[frozenset[str], float]) -> float:
-    """Return the probability that no part of a recipe makes it fail."""
     probability = 1.0
     if blame:
         for part in _parts(recipe):

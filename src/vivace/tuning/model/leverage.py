@@ -75,7 +75,6 @@ class Leverage:
 
 
 def _reach(targets: Sequence[str], stages_s: Mapping[str, float]) -> float:
-    """Return the logarithm of the gain if these components took no time."""
     return -math.log(1 - min(touched_share(targets, stages_s), _LARGEST_SHARE))
 
 
