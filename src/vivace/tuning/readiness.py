@@ -51,7 +51,7 @@ def check_ready(
     here: Surroundings | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Raise Unsupported for a search that cannot succeed here, naming everything that is missing; else `tell` what is."""
+    """Raise Unsupported, naming everything that is missing, for a search that cannot succeed here; else `tell` it."""
     needs = _Needs(model, device, request, here or surroundings())
     lacks = [*needs.gpu(minutes), *needs.memory(), *needs.download(), *needs.judges(scorer, witness)]
     if not any(lack.ends for lack in lacks if not lack.may_come):

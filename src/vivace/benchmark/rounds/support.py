@@ -51,7 +51,7 @@ class Support:
     def refusals(
         self, recipes: Sequence[Recipe], keeps: Callable[[Technique], bool] = lambda _: False
     ) -> dict[str, str]:
-        """Return why recipes need no trial: they cannot work, or a technique, unless it was asked for, changes nothing."""
+        """Return why recipes need no trial: they cannot work, or a technique that nobody asked for changes nothing."""
         reasons = dict(self.reasons)
         for recipe in recipes:
             reasons_of = self.idle.get(recipe.text, {})

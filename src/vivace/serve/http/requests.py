@@ -62,7 +62,7 @@ def check_encoding(request: Request) -> None:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Parse a JSON text strictly: ValueError if it is too deep, has a number that is too long, or gives a name twice."""
+    """Parse a JSON text strictly: ValueError if it is too deep, has too long a number, or gives a name twice."""
     try:
         return json.loads(text, object_pairs_hook=_without_repeats, parse_int=_whole)
     except RecursionError:

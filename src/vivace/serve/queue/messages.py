@@ -120,7 +120,7 @@ def image_file(folder: Path, job: str, name: str) -> Path:
 
 
 class ImageFolder:
-    """A folder of one server, in `path`: in memory, or in the system's folder for temporary files where there is none."""
+    """A folder of one server, in `path`: in memory, or among the temporary files where there is no such place."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
