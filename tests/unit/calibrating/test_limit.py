@@ -28,7 +28,7 @@ def scores(
             label(kind, grade): kept[kind.name][grade] for kind in (BLUR, BANDING) for grade in range(5)
         }
         changed = {name: 30 - MARGIN * (1 - share + spread) for name, share in shares.items()}
-        rows.append(ImageScores(f"prompt {k}", own=30.0, others=20.0, changed=changed))
+        rows.append(ImageScores(prompt=f"prompt {k}", own=30.0, others=20.0, changed=changed))
     return rows
 
 
@@ -61,7 +61,7 @@ def test_a_witness_that_sees_no_damage_has_no_limit() -> None:
 
 
 def test_a_witness_that_does_not_know_the_prompts_is_refused() -> None:
-    blind = [ImageScores(row.prompt, own=20.0, others=20.5, changed=row.changed) for row in scores()]
+    blind = [ImageScores(prompt=row.prompt, own=20.0, others=20.5, changed=row.changed) for row in scores()]
     with pytest.raises(UsageError, match=r"-0\.50 points\).*another --witness"):
         choose_limit(blind, [BLUR], 4, "clip")
 

@@ -97,14 +97,15 @@ def test_listed_sizes_are_of_whole_models(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     weights = tmp_path / "weights"
+    index = json.dumps({"_class_name": "FluxPipeline", "unet": ["diffusers", "A"], "vae": ["diffusers", "B"]})
     for name, size in (
         ("flux/unet/a", 3_000_000),
-        ("flux/vae/b", 500_000),
+        ("flux/vae/b", 500_000 - len(index)),
         ("fast/unet/a", 1_000_000),
-        ("flux/model_index.json", 0),
     ):
         (weights / name).parent.mkdir(parents=True, exist_ok=True)
         (weights / name).write_bytes(bytes(size))
+    (weights / "flux/model_index.json").write_text(index)
     sd = CATALOGUE["tiny-sd"]
     monkeypatch.setattr(find, "WEIGHTS", weights)
     origins = {"flux": Embedded(folder="flux"), "fast": Embedded(folder="fast", base="flux")}

@@ -14,9 +14,8 @@ from vivace.cli import app
 from vivace.errors import Unsupported
 from vivace.machinery.technique import Machine
 from vivace.measure import accelerator
-from vivace.measure.accelerator import MemoryMeter
+from vivace.measure.accelerator import MemoryMeter, PipelineTimer
 from vivace.measure.machine import check_works, choose_device, this_machine
-from vivace.measure.timer import PipelineTimer
 
 MPS = Machine("mps", "Apple M4 GPU", None, "c++", has_all_packages=True)
 

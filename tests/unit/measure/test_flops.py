@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.flops import count_denoiser, count_flops
+from benchmarks.flops import Flops, count_denoiser, count_flops
 from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import ComponentConfig
-from vivace.measure.flops import Flops
 from vivace.models.synthetic import on_meta
 
 TERA = 1e12

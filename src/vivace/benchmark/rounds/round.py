@@ -20,13 +20,12 @@ from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
 from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
-from vivace.measure.accelerator import MemoryMeter
+from vivace.measure.accelerator import MemoryMeter, PipelineTimer
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.profiling.trace import attention_kernels, gpu_busy_s
+from vivace.measure.profiling.profiler import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
-from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.models.sources import image_arguments

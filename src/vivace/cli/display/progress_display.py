@@ -82,7 +82,6 @@ class _RoundCount(Progress):
         click.echo(line, err=True)
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Print the phase of the quality pass when it changes, and its progress every 10 s."""
         now = time.monotonic()
         if what != self._quality:
             self._begin_quality(what, done)
@@ -139,8 +138,6 @@ class _RoundCount(Progress):
 
 
 class PlainProgress(_RoundCount):
-    """Print a line for each finished round."""
-
     def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
         self.set_trials(trials, timing, todo)
 
@@ -222,7 +219,6 @@ class TerminalProgress(_RoundCount):
         self._bar.stop()
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Show the phase of the quality pass."""
         if what != self._quality:
             self._begin_quality(what, done)
             if self._task is not None:

@@ -285,8 +285,6 @@ class _Kept:
 
 
 class _LoadProgress:
-    """Prints the progress of a load every few seconds."""
-
     def __init__(self) -> None:
         self._spoke_at = time.monotonic()
 
