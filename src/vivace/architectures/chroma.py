@@ -9,30 +9,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import FLOW, FLUX_VAE, T5_XXL, TAEF1, Architecture, of_diffusers
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
 from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.flux import NAMES
 from vivace.architectures.gains import MODULATION, SILU, SINUSOID, double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     return block.norm1(image, emb=call[1]["temb"][:, :6])[0]
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     layers = transformer.config.approximator_layers
     return [
         (r"distilled_guidance_layer\.in_proj", SINUSOID),
@@ -96,11 +85,11 @@ _FILES = SingleFiles(
     contains=("FLUX.1",),
 )
 
-CHROMA = Family(
+CHROMA = family.Family(
     name="Chroma",
     denoiser="ChromaTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "ChromaPipeline",
             tasks={"image": "ChromaImg2ImgPipeline", "inpaint": "ChromaInpaintPipeline"},
             max_text_length=512,
@@ -110,7 +99,7 @@ CHROMA = Family(
     original=OriginalNames(_NAMES),
     lora_layers=("distilled_guidance_layer",),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
             Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, TAEF1),
             title="Chroma1-HD",
@@ -118,16 +107,16 @@ CHROMA = Family(
             step_flop=149_138_995_937_280,
         ),
     ),
-    random_weights={"ChromaTransformer2DModel": RandomWeights(_gains)},
+    random_weights={"ChromaTransformer2DModel": family.RandomWeights(_gains)},
     narrow=_SIZES,
     few_blocks={"num_layers": 1, "num_single_layers": 2, "approximator_layers": 2},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_ids,
+        grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
         are_counted=True,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),

@@ -22,11 +22,8 @@ class StoredPart(Spec):
 
 
 class Embedded(Spec):
-    """Weights that ship with vivace: folders in diffusers' format below models/weights.
-
-    With a `base`, `folder` holds only the components that differ from the base model; with an index of its own it is
-    another pipeline, and components that it lacks are the base model's.
-    """
+    """Weights that ship with vivace: folders in diffusers' format below models/weights. Components that `folder` lacks
+    are those of the `base` model; an index of its own makes it another pipeline."""
 
     folder: str
     base: str | None = None
@@ -37,12 +34,11 @@ class Hub(Spec):
     """A Hugging Face hub repository in diffusers' format.
 
     revision: a commit, tag or branch; None is the main branch.
-    variants: weight variants in order of preference; "fp16" means files like model.fp16.safetensors. Weights
-        without a variant come last. None: half precision, in the dtype that suits the denoiser.
+    variants: in order of preference, "fp16" for model.fp16.safetensors, then weights without one. None: half precision,
+        in the dtype that suits the denoiser.
     parts: components that other repositories provide instead.
-    lora: a LoRA that is merged into the denoiser's weights, so that it adds no cost per step.
+    lora: a LoRA that is merged into the denoiser's weights.
     without: components that are left out.
-    download_bytes: approximate size of the whole download.
     """
 
     repo: str
@@ -89,18 +85,16 @@ class FewSteps(Spec):
 class Entry(Spec):
     """How a model's publishers intend it to be run. This defines `baseline`.
 
-    pipeline: its class in diffusers.
-    size_multiple: height and width must be multiples of this, in pixels.
-    cuda_dtype: the precision on a GPU ("fp16", "bf16"); CPUs run fp32.
+    size_multiple: of height and width, in pixels.
+    cuda_dtype: the precision on a GPU; CPUs run fp32.
     scheduler: replaces the repository's scheduler; None keeps it.
     clip_skip: number of CLIP layers to skip, as diffusers counts them: 0 is the pipeline's default layer, which for
         SDXL is the last but one.
     max_sequence_length: prompt length in tokens for pipelines that pad to one.
-    arguments: further arguments of the pipeline's call.
-    ignores_guidance: whether a guidance scale changes nothing.
-    threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
+    arguments: further ones of the pipeline's call.
+    threads: of a CPU. Images depend on it in their last bits, so it is fixed; None: all cores.
     prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
-    few_steps: LoRAs for inference in fewer steps, the usual one of each kind first.
+    few_steps: the usual LoRA of each kind first.
     scorer: the CLIP model that scores the images; None: any usual one that is available.
     """
 

@@ -19,8 +19,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Handle(Protocol):
-    """Ends a watch."""
-
     def remove(self) -> None: ...
 
 
@@ -111,14 +109,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class PublishedFit:
-    """What a step cache needs of a model, as it is published.
-
-    Attributes:
-        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
-        model: that it was measured on.
-        source: where it is published.
-        config: of the denoisers that it is for.
-    """
+    """What a step cache needs of a model, as it is published: TeaCache's coefficients from the highest power down, or
+    MagCache's ratios, the model that they were measured on, and the configuration of the denoisers they are for."""
 
     values: Callable[[], tuple[float, ...]]
     model: str
@@ -128,21 +120,16 @@ class PublishedFit:
 
 @dataclass(frozen=True)
 class BatchDoubling:
-    """Guidance as one call of a doubled batch.
-
-    Attributes:
-        off: at or below this guidance scale the batch is not doubled.
-    """
+    """Guidance as one call of a doubled batch; at or below the guidance scale `off` it is not doubled."""
 
     off: float = 1.0
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline of diffusers that draws with a family's weights as they are published.
+    """A pipeline of diffusers (its class) that draws with a family's weights as they are published.
 
     Attributes:
-        name: its class in diffusers.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
         last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
@@ -179,14 +166,8 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class OwnDefaults:
-    """Steps and guidance of models that a value in their configuration tells from others of their class.
-
-    Attributes:
-        file: in the model's folder, e.g. "transformer/config.json".
-        key, value: what it says there.
-        steps, guidance: of these models.
-        max_text_length: tokens to which their call pads a prompt; None: as others.
-    """
+    """Steps, guidance and, if it is another, length of padded prompts of models that a value in their configuration
+    (`file` is "transformer/config.json", ...) tells from others of their class."""
 
     file: str
     key: str
@@ -201,7 +182,6 @@ class PublishedModel:
     """A model of the catalogue.
 
     Attributes:
-        entry: how its publishers run it, and where its weights are.
         architecture: its networks; None for the small ones that ship with vivace, which have files.
         title: what tables of others call it; "" if their operations are not counted.
         labels: a regular expression of such names. No other model's may fit, whatever the order.
@@ -242,13 +222,8 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class ControlNets:
-    """The ControlNets of a family.
-
-    Attributes:
-        name: their class in diffusers.
-        copy: its method that makes one of a denoiser.
-        arguments: further arguments of that method, from the denoiser.
-    """
+    """The ControlNets of a family: their class in diffusers, its method that makes one of a denoiser, and that method's
+    further arguments, from the denoiser."""
 
     name: str
     copy: str
@@ -257,13 +232,10 @@ class ControlNets:
 
 @dataclass(frozen=True)
 class DistilledFile:
-    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
+    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA, by their cards.
 
-    Attributes:
-        of: the catalogue's name of the model that they are made of.
-        kind: of distillation, which the names of their files tell: "turbo", "dmd", ...
-        settings: those of `Entry` that differ.
-        named: how the names of their files begin, a regular expression; "" for any.
+    The names of their files tell the kind of distillation ("turbo", "dmd", ...), and begin as `named`, a regular
+    expression, says. `settings` are those of `Entry` that differ from the model's that they are made `of`.
     """
 
     of: str
@@ -351,10 +323,8 @@ def output_of(path: str) -> Watch:
     """Watch what a module returns."""
 
     def watch(transformer: Any, note: Note) -> Handle:
-        handle: Handle = transformer.get_submodule(path).register_forward_hook(
-            lambda _, __, output: note(output)
-        )
-        return handle
+        module: Any = transformer.get_submodule(path)
+        return module.register_forward_hook(lambda _, __, output: note(output))  # type: ignore[no-any-return]
 
     return watch
 
@@ -363,10 +333,8 @@ def input_of(path: str) -> Watch:
     """Watch a module's first argument."""
 
     def watch(transformer: Any, note: Note) -> Handle:
-        handle: Handle = transformer.get_submodule(path).register_forward_pre_hook(
-            lambda _, args: note(args[0])
-        )
-        return handle
+        module: Any = transformer.get_submodule(path)
+        return module.register_forward_pre_hook(lambda _, args: note(args[0]))  # type: ignore[no-any-return]
 
     return watch
 
@@ -409,14 +377,17 @@ def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], t
     return grid
 
 
+def modulated_by_time(block: Any, image: Any, call: Arguments) -> Any:
+    return block.norm1(image, emb=call[1]["temb"])[0]
+
+
+def patch_size(transformer: Any) -> int:
+    return int(transformer.config.patch_size)
+
+
 def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
-    """Return the grid of a transformer that takes the image's positions (tokens, 3 or 4): image, row, column.
-
-    Tokens of other images, which are given to be edited, come after its own.
-
-    Raises:
-        ValueError: the ids are not those of a whole image, row by row.
-    """
+    """Return the grid by the image's positions (tokens, 3 or 4): image, row, column; those of images to be edited come
+    after. ValueError where they are not a whole image's, row by row."""
     import torch
 
     ids_given = call[1]["img_ids"]

@@ -14,13 +14,8 @@ UNET_PREFIX = "model.diffusion_model."
 
 @dataclass(frozen=True)
 class FilePart:
-    """A VAE or text encoder in a file of a whole pipeline.
-
-    Attributes:
-        component: of the pipeline.
-        prefix: of the names of its tensors.
-        lacks_last: whether the pipeline leaves out the last layer, which is in the file.
-    """
+    """A VAE or text encoder in a file of a whole pipeline, by the prefix of its tensors' names; the pipeline may lack
+    the last layer, which is in the file."""
 
     component: str
     prefix: str

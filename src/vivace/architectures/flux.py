@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     CLIP_L,
     FLOW,
@@ -29,22 +30,6 @@ from vivace.architectures.entry import (
     StoredPart,
     embedded_entry,
 )
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    ControlNets,
-    DistilledFile,
-    Family,
-    OwnDefaults,
-    Pipeline,
-    PublishedFit,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
 from vivace.architectures.files import (
     UNET_PREFIX,
     FilePart,
@@ -57,11 +42,7 @@ from vivace.architectures.files import (
 from vivace.architectures.gains import double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     # Summed are time, guidance and the pooled text.
     return double_and_single(transformer, 3 if transformer.config.guidance_embeds else 2)
 
@@ -121,7 +102,7 @@ def _publish(
     title: str,
     labels: str,
     step_flop: int,
-) -> PublishedModel:
+) -> family.PublishedModel:
     text_length = entry.max_sequence_length
     assert text_length is not None
     architecture = Architecture.of(
@@ -131,7 +112,7 @@ def _publish(
         {"text_encoder": 77, "text_encoder_2": text_length},
         TAEF1,
     )
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _hub(repo: str, revision: str) -> Hub:
@@ -139,7 +120,7 @@ def _hub(repo: str, revision: str) -> Hub:
 
 
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-flux",
             summary="FLUX.1-dev's architecture, small: the same shapes, guidance distilled",
@@ -151,7 +132,7 @@ _MODELS = (
             max_sequence_length=32,
         )
     ),
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-flux-schnell",
             summary="FLUX.1-schnell's architecture, small: tiny-flux distilled to 4 steps",
@@ -381,11 +362,11 @@ _FILES = SingleFiles(
 )
 
 
-FLUX = Family(
+FLUX = family.Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "FluxPipeline",
             tasks={
                 "image": "FluxImg2ImgPipeline",
@@ -393,10 +374,12 @@ FLUX = Family(
                 "control": "FluxControlNetPipeline",
             },
             # FLUX.1 [schnell]
-            own_defaults=(OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),),
+            own_defaults=(
+                family.OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),
+            ),
             max_text_length=512,
         ),
-        Pipeline(
+        family.Pipeline(
             "FluxKontextPipeline",
             tasks={"edit": "FluxKontextPipeline"},
             max_text_length=512,
@@ -411,9 +394,9 @@ FLUX = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
-    distilled=(DistilledFile("flux-dev", "schnell", {"num_inference_steps": 4}),),
+    distilled=(family.DistilledFile("flux-dev", "schnell", {"num_inference_steps": 4}),),
     models=_MODELS,
-    random_weights={"FluxTransformer2DModel": RandomWeights(_gains)},
+    random_weights={"FluxTransformer2DModel": family.RandomWeights(_gains)},
     narrow={
         "attention_head_dim": 32,
         "num_attention_heads": 4,
@@ -422,21 +405,23 @@ FLUX = Family(
         "axes_dims_rope": [8, 12, 12],
     },
     few_blocks={"num_layers": 1, "num_single_layers": 2},
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_ids,
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_ids,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
     cache_fits={
-        "magcache": PublishedFit(_ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG),
-        "teacache": PublishedFit(
+        "magcache": family.PublishedFit(
+            _ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG
+        ),
+        "teacache": family.PublishedFit(
             _polynomial, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
         ),
     },
-    controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    controlnets=family.ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
     fused="flux",
     divides_tokens=True,
 )

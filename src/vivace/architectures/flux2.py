@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     FLOW,
     KL,
@@ -21,24 +22,12 @@ from vivace.architectures.components import (
     rope,
 )
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
 from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
 from vivace.architectures.flux import ATTENTION_NAMES, OUTSIDE_NAMES
 from vivace.architectures.gains import MODULATED, MODULATION, SILU, embedders, vae_gains
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     modulation = call[1]["temb_mod_img"]
     if modulation.ndim == 2:
         modulation = modulation.unsqueeze(1)
@@ -46,7 +35,7 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
     return (1 + scale) * block.norm1(image) + shift
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
     # The MLP's part of a single block's input to `to_out`; the attention's part is far smaller.
@@ -128,10 +117,10 @@ def _publish(
     labels: str,
     step_flop: int,
     **arguments: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
     architecture = Architecture.of(entry, parts, _FLUX2_FLOW, {"text_encoder": 512}, **arguments)
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _klein(
@@ -141,12 +130,8 @@ def _klein(
     step_flop: int,
     download_bytes: int,
     **own: Any,
-) -> tuple[PublishedModel, PublishedModel]:
-    """Return the distilled model and its base, which has the same networks.
-
-    Args:
-        step_flop: of the distilled one; the base calls its transformer twice in a step.
-    """
+) -> tuple[family.PublishedModel, family.PublishedModel]:
+    """Return the distilled model and its base, which has the same networks, and calls its transformer twice a step."""
     distilled = Entry(
         name=f"flux2-klein-{size.lower()}",
         summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
@@ -289,16 +274,16 @@ _FILES = SingleFiles(
 )
 
 
-FLUX2 = Family(
+FLUX2 = family.Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "Flux2Pipeline",
             last_text_state=30,
             run_without_values=_run_without_values,
         ),
-        Pipeline(
+        family.Pipeline(
             "Flux2KleinPipeline",
             last_text_state=27,
         ),
@@ -314,8 +299,8 @@ FLUX2 = Family(
     ),
     models=_MODELS,
     random_weights={
-        "Flux2Transformer2DModel": RandomWeights(_gains),
-        "AutoencoderKLFlux2": RandomWeights(vae_gains),
+        "Flux2Transformer2DModel": family.RandomWeights(_gains),
+        "AutoencoderKLFlux2": family.RandomWeights(vae_gains),
     },
     narrow={
         "attention_head_dim": 32,
@@ -325,12 +310,12 @@ FLUX2 = Family(
     },
     few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="its single blocks return text and image as one tensor, its double blocks as two",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_ids,
+        grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
     fused="flux2",

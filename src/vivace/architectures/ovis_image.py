@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     FLOW,
     FLUX_VAE,
@@ -19,26 +20,10 @@ from vivace.architectures.components import (
     of_transformers,
 )
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
 from vivace.architectures.gains import MODULATION, SILU, double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
     # Behind SwiGLU; the rest is FLUX.1's.
@@ -79,12 +64,12 @@ _ENTRY = Entry(
     arguments={"negative_prompt": ""},
 )
 
-OVIS_IMAGE = Family(
+OVIS_IMAGE = family.Family(
     name="Ovis-Image",
     denoiser="OvisImageTransformer2DModel",
-    pipelines=(Pipeline("OvisImagePipeline", max_text_length=256),),
+    pipelines=(family.Pipeline("OvisImagePipeline", max_text_length=256),),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
             Architecture.of(
                 _ENTRY,
@@ -98,7 +83,7 @@ OVIS_IMAGE = Family(
             step_flop=102_120_350_023_680,
         ),
     ),
-    random_weights={"OvisImageTransformer2DModel": RandomWeights(_gains)},
+    random_weights={"OvisImageTransformer2DModel": family.RandomWeights(_gains)},
     narrow={
         "attention_head_dim": 32,
         "num_attention_heads": 2,
@@ -107,11 +92,11 @@ OVIS_IMAGE = Family(
     },
     few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_ids,
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_ids,
     ),
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     FLOW,
     QWEN_IMAGE_VAE,
@@ -23,18 +24,6 @@ from vivace.architectures.components import (
     rope,
 )
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    move_to_meta,
-    output_of,
-)
 from vivace.architectures.files import OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
@@ -42,13 +31,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     kwargs = call[1]
     first, _ = block.img_mod(kwargs["temb"]).chunk(2, dim=-1)
     return block._modulate(block.img_norm1(image), first, kwargs.get("modulate_index"))[0]
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     """Return the grid; images to be edited come after the generated one."""
     _, rows, columns = call[1]["img_shapes"][0][0]
     return rows, columns
@@ -60,7 +49,7 @@ def _not_captured(transformer: Any) -> str:
     return "its transformer copies from the host which tokens are the sources'" if copies else ""
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
     return [
         *embedders(1),
@@ -110,7 +99,7 @@ def _publish(
     pipeline: str = "QwenImagePipeline",
     steps: int = 50,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     entry = Entry(
         name=name,
         licence="Apache-2.0",
@@ -125,7 +114,7 @@ def _publish(
     )
     parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
     architecture = Architecture.of(entry, parts, QWEN_FLOW, {"text_encoder": 1024})
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
@@ -282,7 +271,7 @@ def _seeing(encoder: Any) -> Iterator[None]:
 
     model = encoder.model
     model.get_placeholder_mask = mask
-    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(family.move_to_meta, with_kwargs=True)
     try:
         yield
     finally:
@@ -328,24 +317,24 @@ _FILES = SingleFiles(
 )
 
 
-QWEN_IMAGE = Family(
+QWEN_IMAGE = family.Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "QwenImagePipeline",
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             last_text_state=-1,
             run_without_values=_run_without_values,
         ),
-        Pipeline(
+        family.Pipeline(
             "QwenImageEditPipeline",
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
         ),
-        Pipeline(
+        family.Pipeline(
             "QwenImageEditPlusPipeline",
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
@@ -360,7 +349,7 @@ QWEN_IMAGE = Family(
     lora_layers=("img_mod_1",),
     models=_MODELS,
     random_weights={
-        "QwenImageTransformer2DModel": RandomWeights(_gains),
+        "QwenImageTransformer2DModel": family.RandomWeights(_gains),
     },
     narrow={
         "attention_head_dim": 32,
@@ -369,10 +358,10 @@ QWEN_IMAGE = Family(
         "axes_dims_rope": [8, 12, 12],
     },
     few_blocks={"num_layers": 2},
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("img_in"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("img_in"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
         grid=_grid,
         added_between=("controlnet_block_samples",),

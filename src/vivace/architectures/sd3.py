@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     CLIP_L,
     FLOW,
@@ -21,34 +22,12 @@ from vivace.architectures.components import (
     reconfigure,
 )
 from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    DistilledFile,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_latents,
-    input_of,
-    output_of,
-)
 from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
 from vivace.architectures.flux import ADDED, QKV
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _patch(transformer: Any) -> int:
-    return int(transformer.config.patch_size)
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     branches = 2 * config.num_layers + len(config.dual_attention_layers)
     last = 1 / (MODULATION * math.sqrt(branches))  # each branch is multiplied by its gate
@@ -113,7 +92,7 @@ def _publish(
     step_flop: int,
     download_bytes: int,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     # The commit of its tiny VAE is not known.
     tiny_vae = StoredPart(repo="madebyollin/taesd3", revision="main", files=VAE_FILES)
     entry = Entry(
@@ -138,7 +117,7 @@ def _publish(
         "text_encoder_3": T5_XXL,
     }
     lengths = {"text_encoder": 77, "text_encoder_2": 77, "text_encoder_3": 256}
-    return PublishedModel(
+    return family.PublishedModel(
         entry, Architecture.of(entry, parts, _SHIFTED, lengths, TAEF1), title, labels, step_flop
     )
 
@@ -227,11 +206,11 @@ _FILES = SingleFiles(
 )
 
 
-SD3 = Family(
+SD3 = family.Family(
     name="Stable Diffusion 3",
     denoiser="SD3Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "StableDiffusion3Pipeline",
             tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
         ),
@@ -239,10 +218,12 @@ SD3 = Family(
     files=_FILES,
     original=OriginalNames(_NAMES, tensors=_TENSORS),
     lora_layers=("joint_blocks",),
-    distilled=(DistilledFile("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),),
+    distilled=(
+        family.DistilledFile("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),
+    ),
     models=_MODELS,
     random_weights={
-        "SD3Transformer2DModel": RandomWeights(_gains),
+        "SD3Transformer2DModel": family.RandomWeights(_gains),
     },
     narrow={
         "attention_head_dim": 16,
@@ -255,15 +236,15 @@ SD3 = Family(
     },
     few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("pos_embed"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_latents(_patch),
+        entering=family.output_of("pos_embed"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_latents(family.patch_size),
         added_between=("block_controlnet_hidden_states",),
     ),
-    doubled=BatchDoubling(),
-    cells=_patch,
+    doubled=family.BatchDoubling(),
+    cells=family.patch_size,
     fused="sd3",
 )

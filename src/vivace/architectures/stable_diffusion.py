@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     CLIP_L,
     KL,
@@ -36,17 +37,6 @@ from vivace.architectures.entry import (
     StoredPart,
     embedded_entry,
 )
-from vivace.architectures.family import (
-    BatchDoubling,
-    ControlNets,
-    DistilledFile,
-    Family,
-    OwnDefaults,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-)
 from vivace.architectures.files import UNET_PREFIX, FilePart, OriginalNames, Signature, SingleFiles, refuse
 from vivace.architectures.gains import GELU, SILU, SINUSOID, count
 
@@ -58,7 +48,7 @@ _OWN_OUTPUT = 0.1
 """Scale of the remaining output of a UNet, which a single step from sigma_max multiplies by sigma_max."""
 
 
-def _gains(unet: Any) -> Rules:
+def _gains(unet: Any) -> family.Rules:
     config = unet.config
     layers = config.transformer_layers_per_block
     inner = 3 * (layers if isinstance(layers, int) else max(layers))  # self-attention, cross-attention, MLP
@@ -227,10 +217,10 @@ def _publish(
     labels: str = "",
     step_flop: int = 0,
     **arguments: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     lengths = {name: 77 for name in parts if name.startswith("text_encoder")}
     architecture = Architecture.of(entry, parts, scheduler, lengths, tiny_vae, **arguments)
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _sdxl_base(**parts: Any) -> Hub:
@@ -253,7 +243,7 @@ def _sdxl(
     vae: ComponentConfig = _SDXL_VAE,
     counted: dict[str, Any] | None = None,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     """Return a model of SDXL's architecture: SDXL's settings, changed by `own`."""
     common = {
         "licence": _RAIL,
@@ -276,7 +266,7 @@ def _sdxl(
     )
 
 
-def _lightning(num_steps: int) -> PublishedModel:
+def _lightning(num_steps: int) -> family.PublishedModel:
     """Return a Lightning model, by its card: Euler, trailing spacing, no guidance, the name's steps.
 
     The UNet, not the LoRA: its quality is better according to the card, and merged they cost the same.
@@ -300,7 +290,7 @@ def _lightning(num_steps: int) -> PublishedModel:
 
 
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-sd",
             summary="Stable Diffusion's architecture, small: coloured shapes on plain backgrounds",
@@ -604,11 +594,11 @@ _TURBO: dict[str, Any] = {
     ),
 }
 
-STABLE_DIFFUSION = Family(
+STABLE_DIFFUSION = family.Family(
     name="Stable Diffusion",
     denoiser="UNet2DConditionModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "StableDiffusionPipeline",
             tasks={
                 "image": "StableDiffusionImg2ImgPipeline",
@@ -617,7 +607,7 @@ STABLE_DIFFUSION = Family(
             },
             rounds_steps_down=True,
         ),
-        Pipeline(
+        family.Pipeline(
             "StableDiffusionXLPipeline",
             tasks={
                 "image": "StableDiffusionXLImg2ImgPipeline",
@@ -626,12 +616,12 @@ STABLE_DIFFUSION = Family(
             },
             # Playground v2.5
             own_defaults=tuple(
-                OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)
+                family.OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)
                 for sampler in ("EDMDPMSolverMultistepScheduler", "EDMEulerScheduler")
             ),
             rounds_steps_down=True,
         ),
-        Pipeline("LatentConsistencyModelPipeline"),
+        family.Pipeline("LatentConsistencyModelPipeline"),
     ),
     files=_FILES,
     original=OriginalNames(of_layer=_original_name),
@@ -639,14 +629,14 @@ STABLE_DIFFUSION = Family(
     by_text_width={768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"},
     # SDXL Turbo itself draws in 1 to 4 steps at 512 x 512; most of those that are made of it at 1024.
     distilled=(
-        DistilledFile(
+        family.DistilledFile(
             "sdxl",
             "turbo",
             _TURBO | {"num_inference_steps": 1, "height": 512, "width": 512},
             named=r"sd[-_ ]?xl[-_ ]turbo",
         ),
-        DistilledFile("sdxl", "turbo", _TURBO),
-        DistilledFile(
+        family.DistilledFile("sdxl", "turbo", _TURBO),
+        family.DistilledFile(
             "sdxl",
             "dmd",
             {
@@ -658,10 +648,10 @@ STABLE_DIFFUSION = Family(
     ),
     models=_MODELS,
     random_weights={
-        "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),
+        "UNet2DConditionModel": family.RandomWeights(_gains, finish=_carry_noise_through),
     },
-    doubled=BatchDoubling(),
-    controlnets=ControlNets("ControlNetModel", "from_unet"),
+    doubled=family.BatchDoubling(),
+    controlnets=family.ControlNets("ControlNetModel", "from_unet"),
     is_transformer=False,
     cells=lambda _: 1,
     fused="unet",

@@ -10,6 +10,7 @@ import functools
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     FLOW,
     FLUX_VAE,
@@ -20,35 +21,23 @@ from vivace.architectures.components import (
     of_transformers,
 )
 from vivace.architectures.entry import TAEF1_FILES, Embedded, Entry, Hub, embedded_entry
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    returned_by,
-)
 from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     modulation = call[0][3]  # after the tokens, their mask and positions
     scale = block.adaLN_modulation(modulation).unsqueeze(1).chunk(4, dim=2)[0]
     return block.attention_norm1(image) * (1.0 + scale)
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     args, kwargs = call
     latents = (args[0] if args else kwargs["x"])[0]  # (channels, frames, height, width)
     return latents.shape[-2] // 2, latents.shape[-1] // 2
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     scaled = SCALED**-0.5
     return [
         (r"t_embedder\.mlp\.0", SINUSOID),
@@ -60,7 +49,7 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _norms(transformer: Any) -> Rules:
+def _norms(transformer: Any) -> family.Rules:
     """Its branches end with a norm."""
     return [(r"(attention|ffn)_norm2", 1 / (MODULATION * math.sqrt(2 * transformer.config.n_layers)))]
 
@@ -88,7 +77,7 @@ _TURBO = Entry(
 )
 _PARTS = {"transformer": Z_IMAGE_6B, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-z-image",
             summary="Z-Image's architecture, small: blocks of one stream, with guidance",
@@ -99,7 +88,7 @@ _MODELS = (
             guidance_scale=3.0,
         )
     ),
-    PublishedModel(
+    family.PublishedModel(
         _TURBO,
         Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, TAEF1),
         title="Z-Image-Turbo",
@@ -175,11 +164,11 @@ _FILES = SingleFiles(
 )
 
 
-Z_IMAGE = Family(
+Z_IMAGE = family.Family(
     name="Z-Image",
     denoiser="ZImageTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "ZImagePipeline",
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
             reads_padding=False,
@@ -191,22 +180,22 @@ Z_IMAGE = Family(
     lora_layers=("feed_forward",),
     models=_MODELS,
     random_weights={
-        "ZImageTransformer2DModel": RandomWeights(_gains, _norms),
+        "ZImageTransformer2DModel": family.RandomWeights(_gains, _norms),
     },
     narrow={"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]},
     few_blocks={"n_layers": 2, "n_refiner_layers": 1},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("layers",),
-        entering=returned_by("_build_unified_sequence"),
-        leaving=input_of("all_final_layer.2-1"),
+        entering=family.returned_by("_build_unified_sequence"),
+        leaving=family.input_of("all_final_layer.2-1"),
         modulated=_modulated,
         grid=_grid,
         text=None,
         added_between=("controlnet_block_samples",),
         outside="the refining blocks",
     ),
-    doubled=BatchDoubling(off=0.0),
+    doubled=family.BatchDoubling(off=0.0),
     rows_in_lists=True,
     pads_captions=True,
     fused="z_image",
