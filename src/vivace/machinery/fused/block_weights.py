@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,9 +20,6 @@ from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionScales, Places
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import Bounds, spread
-
-if TYPE_CHECKING:
-    import torch
 
 Activation = Literal["gelu", "swiglu"]
 Layers = list[list[Any]]
@@ -275,8 +272,6 @@ def paired(layer: Any, num_heads: int) -> Any:
 
 def frequencies(axes: Sequence[int], theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the frequency of each pair of channels, in fp64, and the axis whose position it turns by."""
-    import torch
-
     angles, of_axis = [], []
     for axis, channels in enumerate(axes):
         exponents = torch.arange(0, channels, 2, dtype=torch.float64) / channels

@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places, has_triton, takes_kernels
 from vivace.machinery.kernels.reference import quantize_rows
 
@@ -32,7 +31,7 @@ CAPACITY = 64
 """Rows of the table: 2.1 MB each for FLUX.1."""
 
 
-class Modulations(nn.Module):
+class Modulations(LoraOwner):
     """The Linear layers of all modulations as one, and the table.
 
     Args:
@@ -96,17 +95,13 @@ class Modulations(nn.Module):
             self.scale[span].copy_(scale[:, 0])
         self.bias[span].copy_(self.bias.new_zeros(()) if bias is None else bias.detach())
 
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold, and empty the table, in place: see `Product.write_loras`."""
-        self.loras.write()
+        """Take over what the slots hold, and empty the table, in place."""
+        super().write_loras(rescaled_to)
         self.keys.fill_(float("nan"))
 
     def lora_tensors(self) -> list[torch.Tensor]:
-        return [*self.loras.tensors(), *([self.keys] if len(self.keys) else [])]
+        return [*super().lora_tensors(), *([self.keys] if len(self.keys) else [])]
 
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None

@@ -20,8 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.machinery.compilation.captured import never_written_again, num_writes
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import multiply
 from vivace.machinery.fused.scales import scales_of_attention, spread
@@ -42,13 +41,11 @@ class TextShare:
     blocks: slice
 
 
-class TextProjections(nn.Module):
+class TextProjections(LoraOwner):
     """The weights of all blocks' keys and values, (columns, channels of the text), in bf16: a text has few rows.
 
     `fill` takes over the transformers' weights one by one, to where they are left, so that none is there twice.
     """
-
-    takes_layers = True
 
     def __init__(self, transformers: Sequence[Any], quantize: bool, places: Places) -> None:
         super().__init__()
@@ -87,18 +84,9 @@ class TextProjections(nn.Module):
             self.block_of[share.columns].view(len(blocks), 2, -1)[:, 1] = numbers[:, None]
         return share
 
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return [slot for loras in self.loras for slot in loras.slots]
-
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
         self.num_changes += 1
-        for loras in self.loras:
-            loras.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return [tensor for loras in self.loras for tensor in loras.tensors()]
+        super().write_loras(rescaled_to)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the tensor that replaces a text: the keys and values of all blocks, and scales."""
