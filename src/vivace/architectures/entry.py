@@ -77,7 +77,6 @@ class FewSteps(Spec):
 
     @property
     def where(self) -> str:
-        """The file, for the Record."""
         lora = self.lora
         return lora if isinstance(lora, str) else f"{lora.repo}/{lora.files[0]}@{lora.revision}"
 
@@ -130,7 +129,6 @@ class Entry(Spec):
 
 
 def few_steps_of(entry: Entry | None) -> tuple[FewSteps, ...]:
-    """Return the few-step LoRAs that are known for a model; none without an entry."""
     return () if entry is None else entry.few_steps
 
 

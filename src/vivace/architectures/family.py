@@ -197,7 +197,6 @@ class PublishedModel:
 
     @property
     def pixels(self) -> int:
-        """Of its own size."""
         return self.entry.height * self.entry.width
 
 
@@ -320,8 +319,6 @@ def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def output_of(path: str) -> Watch:
-    """Watch what a module returns."""
-
     def watch(transformer: Any, note: Note) -> Handle:
         module: Any = transformer.get_submodule(path)
         return module.register_forward_hook(lambda _, __, output: note(output))  # type: ignore[no-any-return]
@@ -330,8 +327,6 @@ def output_of(path: str) -> Watch:
 
 
 def input_of(path: str) -> Watch:
-    """Watch a module's first argument."""
-
     def watch(transformer: Any, note: Note) -> Handle:
         module: Any = transformer.get_submodule(path)
         return module.register_forward_pre_hook(lambda _, args: note(args[0]))  # type: ignore[no-any-return]

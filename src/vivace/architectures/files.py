@@ -105,5 +105,4 @@ class OriginalNames:
 
 
 def in_block(block: str, original: str, names: Names) -> Names:
-    """Return names of one block's layers with the block's own name before them."""
     return {f"{original}.{old}": tuple(f"{block}.{new}" for new in news) for old, news in names.items()}

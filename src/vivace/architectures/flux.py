@@ -48,7 +48,6 @@ def _gains(transformer: Any) -> family.Rules:
 
 
 def _of_controlnet(transformer: Any) -> dict[str, Any]:
-    """Return the size of published ControlNets, at most that of the transformer."""
     config = transformer.config
     return {
         "num_layers": min(4, config.num_layers),

@@ -50,8 +50,7 @@ def embedders(number: int) -> Rules:
 
 
 def double_and_single(transformer: Any, embedded: int) -> Rules:
-    """Gains of FLUX.1's blocks, each with modulations of its own, and of what is around them, such as the sum of
-    `embedded` embeddings."""
+    """Gains of FLUX.1's blocks and of what is around them, such as a sum of `embedded` embeddings."""
     config = transformer.config
     # Each branch is multiplied by its gate.
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
@@ -80,7 +79,6 @@ def _language_model(encoder: Any) -> Rules:
 
 
 def root_of_moment(config: Any) -> float:
-    """Return the root of the second moment of a VAE's latents."""
     squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
 

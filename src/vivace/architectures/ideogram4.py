@@ -80,8 +80,7 @@ def _angles(channels: int, ids: Any) -> tuple[Any, Any]:
 
 
 def _run_without_values(pipe: Any, _: int, __: int) -> None:
-    """Read the language model's states by its own call, where the pipeline asks its mask what is masked, and make the
-    sigmas on the CPU."""
+    """Read the language model's states by its own call, and make the sigmas on the CPU: no values are read then."""
     from diffusers.pipelines.ideogram4 import pipeline_ideogram4 as pipeline
 
     def states(encoder: Any, ids: Any, *_: Any) -> list[Any]:

@@ -118,10 +118,7 @@ def _publish(
 
 
 def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
-    """LoRAs of ModelTC's Qwen-Image-Lightning, by steps: distilled without guidance, at a shift of 3 for every size.
-
-    The sampler is that of its generate_with_diffusers.py.
-    """
+    """LoRAs of ModelTC's Qwen-Image-Lightning, with the sampler of its generate_with_diffusers.py: a shift of 3."""
     shift = math.log(3)
     sampler = {
         "base_image_seq_len": 256,

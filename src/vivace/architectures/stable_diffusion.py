@@ -224,7 +224,6 @@ def _publish(
 
 
 def _sdxl_base(**parts: Any) -> Hub:
-    """Return the components of SDXL 1.0, with some replaced."""
     common = {
         "repo": "stabilityai/stable-diffusion-xl-base-1.0",
         "revision": "462165984030d82259a11f4367a4eed129e94a7b",
@@ -244,7 +243,6 @@ def _sdxl(
     counted: dict[str, Any] | None = None,
     **own: Any,
 ) -> family.PublishedModel:
-    """Return a model of SDXL's architecture: SDXL's settings, changed by `own`."""
     common = {
         "licence": _RAIL,
         "origin": _sdxl_base(),
@@ -470,7 +468,6 @@ _IN_BLOCK = re.compile(
 
 
 def _original_name(name: str, modules: Mapping[str, str], config: Any) -> str | None:
-    """Return a layer's name in the code of Stable Diffusion; None if it has none."""
     layers_per_block = config.get("layers_per_block")
     if not isinstance(layers_per_block, int):
         return None
@@ -527,7 +524,6 @@ def _whole(
 
 
 def _alone(what: str, entry: str, width: int, block: str, *has: str) -> Signature:
-    """Return that of a UNet alone, by the width of the text that its attention takes."""
     sizes = (*_FOUR, (f"{block}.1.transformer_blocks.0.attn2.to_k.weight", 1, width))
     return Signature(what, (_FIRST, *has), sizes, entry, "unet", tells_prediction=True)
 

@@ -155,8 +155,7 @@ def unsupported_for(backend: str, component: Component, module: Any, machine: Ma
 
 
 def refused_by_pytorch(backend: str, component: Component, module: Any, device: Any) -> str | None:
-    """Return why PyTorch does not run one of its kernels for the component's dtype and head sizes, by a small call on
-    the device: the rules differ between versions of PyTorch and cuDNN."""
+    """Return why PyTorch refuses a kernel for the component's dtype and head sizes, by a small call on the device."""
     import warnings
 
     import torch
@@ -213,7 +212,6 @@ def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
 
 
 def head_sizes(module: Any) -> set[int]:
-    """Return the channels per head of all diffusers attention layers in the module."""
     layers = attention_layers(module)
     return {int(getattr(layer, "head_dim", None) or layer.inner_dim // layer.heads) for layer in layers}
 

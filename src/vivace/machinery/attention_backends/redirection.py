@@ -104,7 +104,6 @@ class RedirectedAttention:
         return attention
 
     def leave_out(self, attentions: Iterable[Any]) -> None:
-        """Leave the calls of these attention layers to PyTorch."""
         for attention in attentions:
             _Left(attention, self)
 
@@ -164,7 +163,6 @@ def _flex() -> tuple[Function, Function]:
 
 
 def _flash3_function() -> Function:
-    """Return FlashAttention-3's function, from the wheel or from a local build; else ImportError."""
     import importlib.util
 
     if importlib.util.find_spec("fa3_fwd_interface") is not None:
@@ -245,8 +243,7 @@ def _flash3_fp8() -> tuple[Function, Function]:
 
 
 def _quantised(x: Any, over: tuple[int, ...]) -> tuple[Any, Any]:
-    """Quantise (batch, heads, tokens, channels); return it as (batch, tokens, heads, channels), and the scales, which
-    the dimensions `over` share."""
+    """Quantise (batch, heads, tokens, channels); return it tokens first, and scales, which dimensions `over` share."""
     import torch
 
     x = x.transpose(1, 2).contiguous()

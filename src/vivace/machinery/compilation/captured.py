@@ -86,7 +86,6 @@ class _Graph:
     keeps_alive: list[Any]
 
     def fill(self, index: int, tensor: torch.Tensor) -> None:
-        """Copy an argument to its buffer, unless it is there already."""
         if not (self.are_kept[index] and hasattr(tensor, _NEVER_WRITTEN)) or tensor.is_inference():
             self.held[index] = None
             self.inputs[index].copy_(tensor)
@@ -148,7 +147,6 @@ class CapturedFunction:
         return _key(*tree_flatten((args, kwargs))) in self.graphs
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the next call with these arguments capture anew."""
         from torch.utils._pytree import tree_flatten
 
         self.graphs.pop(_key(*tree_flatten((args, kwargs))), None)
@@ -228,7 +226,6 @@ def _key(leaves: list[Any], structure: Any) -> Hashable:
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    """Return the key of an argument: for a tensor everything but its values."""
     import torch
 
     if isinstance(leaf, torch.Tensor):
@@ -239,8 +236,7 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 
 def _buffer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a tensor. Scalars that schedulers keep on the CPU go to the device, since a graph cannot contain
-    that copy."""
+    """Return a copy on the device: a graph cannot contain that of a scalar that a scheduler keeps on the CPU."""
     import torch
 
     return torch.empty_like(tensor, device=device, memory_format=torch.preserve_format).copy_(tensor)

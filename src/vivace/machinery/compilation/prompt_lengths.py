@@ -63,10 +63,7 @@ and a cache of earlier tokens, for models that write, grows with each call."""
 
 
 def bucket_of(length: int) -> int:
-    """Return the length of the graph for a prompt of this many tokens.
-
-    Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
-    """
+    """Return the length of the graph for a prompt: up to 256 tokens padding costs nothing, weights are read anyhow."""
     return next((bucket for bucket in _SHORT if length <= bucket), -(-length // _STEP) * _STEP)
 
 
@@ -134,7 +131,6 @@ def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
 
 
 def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
-    """Return whether the last token of all prompts is padding, and whether all tokens count."""
     import torch
 
     if mask is None:
@@ -151,7 +147,6 @@ def _longer(value: Any, num_more: int) -> Any:
 
 
 def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
-    """Return an output with as many tokens as the prompts have; `rows` of its tensors are cut."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -193,15 +188,12 @@ class PaddedTexts:
         return self.graphs(*args, **kwargs)
 
     def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call with these arguments would replay a graph captured before."""
         return self.graphs.has(*self._padded(args, kwargs))
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the next call with these arguments capture anew."""
         self.graphs.forget(*self._padded(args, kwargs))
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return the arguments of `_compute`."""
         return args, kwargs if args else self._forward.padded(kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:

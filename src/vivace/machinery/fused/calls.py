@@ -34,7 +34,6 @@ class Remembered:
 
 
 def cast(value: Any) -> Any:
-    """Cast floating-point tensors, also those of a list or tuple, to bf16."""
     import torch
 
     if isinstance(value, (list, tuple)):
@@ -43,17 +42,14 @@ def cast(value: Any) -> Any:
 
 
 def cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast all positional inputs, in front of a forward."""
     return tuple(cast(value) for value in args)
 
 
 def cast_all_named(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Cast all inputs, in front of a forward."""
     return cast_all(None, args), {name: cast(value) for name, value in kwargs.items()}
 
 
 def cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the last positional input, in front of a forward."""
     return (*args[:-1], args[-1].bfloat16())
 
 
@@ -106,7 +102,6 @@ def refuse_controlnet(*samples: Any) -> None:
 
 
 def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
-    """Raise Unsupported for what the fused blocks do not compute."""
     extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
     if extras:
         raise Unsupported(

@@ -208,8 +208,7 @@ class FusedNorm(nn.Module):
 
 
 def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: Places) -> int:
-    """Replace a model's residual blocks, what enlarges an image, and the norm before its last convolution; return how
-    many."""
+    """Replace residual blocks, what enlarges an image, and the norm before the last convolution; return how many."""
     model.to(memory_format=torch.channels_last)
     number = 0
     projections = TimeProjections()
@@ -233,14 +232,12 @@ def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: 
 
 
 def scale_of_norm(norm: nn.GroupNorm) -> torch.Tensor:
-    """Return the scale of a norm's output in e4m3, (1,), fp32: no element of a normalised group of n exceeds
-    sqrt(n)."""
+    """Return the scale of a norm's e4m3 output, (1,), fp32: no element of a normalised group of n exceeds sqrt(n)."""
     bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
     return reference.scale_of(bound.detach().reshape(1))
 
 
 def num_own(model: Any) -> int:
-    """Return how many convolutions of a model are vivace's."""
     return sum(isinstance(part, OwnConvolution | FusedUpsample) for part in model.modules())
 
 
@@ -256,7 +253,6 @@ def has_own_form(layer: nn.Conv2d) -> bool:
 
 
 def can_enlarge(block: Any) -> bool:
-    """Whether an `Upsample2D` has a fused form."""
     convolution = getattr(block, "conv", None)
     return (
         block.use_conv
@@ -268,7 +264,6 @@ def can_enlarge(block: Any) -> bool:
 
 
 def unsuited_resnet(block: Any) -> str | None:
-    """Return why a `ResnetBlock2D` has no fused form, or None."""
     suited = (
         (block.time_embedding_norm == "default" or block.time_emb_proj is None)
         and not block.skip_time_act

@@ -142,7 +142,6 @@ class Plan:
         out: torch.Tensor,
         algorithm: int = 0,
     ) -> None:
-        """Write the matmul of the plan's kind to `out`, on the current stream; for the arguments see `multiply`."""
         for attribute, scale in zip(self._scaled, scales, strict=True):
             self._set(attribute, ctypes.c_void_p(scale.data_ptr()))
         if bias is not None:
@@ -287,11 +286,8 @@ def _multiply_in_passes(
     gelu: bool = False,
     onto: torch.Tensor | None = None,
 ) -> None:
-    """Write what `multiply` does by PyTorch's matmul and the rest in other passes, the product rounded to bf16.
-
-    For what a GPU's cuBLASLt lacks. NVIDIA documents which matmuls in e4m3 Hopper has. An Ada GPU may lack those with
-    GELU, or with an output in e4m3; a matmul with one scale a tensor and an output in bf16 it has.
-    """
+    """Write what `multiply` does by PyTorch's matmul and other passes, for what a GPU's cuBLASLt lacks, as Ada's
+    may."""
     if values.dtype == torch.bfloat16:
         product = torch.nn.functional.linear(values, weight)
     else:
@@ -371,8 +367,7 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
 def algorithms_like_the_first(
     plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any], indices: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the indices of a plan's algorithms, or of some, that write the same bits as the first one: an algorithm
-    that splits the sums would round in another order."""
+    """Return which of a plan's algorithms write the first one's bits: one that splits sums rounds in another order."""
     out = operands[-1]
     bits = torch.uint8 if out.element_size() == 1 else torch.int16
 

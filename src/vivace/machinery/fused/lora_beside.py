@@ -55,8 +55,7 @@ class LorasBeside(nn.Module):
     def add_layer(
         self, layer: Any, in_features: int, outputs: slice, pieces: list[tuple[slice, int]] | None = None
     ) -> None:
-        """Add a slot for one of diffusers' layers, with its outputs among all; or `pieces` of them, and where each
-        starts."""
+        """Add a slot for a layer, with its outputs among all; or `pieces` of them, and where each starts."""
         if pieces is not None:
             self._pieces[len(self.slots)] = pieces
         self.slots.append(LoraSlot(getattr(layer, "vivace_name", ""), in_features, outputs))
@@ -73,7 +72,6 @@ class LorasBeside(nn.Module):
             self._up(number).copy_(ups)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what `write` writes."""
         return [] if self.down is None else [self.down, *self.ups.buffers()]
 
     def add(self, rows: torch.Tensor, made: torch.Tensor) -> None:
@@ -166,11 +164,9 @@ class ConvolutionSlot(Slot):
         self.scaled.copy_(scaled)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what is written when LoRAs change, and read by a forward."""
         return [tensor for tensor in (self.down, self.scaled) if tensor is not None]
 
     def add(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Return a convolution's output and what the LoRAs make of its input."""
         if not self.rank or x.is_meta:
             return made
         assert self.down is not None

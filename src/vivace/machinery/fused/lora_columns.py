@@ -87,7 +87,6 @@ class LoraSlot(Slot):
 
 
 def name_layers(transformer: nn.Module) -> None:
-    """Tell each layer its name in the model, for its slot."""
     for name, layer in transformer.named_modules():
         layer.vivace_name = name
 
@@ -176,7 +175,6 @@ class LoraColumns(nn.Module):
         return weight[..., weight.shape[2] - self.width :]
 
     def tensors(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        """Return what is written when LoRAs change, and read by a product."""
         if not self.width:
             return []
         return [self.columns(weight), self.down, *(() if self.sigma is None else (self.sigma,))]

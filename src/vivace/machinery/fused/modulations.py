@@ -82,7 +82,6 @@ class Modulations(LoraOwner):
         self.loras.add_layer(layer, layer.in_features, slice(0, layer.out_features), pieces)
 
     def fill_zeros(self, start: int, number: int) -> None:
-        """Make outputs zero that no layer has."""
         self._write(start, self.weight.new_zeros((number, self.weight.shape[1]), dtype=torch.bfloat16))
 
     def _write(self, start: int, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -106,8 +105,7 @@ class Modulations(LoraOwner):
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16; undefined where `skip` (1,)
-        is set."""
+        """Return modulations (rows, outputs) of embeddings (rows, channels), bf16; undefined where `skip` is set."""
         inputs = nn.functional.silu(embedding).bfloat16().contiguous()
         if out is None:
             out = self.bias.new_empty((len(inputs), len(self.bias)))
@@ -127,8 +125,7 @@ class Modulations(LoraOwner):
         return out
 
     def forward(self, conditions: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-        """Return the modulations (batch, outputs) of embeddings (batch, channels), from the table where it has
-        `conditions`."""
+        """Return the modulations (batch, outputs) of embeddings, from the table where it has `conditions`."""
         if not len(self.table):
             return self.compute(embedding)
         same = (conditions[:, None] == self.keys[None]).all(dim=-1)

@@ -98,7 +98,6 @@ class AttentionPreparation:
         return batch, length, self.num_key_heads or heads, channels
 
     def dtype(self, qkv: torch.Tensor) -> torch.dtype:
-        """Dtype of queries, keys and values."""
         return qkv.dtype if self.scales is None else torch.float8_e4m3fn
 
 
@@ -124,8 +123,7 @@ def add_and_norm(
     room: Room | None = None,
     centred: bool = True,
 ) -> Rows:
-    """Add a gated branch to the stream, and return its norm, modulated: see
-    `vivace.machinery.kernels.norm_modulate`."""
+    """Add a gated branch to the stream, and return its norm, modulated: see `kernels.norm_modulate`."""
     out = None
     if norm is not None:
         out = (room or x.new_empty)(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
@@ -154,11 +152,7 @@ def add_and_rms_norm(
     eps: float,
     room: Room | None = None,
 ) -> Rows:
-    """Add the norm of a branch to the stream, and return the norm of the sum: see
-    `vivace.machinery.kernels.rms_residual`.
-
-    Without `weight`, where its vector starts, nothing is normalised, and the stream is returned.
-    """
+    """Add the norm of a branch to the stream, and return the sum's norm: see `kernels.rms_residual`."""
     values, row_scales, gate = (None, None, 0)
     if branch is not None:
         values, row_scales, gate = branch.values, branch.row_scales, branch.gate.image
@@ -185,10 +179,7 @@ def add_and_rms_norm(
 def attention_inputs(
     qkv: torch.Tensor, preparation: AttentionPreparation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales.
-
-    Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
-    """
+    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales."""
     tokens = preparation.tokens
     needs_nothing = preparation.scales is None and preparation.bias is None
     q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)

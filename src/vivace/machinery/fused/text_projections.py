@@ -64,11 +64,9 @@ class TextProjections(LoraOwner):
 
     @property
     def width(self) -> int:
-        """Columns of the tensor that replaces a text."""
         return len(self.weight) + (0 if self.block_of is None else _SCALE * self._shares[-1].blocks.stop)
 
     def fill(self, blocks: Any) -> TextShare:
-        """Take over the weights of a transformer's blocks; return its share."""
         before = self._shares[-1] if self._shares else TextShare(slice(0, 0), slice(0, 0))
         start = end = before.columns.stop
         loras = LorasBeside()
@@ -107,10 +105,8 @@ class TextProjections(LoraOwner):
         return made
 
     def of(self, text: torch.Tensor, share: TextShare) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a transformer's keys and values, (batch, words, columns), and the scales of its blocks, (blocks, 1).
-
-        Of a text itself there are no scales: to find them would take longer than to measure each row of the output.
-        """
+        """Return a transformer's keys and values, (batch, words, columns), and its blocks' scales (blocks, 1), if
+        known."""
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
             self._multiply(text, share.columns, made)
@@ -134,16 +130,13 @@ class TextProjections(LoraOwner):
         return out
 
     def _add(self, loras: Any, text: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Add a transformer's LoRAs to its keys and values."""
         loras.add(text.bfloat16().flatten(0, 1), made.flatten(0, 1))
         return made
 
     def are_in(self, text: torch.Tensor) -> bool:
-        """Whether a tensor holds the text's keys and values, and not the text."""
         return not self.takes(text) and text.shape[-1] == self.width
 
     def takes(self, text: torch.Tensor) -> bool:
-        """Whether a tensor is a text, by its channels."""
         return bool(text.shape[-1] == self.weight.shape[1])
 
 
@@ -173,7 +166,6 @@ class TextHoisting:
         """What the known ones were computed with: the weight's memory, and the counts of writes to it and to LoRAs."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the UNet without remembered texts."""
         return self.__dict__ | {"_known": [], "_weights": None}
 
     def __call__(

@@ -295,8 +295,6 @@ def form_of(group: Group, scale: Scale) -> LoraLayer:
 
 
 def has_no_effect(group: Group) -> bool:
-    """Whether the change of a group is zero."""
-
     def is_zero(*roles: Role) -> bool:
         return any(role in group.tensors and not bool(group.tensors[role].float().any()) for role in roles)
 

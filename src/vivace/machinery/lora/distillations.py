@@ -27,11 +27,7 @@ def few_steps_file(few_steps: FewSteps) -> Path:
 # Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
 # Source: Hu et al., LoRA, arXiv 2106.09685.
 def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
-    """Merge the LoRA in `path` into `pipe`, scaled by `amount`; return the number of changed layers.
-
-    Raises:
-        UnusableModel: the file is not a LoRA for this pipeline, or not all of it can be used.
-    """
+    """Merge the LoRA in `path`, scaled; return the number of changed layers. UnusableModel: it is not for this one."""
     lora = read_lora(pipe, path)
     if (problem := lora.problem(COMPONENTS)) is not None:
         raise UnusableModel(problem)

@@ -110,7 +110,6 @@ class Account:
     num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
-        """Return the finished file; UnusableModel where nothing in it is for this pipeline."""
         problems: dict[Component, str] = {}
         if not any((*self.layers.values(), self.unusable, self.foreign, self.malformed, self.ill)):
             self.foreign |= self.foreign_zeros  # there is nothing else in it
@@ -161,8 +160,7 @@ class Account:
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
     def _problem(self, component: Component, hint: str, prefix: str) -> str:
-        """Describe the problem with the part of a component, and what to do; without `prefix` its layers would be
-        known."""
+        """Describe the problem with a component's part, and what to do; without `prefix` its layers would be known."""
         part = attribute_of(self.pipe, component)
         advice = (
             "give the LoRA of this model"
@@ -196,8 +194,7 @@ class Account:
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
-    """Read a LoRA for a pipeline of this class; its `problems` say whether it fits. UnusableModel: damaged, or no
-    LoRA."""
+    """Read a LoRA for a pipeline; `problems` say whether it fits. UnusableModel: damaged, or no LoRA."""
     from safetensors.torch import load
 
     header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
@@ -364,7 +361,6 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
 
 
 def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
-    """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
     shapes = {place.layer: now.names.shapes[named.component][place.layer] for place in named.places}
@@ -403,8 +399,7 @@ def _is_embedding(now: Account, named: Named) -> bool:
 
 
 def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
-    """Return alpha / rank, from the file's tensors or PEFT's json; BadForm where an alpha is no number, or both
-    contradict."""
+    """Return alpha / rank, from the tensors or PEFT's json; BadForm where both contradict, or one is no number."""
     assert named.component is not None
     settings = now.settings or _header_settings(now, named.component)
     stated: float | None = None
@@ -443,7 +438,6 @@ def listed(names: Iterable[str]) -> str:
 def made_for(
     metadata: Mapping[str, Any], pipe: Any, foreign: Sequence[Group], misfits: Sequence[Group]
 ) -> str:
-    """Return ": it was made for X, and this is Y", or "" if unknown."""
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
     if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"
@@ -463,7 +457,6 @@ def _letters(name: str) -> str:
 
 
 def _text_width(groups: Sequence[Group]) -> int:
-    """Return the width of a UNet's text, which its second attentions read; 0 where no layer tells."""
     for group in groups:
         name = group.layer.replace(".", "_")
         down = group.tensors.get("down")

@@ -206,7 +206,6 @@ def _of_both(queries: torch.Tensor) -> tuple[int, ...]:
 
 
 def _joined(gathered: torch.Tensor) -> torch.Tensor:
-    """(processes, batch, own tokens, ...) as (batch, all tokens, ...)."""
     return gathered.transpose(0, 1).flatten(1, 2)  # one image's is not copied
 
 

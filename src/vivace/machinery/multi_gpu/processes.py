@@ -35,7 +35,6 @@ _LEAVING = threading.Lock()
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    """Write a message, pickled."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
@@ -130,7 +129,6 @@ class Peers:
             send(stream, message)
 
     def receive(self, rank: int) -> Any:
-        """Return the next answer of a peer."""
         stream = self._processes[rank - 1].stdout
         assert stream is not None
         with self.explained():
@@ -138,11 +136,9 @@ class Peers:
 
     @property
     def is_open(self) -> bool:
-        """Whether all peers still run."""
         return self._failure is None and bool(self._end.alive)
 
     def check(self) -> None:
-        """Raise WorkerError if one of the peers has ended."""
         if self._failure is None and not self._end.alive:
             raise WorkerError("this session with several GPUs is closed; load the model anew")
         if self._failure is not None:
@@ -200,12 +196,10 @@ class Peers:
             _leave("cuda")
 
     def close(self) -> None:
-        """End the peers and leave the group. A second call does nothing."""
         self._end()
 
 
 def join(store: Any, rank: int, num: int, device: str) -> None:
-    """Join the process group."""
     import torch
     import torch.distributed as dist
 
@@ -234,7 +228,6 @@ def _leave(device: str) -> None:
 
 
 def _watch(peers: weakref.ref[Peers], processes: list[subprocess.Popen[bytes]]) -> None:
-    """Sleep until a process closes its end of a pipe, which it does by ending."""
     wait_for_an_end(processes)
     ended = peers()
     if ended is not None:

@@ -247,7 +247,6 @@ class ShardedDenoiser:
         self.peers.check()
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
-        """Return the GPUs that took part, and the peak memory of each peer since its start."""
         facts: dict[str, int | float | str | list[str]] = {
             "gpus" if self._device == "cuda" else "processes": self.peers.num if self.num_shared else 1,
             "forwards_shared": self.num_shared,
@@ -444,7 +443,6 @@ class PeerDenoiser:
 
 
 def _follow_primary(graphs: Any, captures: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let this process capture, or replay, as the primary does; RuntimeError for what it never captured."""
     if captures:
         graphs.forget(args, kwargs)
     elif not graphs.has(args, kwargs):

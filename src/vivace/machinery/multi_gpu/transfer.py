@@ -44,8 +44,6 @@ def serialize(value: Any, device: str) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def deserialize(header: bytes, tensors: list[torch.Tensor]) -> Any:
-    """Return what was serialised, with `tensors` in place of the original ones."""
-
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
             return tensors[pid[0]]
@@ -54,7 +52,6 @@ def deserialize(header: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def specs_in(header: bytes) -> list[TensorSpec]:
-    """Return the shape and dtype of each tensor that a header describes."""
     specs: list[TensorSpec] = []
 
     class Unpickler(pickle.Unpickler):
@@ -66,12 +63,10 @@ def specs_in(header: bytes) -> list[TensorSpec]:
 
 
 def specs_of(tensors: list[torch.Tensor]) -> list[TensorSpec]:
-    """Return the shape and dtype of each tensor."""
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def num_bytes(specs: list[TensorSpec]) -> int:
-    """Return the size of a buffer that holds tensors of these shapes and dtypes."""
     return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
 
 
@@ -123,11 +118,7 @@ def split_rows(num: int, gpus: int) -> list[slice]:
 
 
 def pack_module(module: torch.nn.Module, device: str) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the module pickled without its storages on `device`, and those as byte tensors.
-
-    Quantised weights are taken apart as `torch.save` does it. What cannot be pickled, such as local functions, is
-    pickle's error.
-    """
+    """Return the module pickled without its storages on `device`, and those as byte tensors."""
     import torch
 
     storages: dict[int, Any] = {}

@@ -171,7 +171,6 @@ class _ComponentHook:
         return output
 
     def _onload(self) -> bool:
-        """Offload earlier components and onload this one. Returns whether it was offloaded."""
         for component in self._earlier:
             component.offload()
         if self._component.is_onloaded:

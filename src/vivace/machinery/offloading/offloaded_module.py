@@ -34,7 +34,6 @@ class PinnedMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that were pinned, gaps between tensors included."""
         return sum(block.numel() for block, _ in self._blocks)
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -75,8 +74,7 @@ class PinnedMemory:
 
 
 def _allocate_pinned(num_bytes: int) -> torch.Tensor:
-    """Return a block of pinned bytes; RuntimeError where less than the reserve would be left: pinned pages cannot be
-    swapped out, and the system kills processes."""
+    """Return pinned bytes; RuntimeError where less than the reserve would be left: such pages cannot be swapped out."""
     import psutil
     import torch
 
@@ -87,14 +85,12 @@ def _allocate_pinned(num_bytes: int) -> torch.Tensor:
 
 
 def is_moved_by_hooks(module: torch.nn.Module) -> bool:
-    """Whether hooks of accelerate or diffusers move this module between devices."""
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
 
     return hasattr(module, "_hf_hook") or bool(_is_group_offload_enabled(module))
 
 
 def write_copies(copies: list[Copy]) -> int:
-    """Copy each host tensor to its device tensor on the current stream. Returns the bytes."""
     with no_autograd():
         for copy, tensor in copies:
             copy.copy_(tensor, non_blocking=True)
@@ -123,7 +119,6 @@ class OffloadedModule:
         return self._swap is not None
 
     def has(self, which: Callable[[Any], bool]) -> bool:
-        """Return whether `which` holds for any parameter or buffer."""
         return any(which(slots[name]) for slots, name in tensor_slots(self._modules()))
 
     def move_to_host(self, memory: PinnedMemory | None) -> None:
@@ -136,7 +131,6 @@ class OffloadedModule:
         TensorSwap(on_host, reversible=False).swap(self._modules())
 
     def onload(self) -> int:
-        """Copy all tensors to the device. Returns the bytes copied."""
         return write_copies(self.allocate())
 
     def allocate(self) -> list[Copy]:

@@ -25,8 +25,7 @@ def simulate_offloading(
     mode: Literal["model", "sequential", "group"],
     keep: float = 0,
 ) -> None:
-    """Offload components of a pipeline (by vivace's names), and onload whole ones ("model") or layers when they are
-    called; `keep` bytes of the denoiser's layers stay."""
+    """Offload components (by vivace's names), and onload whole ones or layers when called; `keep` bytes stay."""
     from accelerate.hooks import add_hook_to_module
 
     order = (pipe.model_cpu_offload_seq or "").split("->")

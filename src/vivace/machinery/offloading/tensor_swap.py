@@ -37,8 +37,8 @@ class TensorSwap:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def swap(self, modules: Iterable[torch.nn.Module], which: Callable[[Any], bool] | None = None) -> None:
-        """Swap all direct tensors of these modules, or those that `which` selects; of bitsandbytes' it is asked with
-        the module."""
+        """Swap all direct tensors of these modules, or those that `which` selects; of bitsandbytes' it gets the
+        module."""
         with no_autograd():
             modules = list(modules)
             for slots, name in tensor_slots(modules):
@@ -69,7 +69,6 @@ class TensorSwap:
                     slots[name] = old
 
     def _swap_tensor(self, old: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself with other data, or a new one of its class."""
         import torch
 
         if is_plain(old) and not vars(old):  # by far the most
@@ -103,8 +102,8 @@ class TensorSwap:
         self._swap_states(owner)
 
     def _swap_states(self, owner: Any) -> None:
-        """Swap the tensors of bitsandbytes' states: objects that hold scales, and are attributes of weights, of layers,
-        and of each other."""
+        """Swap tensors of bitsandbytes' states, which hold scales, and are attributes of weights, layers and each
+        other."""
         import torch
 
         for value in list(vars(owner).values()):
@@ -144,10 +143,7 @@ def is_plain(tensor: Any) -> bool:
 
 
 def map_tensors(tensor: Any, make: Callable[[Any, Any], Any], strides: tuple[int, ...] | None = None) -> Any:
-    """Return `make(tensor, strides)`, or a quantised weight of the same class made of the mapped inner tensors.
-
-    For inner tensors `make` is called without strides.
-    """
+    """Return `make(tensor, strides)`, or a quantised weight of mapped inner tensors (`make` gets no strides)."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return make(tensor, strides)

@@ -169,7 +169,6 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
 
 
 def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
-    """Return everything that the scales depend on, as text."""
     call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
     dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
@@ -195,7 +194,6 @@ def _file(target: Target, source: str) -> Path | None:
 def _load(
     file: Path, source: str, layers: Mapping[str, torch.nn.Module]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]] | None:
-    """Return the scales on their layers' devices, and why others have none; None if the file is absent or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -40,7 +40,6 @@ def _takes_all(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> N
 
 
 def no_fp8_on_apple(settings: SchemeSettings) -> str | None:
-    """Return why weights cannot be stored in fp8, or None."""
     if settings.machine.backend == "mps":
         return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
     return None
@@ -90,13 +89,8 @@ TensorSpec: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 
 def meta_layer(layer: torch.nn.Module, *tensors: TensorSpec, dequantises: bool = True) -> torch.nn.Module:
-    """Return a layer with the memory of the quantised one, whose call allocates as much.
-
-    Args:
-        layer: a Linear or Conv2d on the meta device.
-        tensors: what the quantised layer holds, the weights first.
-        dequantises: each call makes the weight in full precision first.
-    """
+    """Return a layer that holds these tensors, the weights first, and whose call allocates what the quantised one's
+    does."""
     import torch
 
     if isinstance(layer, torch.nn.Conv2d):

@@ -61,12 +61,8 @@ class Measured:
 def measure(
     target: Target, layers: Mapping[str, torch.nn.Module], convert: Convert, how: str, num_images: int
 ) -> Measured:
-    """Return the sensitivity of the denoiser's layers: cached, else measured on one call of each of `num_images`
-    images.
-
-    Args:
-        how: everything that `convert` depends on besides the layer, as text.
-    """
+    """Return layers' sensitivity: cached, else measured on `num_images` images; `how` is all that `convert` depends
+    on."""
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = json.dumps([source_of(target, sorted(layers), prompts), how, target.machine.device_name])
     file = None
@@ -94,10 +90,7 @@ def measure(
 
 
 def most_sensitive(errors: Mapping[str, float], costs: Mapping[str, float], share: float) -> list[str]:
-    """Return the layers to leave unquantised, those with most error for their cost (a share of all) first.
-
-    A layer is left only if its share of the error is larger than its cost. Together they cost at most `share`.
-    """
+    """Return the layers to leave, those with most error for their cost first, which together cost at most `share`."""
     total = math.fsum(errors.values())
     left = share
     kept = []
@@ -129,8 +122,8 @@ class KeptLayers:
 
     @classmethod
     def of(cls, measured: Measured, weights: Mapping[str, float], share: float) -> KeptLayers:
-        """Choose layers of at most a `share` of the work, and of the weights: FLUX's modulations are a fifth of the
-        weights."""
+        """Choose layers of at most a `share` of the work, and of the weights: FLUX's modulations are a fifth of
+        those."""
         errors, work = measured.sensitivity.errors, measured.sensitivity.work
         costs = {name: max(_share([name], work), _share([name], weights)) for name in errors}
         names = most_sensitive(errors, costs, share)
@@ -146,7 +139,6 @@ class KeptLayers:
         )
 
     def changed(self) -> dict[str, int | float | str]:
-        """Return facts for the Record."""
         file = self.measured.file
         return {
             "denoiser.sensitive_layers_left": len(self.names),
@@ -159,7 +151,6 @@ class KeptLayers:
         }
 
     def listed(self) -> list[str]:
-        """Each layer with the relative error that quantising it alone makes."""
         return [f"{name}: {math.sqrt(self.errors[name]):.2%}" for name in self.names]
 
 
@@ -190,7 +181,6 @@ def _one_call(target: Target, denoiser: torch.nn.Module, prompt: str, k: int, nu
 def _references(
     denoiser: torch.nn.Module, layers: Mapping[str, torch.nn.Module], calls: list[_Call]
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Return the unquantised outputs, and the multiplications of each layer."""
     work = dict.fromkeys(layers, 0.0)
     with contextlib.ExitStack() as stack:
         for name, layer in layers.items():
@@ -239,7 +229,6 @@ def _rounded(error: float) -> float:
 
 
 def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity | None:
-    """Return the cached sensitivity; None if it is absent, damaged, or of something else."""
     try:
         sensitivity = Sensitivity.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, ValidationError):

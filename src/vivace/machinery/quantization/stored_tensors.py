@@ -98,8 +98,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def flatten(tensor: Any, name: str) -> tuple[StoredTensor, dict[str, torch.Tensor]]:
-    """Return a quantised tensor's description and its plain tensors by name; Unsupported where no file format is set
-    up."""
+    """Return a quantised tensor's description and plain tensors; Unsupported where no file format is set up."""
     names, attributes = tensor.__tensor_flatten__()
     kind = type(tensor).__name__
     try:
@@ -114,14 +113,8 @@ def flatten(tensor: Any, name: str) -> tuple[StoredTensor, dict[str, torch.Tenso
 def unflatten(
     stored: StoredTensor, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the quantised tensor of a description.
-
-    Args:
-        shape: the weight's in the model.
-
-    Raises:
-        ValueError: a plain tensor or an attribute is not what the class has for such a weight.
-    """
+    """Return a description's tensor for a weight's shape; ValueError where the class has other tensors or
+    attributes."""
     import torch
 
     attributes = _decoded(stored.attributes, next(iter(tensors.values())).device)
@@ -274,7 +267,6 @@ def _fields_of(value: Any) -> Any:
 
 
 def _decoded(value: Any, device: torch.device) -> Any:
-    """Return an attribute from its JSON; ValueError for a class or fields that attributes do not have."""
     import torch
 
     if isinstance(value, list):

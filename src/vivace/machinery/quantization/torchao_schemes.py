@@ -301,10 +301,7 @@ def _fp8_static_tensor(layer: torch.nn.Module, input_scale: torch.Tensor | None)
 
 
 def _fp8_tensor(layer: torch.nn.Module, settings: SchemeSettings, **inputs: Any) -> torch.Tensor:
-    """Return the weight as Float8WeightOnlyConfig and Float8DynamicActivationFloat8WeightConfig make it.
-
-    The configurations take no lower bound, and the second refuses a CPU, where its matmuls do run.
-    """
+    """Return the weight as torchao's fp8 configurations make it; they take no lower bound, and refuse a CPU."""
     from torchao.quantization.quantize_.workflows import Float8Tensor
 
     return Float8Tensor.from_hp(

@@ -260,10 +260,7 @@ def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
 
 
 def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the noisy latents among a denoiser's arguments: the first, or by either name.
-
-    Of Z-Image it is a list of them, one for each row.
-    """
+    """Return the noisy latents among a denoiser's arguments; of Z-Image it is a list, one for each row."""
     return (
         args[0] if args else next(kwargs[name] for name in ("sample", "hidden_states", "x") if name in kwargs)
     )

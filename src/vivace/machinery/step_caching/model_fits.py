@@ -106,8 +106,7 @@ AnyFit = TypeVar("AnyFit", Fit, Ratios)
 
 
 def find_fit(kind: type[AnyFit], denoiser: Any, model: str) -> AnyFit | None:
-    """Return the fit that `keep` wrote for this model (of unknown origin, "": the latest of its architecture), else the
-    published one, else None."""
+    """Return the fit that `keep` wrote for this model ("": the latest of its architecture), else the published one."""
     architecture = _architecture(denoiser)
     if model:
         return _read(kind, _file(kind.technique, architecture, model)) or _published(kind, denoiser)
@@ -139,8 +138,8 @@ def _published(kind: type[AnyFit], denoiser: Any) -> AnyFit | None:
 
 @contextmanager
 def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float]], Callable[[], None]]]:
-    """Collect the relative changes of (modulated input, output) between consecutive calls; yields the list, and a
-    function to call before each image."""
+    """Collect relative changes of (modulated input, output) between calls; also yield what to call before each
+    image."""
     changes: list[tuple[float, float]] = []
     last: dict[str, tuple[Any, Any]] = {}
 
@@ -167,8 +166,7 @@ def _one(output: Any) -> Any:
 
 
 def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
-    """Fit the least squares polynomial through (change of the input, change of the output); ValueError for too few
-    pairs or numbers that are not finite."""
+    """Fit the least squares polynomial to (input's, output's change); ValueError: too few pairs, or not finite."""
     import numpy as np
 
     if len(changes) < 2 * (degree + 1):
@@ -196,8 +194,7 @@ def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: s
 
 
 def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """Return the table of one image by the residuals (batch, tokens, channels) of its steps; ValueError for one step,
-    or values that are not finite."""
+    """Return the table of one image by its residuals (batch, tokens, channels); ValueError: one step, or not finite."""
     if len(residuals) < 2:
         raise ValueError("an image of one step has nothing that could be skipped")
     ratios = (1.0, *(_ratio(new, old) for old, new in pairwise(residuals)))
@@ -207,7 +204,6 @@ def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
 
 
 def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
-    """Return the mean of several images' tables, all of the same number of steps."""
     import numpy as np
 
     stacked = np.asarray(tables)
@@ -220,7 +216,6 @@ def _ratio(new: torch.Tensor, old: torch.Tensor) -> float:
 
 
 def _architecture(denoiser: Any) -> str:
-    """Return a hash of a configuration, without the path and version that it was loaded from."""
     config = {name: value for name, value in denoiser.config.items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -231,7 +226,6 @@ def _file(technique: str, architecture: str, model: str) -> Path:
 
 
 def _read(kind: type[AnyFit], file: Path) -> AnyFit | None:
-    """Return the fit, or None where the file is missing, damaged or of another version."""
     first = fields(kind)[0].name
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

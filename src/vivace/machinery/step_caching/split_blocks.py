@@ -169,7 +169,6 @@ class _SplitForwards:
 
 @functools.cache
 def _stand_in() -> Any:
-    """Return the class of stand-ins, which needs torch."""
     import torch
 
     class StandIn(torch.nn.Module):  # type: ignore[misc]
@@ -220,7 +219,6 @@ def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs
 
 
 def _from(start: int, tokens: Tokens) -> Tokens:
-    """Return the tokens without the first ones of the image's tensor."""
     return (tokens[0][:, start:], *tokens[1:]) if start else tokens
 
 

@@ -18,7 +18,6 @@ PredictorName = Literal["taylor", "average_velocity", "dmd"]
 def predictor_of(
     name: PredictorName, order: int, levels: Callable[[CacheState], Sequence[float]], *, in_fp32: bool = False
 ) -> Predictor:
-    """Return what a technique's knobs `predictor` and `order` name."""
     if name == "dmd":
         return Dmd()
     return AverageVelocity(levels) if name == "average_velocity" else Taylor(order, in_fp32)
@@ -38,8 +37,8 @@ class Taylor:
     in_fp32: bool = False
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
-        """Return the finite differences up to the order, each divided by the steps between; of all tensors one order
-        after the other."""
+        """Return the finite differences up to the order, each divided by the steps between, one order after the
+        other."""
         num, steps = len(computed), state.step - state.notes.get("computed_at", state.step)
         state.notes["computed_at"], state.notes["dtype"] = state.step, computed[0].dtype
         factors = [tuple(tensor.float() for tensor in computed) if self.in_fp32 else tuple(computed)]
@@ -120,7 +119,6 @@ class Dmd:
     """
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
-        """Return the last three values of each tensor, in fp32, the newest first."""
         num = len(computed)
         values = tuple(tensor.float() for tensor in computed)
         older = tuple(

@@ -37,7 +37,6 @@ def evenly_spaced(share: float) -> IsHit:
 
 
 def never(_: CacheState, __: Look) -> bool:
-    """Compute every step."""
     return False
 
 
@@ -148,14 +147,8 @@ class KnownGrowth:
 
 
 def read_mask(text: str) -> str:
-    """Return a mask in the form in which recipes hold it: digits as they are, else runs of letters.
-
-    Args:
-        text: a mask, or the name of a file of `vivace calibrate schedule`.
-
-    Raises:
-        ValueError: it is no mask, or the file has none.
-    """
+    """Return a mask, or a calibrated file's, as recipes hold it: digits, else runs of letters. ValueError: it is
+    none."""
     if text.endswith(".json"):
         content = read_object(user_path(text))
         if not isinstance(content.get("mask"), str):
@@ -168,11 +161,7 @@ def read_mask(text: str) -> str:
 
 
 def steps_of(mask: str) -> str:
-    """Parse a mask into one letter a step: "4c2h" is "cccchh", as is "111100".
-
-    Raises:
-        ValueError: it is not a mask, or its first step is not computed.
-    """
+    """Parse a mask into one letter a step: "4c2h" is "cccchh", as is "111100". ValueError: it is none."""
     letters = mask.strip().lower()
     if letters and set(letters) <= {"0", "1"}:
         letters = letters.translate(_DIGITS)

@@ -72,10 +72,8 @@ class ErnieChain(BlockChain):
         return self.over_stream(x.transpose(0, 1), vectors, rope, mask, num_keys).transpose(0, 1)
 
     def _vectors(self, shared: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
-
-        A norm's own weight and its scale are one: 1 + scale is (1 + what modulates) times the weight.
-        """
+        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32, with the norms' weights in the
+        scales."""
         vectors = shared.float()[:, None].repeat(1, len(self.norms), 1, 1)
         vectors[:, :, 1::3] = (1 + vectors[:, :, 1::3]) * self.norms - 1
         return vectors

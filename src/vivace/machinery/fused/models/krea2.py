@@ -123,10 +123,8 @@ class ModulatedChain(BlockChain):
         return made.take_along_dim(order.argsort(dim=1)[:, :, None], dim=1)
 
     def _vectors(self, temb: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
-
-        A norm's own weight and a block's scale are one: 1 + scale is (1 + what modulates) times the weight.
-        """
+        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32, with the norms' weights in the
+        scales."""
         vectors = temb.float().unflatten(-1, (1, self.tables.shape[1], -1))[:, 0] + self.tables
         vectors[:, :, ::3] = (1 + vectors[:, :, ::3]) * self.norms - 1
         return vectors
@@ -149,5 +147,4 @@ FORM = FusedForm(("transformer_blocks",), _fuse)
 
 
 def _in_bf16(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Embed the time in bf16, whatever the latents are in."""
     return args, kwargs | {"dtype": torch.bfloat16}

@@ -151,7 +151,6 @@ FORM = FusedForm(("noise_refiner", "context_refiner", "layers"), _fuse)
 
 
 def _one_layer(layers: Sequence[Any]) -> nn.Linear:
-    """Return a layer whose outputs are those of several, side by side, in bf16."""
     with torch.device("meta"):
         whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]).bfloat16(), requires_grad=False)
