@@ -10,11 +10,8 @@ from vivace.foundation.spec.base import Spec
 
 
 class StoredPart(Spec):
-    """Files of a Hugging Face hub repository at a commit.
-
-    As a component it is either the files of a folder (config.json and weights), or one .safetensors file that takes its
-    configuration from the pipeline.
-    """
+    """Files of a Hugging Face hub repository at a commit: as a component, a folder's (config.json and weights), or one
+    .safetensors file that takes its configuration from the pipeline."""
 
     repo: str
     revision: str
@@ -59,13 +56,8 @@ class SamplerEntry(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA that makes a model draw in few steps, and its intended use.
-
-    lora: one file on the hub, or the path of an embedded file below models/weights.
-    steps: the numbers of steps that it was made for, the usual one first.
-    scale: the weight of the LoRA.
-    call: further arguments of the pipeline's call that it was made for.
-    """
+    """A LoRA, on the hub or embedded below models/weights, that makes a model draw in few steps, and the numbers of
+    steps (the usual one first), the scale and the further arguments of the call that it was made for."""
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"]
     lora: StoredPart | str

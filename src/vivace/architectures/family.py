@@ -206,13 +206,8 @@ Rules = list[tuple[str, float]]
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """How a network is filled with random weights that keep its activations in the range of a trained one.
-
-    Attributes:
-        gains: of its layers, where they are not 1.
-        norms: mean weights of its norms, where they are not 1.
-        finish: changes weights once all are filled.
-    """
+    """How a network is filled with random weights that keep its activations in the range of a trained one: gains of its
+    layers and mean weights of its norms, where they are not 1; `finish` changes weights once all are filled."""
 
     gains: Callable[[Any], Rules]
     norms: Callable[[Any], Rules] = lambda _: []

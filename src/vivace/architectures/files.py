@@ -66,11 +66,8 @@ class SingleFiles:
         signatures: the first that fits counts, so that those with the most tensors come first.
         supported: names of the models whose files are read.
         contains: names of families whose signatures its files fit too.
-        modules: beginnings of the names of the denoiser's tensors in a file without a prefix; () for all that are of no
-            other part.
-        plain_prefixes: those before the denoiser's tensors with which diffusers reads a file as it is.
-        plain_sizes: the only sizes that diffusers reads.
-        is_plain_alone: whether it reads a file of the denoiser alone as it is.
+        modules: beginnings of the names of the denoiser's tensors in a file without a prefix; () for all others'.
+        plain_prefixes, plain_sizes: those with which diffusers reads a file as it is; `is_plain_alone`: also without.
         unused: tensors that files have and the authors' code does not use.
     """
 

@@ -154,8 +154,7 @@ _EDM = of_diffusers(
 
 def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
     """From the cards. LCM: 2 to 8 steps, guidance off or 1 to 2. Lightning and Hyper-SD: as in `_lightning` and
-    hyper-sdxl-4step, with as many steps as the file's name says.
-    """
+    hyper-sdxl-4step, with as many steps as the file's name says."""
     trailing = {"timestep_spacing": "trailing"}
     return (
         _lcm(_lcm_lora("latent-consistency/lcm-lora-sdxl", "main")),

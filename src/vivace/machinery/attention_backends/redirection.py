@@ -126,10 +126,7 @@ class RedirectedAttention:
 
 
 class _Left:
-    """Replaces an attention layer's forward, on the instance, by one whose calls stay PyTorch's.
-
-    The redirection's state is as before between forwards, so that a graph carries none.
-    """
+    """Replaces an attention layer's forward by one whose calls stay PyTorch's; between forwards nothing has changed."""
 
     def __init__(self, attention: Any, redirected: RedirectedAttention) -> None:
         self._whole: Function = attention.forward
@@ -278,8 +275,8 @@ def _package(name: str, call: Function) -> tuple[Function, Function]:
 
 
 def _operator(name: str, call: Function, num_scales: int = 0, dtype: Any = None) -> Any:
-    """Return a kernel of (batch, tokens, heads, channels) as a custom operator, which torch.compile does not look
-    into; `dtype` is the output's, if not the query's."""
+    """Return a kernel of (batch, tokens, heads, channels) as a custom operator, which torch.compile does not look into;
+    `dtype` is the output's, if not the query's."""
     import torch
 
     if name not in _OPERATORS:

@@ -69,13 +69,8 @@ def never_written_again(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Graph:
-    """A captured graph.
-
-    inputs: its buffers, one for each tensor of the arguments, in order.
-    held: of each buffer whose values can be known, the argument that they are of and its version.
-    are_kept: of each buffer, whether the work leaves it as it is.
-    keeps_alive: arguments that the key knows by id only.
-    """
+    """A captured graph: its buffers, one for each tensor of the arguments, what each holds (an argument and its
+    version, if known), whether the work leaves it as it is, and arguments that the key knows by id only."""
 
     inputs: list[torch.Tensor]
     held: list[tuple[weakref.ref[torch.Tensor], int | None] | None]
@@ -99,15 +94,12 @@ class _Graph:
 
 
 class CapturedFunction:
-    """A function of tensors, captured once for each kind of arguments and then replayed.
+    """A function of tensors, captured once for each kind of arguments and then replayed; Unsupported if it cannot be.
 
     Args:
-        function: its tensors may be arguments or anywhere in tuples, lists, dicts and outputs of diffusers.
+        function: its tensors may be anywhere in tuples, lists, dicts and outputs of diffusers.
         device: where the input buffers are; arguments on other devices are copied there.
         max_graphs: how many graphs are kept, the most recently used last.
-
-    Raises:
-        Unsupported: when called, if the work cannot be captured.
     """
 
     def __init__(

@@ -82,15 +82,8 @@ def is_causal_language_model(module: Any) -> bool:
 
 
 class PromptLengths:
-    """Calls a language model's graphs, with prompts padded to their lengths.
-
-    Args:
-        device, capture: as of `CapturedFunction`; `max_graphs` are kept for each of the first lengths.
-
-    Attributes:
-        num_padded, num_beside: calls whose prompts were made longer, and those with images or earlier tokens, which are
-            not captured.
-    """
+    """Calls a language model's graphs, with prompts padded to their lengths, and counts calls that were padded, and
+    those beside: with images or earlier tokens, which are not captured. `max_graphs` are kept for each length."""
 
     def __init__(
         self, forward: Callable[..., Any], device: torch.device, capture: Capture, max_graphs: int
@@ -201,11 +194,7 @@ class PaddedTexts:
 
 
 class PaddedCaptions(PaddedTexts):
-    """Calls the graphs of a transformer with captions as long as it makes them.
-
-    Args:
-        transformer: its method `_pad_with_ids` is replaced, on the instance.
-    """
+    """Calls the graphs of a transformer with captions as long as it makes them; its `_pad_with_ids` is replaced."""
 
     def __init__(self, transformer: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
         super().__init__(transformer.forward, device, capture, max_graphs)

@@ -93,14 +93,9 @@ class _Parsed:
 
 @dataclass
 class HotLora:
-    """A LoRA beside a denoiser's layers, with its rows.
+    """A LoRA beside a denoiser's layers, with its rows: their first in each layer, and the largest rank that they take.
 
-    Attributes:
-        sha256: the first digits of its content's.
-        max_rank: the largest rank that its rows take.
-        notes: which of the file's tensors are not used, and what was assumed.
-        rows: the first of its rows in each layer that has some, by the layer's name.
-        keep_bytes: of files that were loaded, to be kept in host memory, so that an exchange back reads nothing.
+    Up to `keep_bytes` of loaded files are kept in host memory, so that an exchange back reads nothing.
     """
 
     pipe: Any

@@ -113,10 +113,7 @@ _NUMBERS = itertools.count()
 
 
 class FusedExchange:
-    """Exchanges of the fused blocks of all processes: an all-gather of keys and values for each attention.
-
-    In single blocks it overlaps with the MLP's first layer. In fp8 attention it is half as long.
-    """
+    """Exchanges of fused blocks: an all-gather of keys and values for each attention, in fp8 half as long."""
 
     memory: PeerMemory | None = None
 

@@ -61,13 +61,8 @@ def visible_gpus(first: int) -> list[str]:
 class Peers:
     """`num` - 1 peer processes, of rank 1 and up; this process, the primary, is rank 0 of the group.
 
-    Attributes:
-        when_lost: called as soon as a peer has ended, from another thread, before this process leaves the group.
-        before_leaving: called before this process leaves the group. None of these may keep this object alive.
-
-    Raises:
-        Unsupported: this process belongs to a group already.
-        WorkerError: one of them did not start.
+    `when_lost` is called as soon as a peer has ended, from another thread, and `before_leaving` before this process
+    leaves the group; neither may keep this object alive. Unsupported where this process belongs to a group already.
     """
 
     def __init__(self, num: int, device: str) -> None:

@@ -53,10 +53,9 @@ _LATENTS = "hidden_states"
 class SecondCalls:
     """Guidance in two calls of the denoiser a step: a peer computes the second while this process computes the first.
 
-    The second call of a step is known when the first is made: it has the same latents and timestep, and the text that
-    the second call of the step before had. So from the second step on it is sent to a peer in advance. When it is made,
-    it is compared with what was sent: the same objects, or, for what pipelines compute anew in each call, the same
-    values. These are compared on the device, and looked at when the image is done, so that no step waits.
+    It has the first call's latents and timestep, and the text of the second call before. So from the second step on it
+    is sent to a peer in advance, and compared with what was sent when it is made: the same objects, or, for what
+    pipelines compute anew, the same values, compared on the device and looked at when the image is done.
     """
 
     def __init__(self, send: Callable[[Arguments], None], receive: Callable[[Any], Any]) -> None:
@@ -157,12 +156,8 @@ _SAME_HEADER = b""  # in place of a header: the same as in the forward before
 
 
 class ShardedDenoiser:
-    """The denoiser of the primary process, without local functions in it; `about` has further facts for the peers.
-
-    Raises:
-        Unsupported: the denoiser cannot be copied.
-        WorkerError: the peers could not be started.
-    """
+    """The denoiser of the primary process; `about` has further facts for the peers. Unsupported: it cannot be
+    copied."""
 
     def __init__(
         self, denoiser: torch.nn.Module, mode: Mode, num: int, device: str, about: dict[str, Any]
@@ -377,13 +372,9 @@ class ShardedDenoiser:
 
 
 class PeerDenoiser:
-    """The denoiser of a peer process.
-
-    Args:
-        about: "denoiser" (see `pack_module`), "mode" and "by_diffusers" (see `split_tokens`), "pipeline" (its class),
-            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (the techniques that
-            come later), "defaults", "has_random_weights".
-    """
+    """The denoiser of a peer process. `about` has the denoiser, "mode" and "by_diffusers", "pipeline" (its class),
+    "attribute", "scheduler" (class and configuration), "recipe" (the later techniques), "defaults",
+    "has_random_weights"."""
 
     def __init__(self, rank: int, num: int, device: str, about: dict[str, Any]) -> None:
         self.device = device

@@ -161,13 +161,9 @@ their bytes."""
 
 
 class LayerOffloader(ComponentOffloader):
-    """Onloads the layers that compute, and the prefetched ones.
+    """Onloads the layers that compute, and the prefetched ones: the forward of every layer is replaced, too.
 
-    The pipeline's hooks are replaced, its `maybe_free_model_hooks` on the instance, and the forward of every layer. On
-    "cpu" onloading copies as well, for tests.
-
-    Args:
-        keep: bytes of the denoiser's layers that stay on the device while it works; `kept_bytes` is what was chosen.
+    Up to `keep` bytes of the denoiser's layers stay on the device while it works; `kept_bytes` is what was chosen.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 class TensorSwap:
     """Swaps a module's parameters, its buffers, and the tensors that bitsandbytes stores in attributes.
 
-    Args:
-        make: returns the replacement of a plain tensor. Called once for tensors that share data.
-        reversible: whether `undo` will be called. Otherwise no reference to the original tensors is kept.
+    `make` is called once for tensors that share data. Unless it is `reversible`, no original is kept for `undo`.
     """
 
     def __init__(self, make: Make, *, reversible: bool) -> None:

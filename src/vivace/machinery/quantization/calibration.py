@@ -29,13 +29,8 @@ _E4M3_MAX = 448.0
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of layers' inputs.
-
-    by_layer: the scale by layer.
-    missing: why a layer has none.
-    origin: "calibrated on ..." or "reloaded, ...", for the Record.
-    file: where they are cached; None: nowhere.
-    """
+    """The scales of layers' inputs, why layers have none, their origin ("calibrated on ...", "reloaded, ...") and where
+    they are cached, if anywhere."""
 
     by_layer: Mapping[str, torch.Tensor]
     missing: Mapping[str, str]
@@ -90,10 +85,7 @@ def calibrate_choices(
 
 
 class _Largest:
-    """The largest magnitude of tensors, on their device; computed once for a tensor that several layers take.
-
-    Query, key and value have the same input, and so have all layers that see the prompt.
-    """
+    """The largest magnitude of tensors, on their device; computed once for a tensor that several layers take."""
 
     def __init__(self) -> None:
         from torch.utils.weak import WeakIdKeyDictionary

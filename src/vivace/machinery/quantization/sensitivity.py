@@ -104,13 +104,8 @@ def most_sensitive(errors: Mapping[str, float], costs: Mapping[str, float], shar
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """The layers that are left unquantised by their sensitivity, the most sensitive for their cost first.
-
-    Attributes:
-        work, weights: their shares of all layers that the scheme takes.
-        error_without, error: the predicted relative error of the denoiser's output if none were left, and with them
-            left.
-    """
+    """The layers that are left unquantised by their sensitivity, the most sensitive for their cost first, their shares
+    of work and weights, and the predicted relative error of the denoiser's output with them left, and without."""
 
     names: tuple[str, ...]
     errors: Mapping[str, float]

@@ -32,11 +32,8 @@ _VERSION = 1
 class Ratios:
     """MagCache's table: the magnitude of each step's residual by that of the step before; the first step's is 1.
 
-    Attributes:
-        model: what it was measured on, NAME@REVISION.
-        spread: the standard deviation of a ratio between images, of the step where it is largest.
-        num_pictures: images that it was measured on.
-        source: where it is published, "" if it was measured here.
+    `spread` is the standard deviation of a ratio between images, of the step where it is largest; `source` is where it
+    is published, "" if it was measured here.
     """
 
     technique: ClassVar[str] = "magcache"
@@ -63,14 +60,9 @@ class Fit:
 
     Attributes:
         coefficients: from the highest power down.
-        model: what it was fitted on, NAME@REVISION.
-        low, high: the range of the measured input changes. Outside of it the polynomial says nothing: below, the value
-            at `low` is taken; above, the value at `high` grows in proportion. Published polynomials name no range and
-            are taken as they are.
-        num_pairs: pairs of steps.
-        num_steps: per image.
-        residual: the root mean square of the fit's error, in relative changes of the output.
-        explained: the share of the variance that it explains.
+        low, high: the range of measured input changes: below, the value at `low` is taken; above, that at `high` grows
+            in proportion. Published polynomials are taken as they are.
+        residual, explained: the root mean square of the fit's error, and the share of the variance that it explains.
         source: where it is published, "" if it was fitted here.
     """
 

@@ -32,10 +32,8 @@ class _SplitPass:
     """Where the blocks are split, and the tensors within one forward, cleared after it, so that a graph carries no
     state.
 
-    Attributes:
-        first, end: the numbers of the first of the middle blocks, and of the first block behind them.
-        joined: of each block, whether it takes text and image as one tensor.
-        begin: the tokens in front of the first block; `entering` and `leaving` are those around the middle blocks.
+    `first` and `end` are the numbers of the first middle block, and of the first behind them; `joined` says of each
+    block whether it takes text and image as one tensor.
     """
 
     blocks: Blocks

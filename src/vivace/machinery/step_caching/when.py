@@ -42,11 +42,8 @@ def never(_: CacheState, __: Look) -> bool:
 
 class Masked:
     """Follows a mask of `read_mask`. One with a digit for each step is for a schedule of that many steps: a call that
-    begins within it, as from an image, follows its end, and a longer one is refused.
-
-    Args:
-        pipe: whose schedule is followed; None: a schedule as long as the mask.
-    """
+    begins within it, as from an image, follows its end, and a longer one is refused. Without `pipe` it is never
+    longer."""
 
     def __init__(self, mask: str, pipe: Any = None) -> None:
         self._steps, self._is_whole, self._pipe = steps_of(mask), mask.isdigit(), pipe
@@ -118,14 +115,9 @@ class AccumulatedChange:
 
 @dataclass(frozen=True)
 class KnownGrowth:
-    """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one.
-
-    Attributes:
-        threshold: bound of the sum of the skipped steps' errors, each the distance of the ratios' product from 1.
-        retention: share of the steps, at the beginning, that are computed.
-        num_before: returns the steps of the schedule's beginning that are not run: the table is that of a whole
-            schedule.
-    """
+    """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one: the skipped
+    steps' errors, each the distance of the ratios' product from 1, add up to at most `threshold`. A share of the steps,
+    at the beginning, is computed; `num_before` is the number of the schedule's steps that are not run."""
 
     ratio_at: Callable[[int, int], float]
     threshold: float

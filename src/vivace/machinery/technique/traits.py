@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """Components are replaced before they are converted, and converted before they are compiled. What only concerns
-    the call comes last."""
+    """Components are replaced before they are converted, and converted before they are compiled. What only concerns the
+    call comes last."""
 
     SWAP = 10
     """A component is replaced: a tiny VAE."""
