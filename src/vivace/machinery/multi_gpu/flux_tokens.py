@@ -42,8 +42,7 @@ from vivace.machinery.multi_gpu.collectives import (
     start_all_gather,
     wait,
 )
-from vivace.machinery.multi_gpu.fused_exchange import exchange_of
-from vivace.machinery.multi_gpu.sharding import Sharding
+from vivace.machinery.multi_gpu.fused_exchange import Sharding, exchange_of
 from vivace.machinery.step_caching.block_residual import WHOLE_TOKENS
 
 _TOKENS = -2

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -110,6 +111,15 @@ class PeerMemory:
 
 
 _NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the tokens of a denoiser are sharded: collectives per attention (None: by the input), and memory that the
+    GPUs write to each other."""
+
+    num_collectives: int | None
+    memory: PeerMemory | None = None
 
 
 class FusedExchange:

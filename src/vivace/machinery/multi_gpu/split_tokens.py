@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
-from vivace.machinery.multi_gpu.sharding import Sharding
 
 if TYPE_CHECKING:
     import torch
+
+    from vivace.machinery.multi_gpu.fused_exchange import Sharding
 
 
 Mode = Literal["cfg", "ulysses", "all_gather", "ring"]
@@ -24,6 +25,8 @@ def split_tokens(
 ) -> Sharding:
     """Let each process compute its shard of the tokens; all call this together, `by_diffusers` as the primary says."""
     import torch.distributed as dist
+
+    from vivace.machinery.multi_gpu.fused_exchange import Sharding
 
     if not by_diffusers:
         from vivace.machinery.multi_gpu.flux_tokens import shard

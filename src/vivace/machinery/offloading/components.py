@@ -14,8 +14,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory
-from vivace.machinery.offloading.tensor_swap import tensor_slots
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory, tensor_slots
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.offloaded_module import OffloadedModule, write_copies
-from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, is_plain, tensor_slots, write_copies
 from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:

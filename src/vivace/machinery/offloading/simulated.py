@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.machinery.offloading.layer_offloader import is_onloaded_whole, layers_of, layers_to_keep
-from vivace.machinery.offloading.tensor_swap import map_tensors, tensor_slots
+from vivace.machinery.offloading.offloaded_module import map_tensors, tensor_slots
 
 if TYPE_CHECKING:
     import torch
