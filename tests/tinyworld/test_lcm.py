@@ -12,7 +12,7 @@ from diffusers import DDIMScheduler, LCMScheduler, StableDiffusionPipeline
 from safetensors import safe_open
 
 from tinyworld import evaluate, evaluate_lcm, loop, networks, scenes, table, train_lcm
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 
 pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
 

@@ -220,8 +220,7 @@ def _ratios() -> tuple[float, ...]:
     return tuple(float(ratio) for ratio in FLUX_MAG_RATIOS)
 
 
-def _polynomial() -> tuple[float, ...]:
-    return 4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01
+_POLYNOMIAL = (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01)
 
 
 # The names in github.com/black-forest-labs/flux, and those of XLabs' LoRAs (github.com/XLabs-AI/x-flux).
@@ -417,7 +416,7 @@ FLUX = family.Family(
             _ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG
         ),
         "teacache": family.PublishedFit(
-            _polynomial, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
+            lambda: _POLYNOMIAL, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
         ),
     },
     controlnets=family.ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),

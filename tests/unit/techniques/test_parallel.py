@@ -16,6 +16,7 @@ from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
+from vivace.machinery.compilation import captured
 from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
 from vivace.machinery.multi_gpu.flux_tokens import Ulysses
 from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary
@@ -331,6 +332,7 @@ _CAPTURES_ON_A_CPU = """
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
+from vivace.machinery.compilation import captured
 from vivace.techniques import cuda_graph
 
 def record(work):
@@ -345,14 +347,14 @@ def record(work):
     return replay, outputs
 
 cuda_graph.CudaGraph.unsupported = lambda self, target: None
-cuda_graph.cuda_capturer = lambda: record
+captured.cuda_capturer = lambda: record
 """
 
 
 @pytest.mark.long
 def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a recorder that runs on a CPU, here and in the peer."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)  # type: ignore[attr-defined]
+    monkeypatch.setattr(captured, "cuda_capturer", captured.cuda_capturer)
     monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
     exec(_CAPTURES_ON_A_CPU, {})  # noqa: S102
     larger = {"height": 128, "width": 64}

@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from vivace.machinery.attention_backends.cudnn_fp8 import attend
 from vivace.machinery.attention_backends.kernels import KERNELS
 
@@ -30,9 +32,6 @@ class RedirectedAttention:
     """
 
     def __init__(self, backend: str) -> None:
-        import torch
-
-        self._fp32 = torch.float32
         self.num_redirected = 0
         self.num_compiled = 0
         self.left: dict[str, int] = {}
@@ -57,8 +56,6 @@ class RedirectedAttention:
             functional.scaled_dot_product_attention = before
 
     def _function(self, backend: str) -> Function:
-        import torch
-
         plain = torch.nn.functional.scaled_dot_product_attention
         eager, traced = _FUNCTIONS[backend]()
         label = f"vivace::{backend}_attention"
@@ -118,7 +115,7 @@ class RedirectedAttention:
             return "causal, grouped or with dropout"
         if query.is_cuda and not self._kernel.takes_head(query.shape[-1]):
             return f"heads of {query.shape[-1]}"
-        if self._kernel.half and query.dtype == self._fp32:
+        if self._kernel.half and query.dtype == torch.float32:
             return "fp32"
         if self._kernel.square and query.shape[-2] != key.shape[-2]:
             return "of other numbers of queries and keys"
@@ -143,7 +140,6 @@ class _Left:
 
 
 def _flex() -> tuple[Function, Function]:
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     # One graph per shape, since kernels for symbolic shapes are slower. With fullgraph, since a graph break would
@@ -204,7 +200,6 @@ def _xformers() -> tuple[Function, Function]:
 
 def _cudnn_fp8() -> tuple[Function, Function]:
     """Attend by cuDNN: a scale for each tensor; the output is e4m3 with the values' scale."""
-    import torch
 
     def call(query: Any, key: Any, value: Any, scale: float | None, of_q: Any, of_k: Any, of_v: Any) -> Any:
         out = torch.empty_like(query)
@@ -223,7 +218,6 @@ def _cudnn_fp8() -> tuple[Function, Function]:
 
 def _flash3_fp8() -> tuple[Function, Function]:
     """Attend by FlashAttention-3: a scale for each head; the output is bf16."""
-    import torch
 
     def call(query: Any, key: Any, value: Any, scale: float | None, of_q: Any, of_k: Any, of_v: Any) -> Any:
         scales = {"q_descale": of_q, "k_descale": of_k, "v_descale": of_v}
@@ -241,8 +235,6 @@ def _flash3_fp8() -> tuple[Function, Function]:
 
 def _quantised(x: Any, over: tuple[int, ...]) -> tuple[Any, Any]:
     """Quantise (batch, heads, tokens, channels); return it tokens first, and scales, which dimensions `over` share."""
-    import torch
-
     x = x.transpose(1, 2).contiguous()
     scale = (x.abs().amax(dim=over, keepdim=True).float() / _LARGEST).clamp_min(_LEAST_SCALE)
     return (x.float() / scale).to(torch.float8_e4m3fn), scale
@@ -277,8 +269,6 @@ def _package(name: str, call: Function) -> tuple[Function, Function]:
 def _operator(name: str, call: Function, num_scales: int = 0, dtype: Any = None) -> Any:
     """Return a kernel of (batch, tokens, heads, channels) as a custom operator, which torch.compile does not look into;
     `dtype` is the output's, if not the query's."""
-    import torch
-
     if name not in _OPERATORS:
         scales = "".join(f", Tensor scale_{k}" for k in range(num_scales))
         made = torch.library.custom_op(

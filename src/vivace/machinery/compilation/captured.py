@@ -10,12 +10,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vivace.errors import Unsupported
-
-if TYPE_CHECKING:
-    import torch
 
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Takes work without arguments. Returns a function that repeats it, and the outputs that this function overwrites."""
@@ -28,25 +28,12 @@ _CAPTURED = "_vivace_captured"
 _NEVER_WRITTEN = "_vivace_never_written"
 
 
-class Captured(Protocol):
-    """Captures and replays the calls of a forward."""
-
-    @property
-    def num_captured(self) -> int: ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
-
-    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+def captured_forward(module: Any) -> Any:
+    """Return what captures a module's forward, a `CapturedFunction` or what calls one; None: nothing does."""
+    return getattr(module, _CAPTURED, None)
 
 
-def captured_forward(module: Any) -> Captured | None:
-    captured: Captured | None = getattr(module, _CAPTURED, None)
-    return captured
-
-
-def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
+def replace_forward(module: Any, captured: Any, call: Callable[..., Any] | None = None) -> None:
     """Replace a module's forward by the object that captures it; `call` calls `captured` with other arguments."""
     called = call or captured
 
@@ -114,9 +101,6 @@ class CapturedFunction:
         self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
         leaves, structure = tree_flatten((args, kwargs))
         key = _key(leaves, structure)
         graph = self.graphs.get(key)
@@ -134,19 +118,12 @@ class CapturedFunction:
 
     def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call with these arguments would replay a graph captured before."""
-        from torch.utils._pytree import tree_flatten
-
         return _key(*tree_flatten((args, kwargs))) in self.graphs
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        from torch.utils._pytree import tree_flatten
-
         self.graphs.pop(_key(*tree_flatten((args, kwargs))), None)
 
     def _make(self, leaves: list[Any], structure: Any) -> _Graph:
-        import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
         inputs = [_buffer(tensor, self._device) for tensor in _tensors(leaves)]
         buffers = iter(inputs)
         buffered = [next(buffers) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -172,8 +149,6 @@ class CapturedFunction:
 
 def cuda_capturer() -> Capture:
     """Return a function that captures CUDA graphs. They share one memory pool, so no two may replay at a time."""
-    import torch
-
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -205,21 +180,15 @@ def num_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
-    import torch
-
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _key(leaves: list[Any], structure: Any) -> Hashable:
-    import torch
-
     # Buffers made in inference mode cannot be written outside of it.
     return structure, tuple(_leaf_key(leaf) for leaf in leaves), torch.is_inference_mode_enabled()
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return "tensor", tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device.type
     if leaf is None or isinstance(leaf, str | bool | int | float | torch.dtype | torch.device):
@@ -229,15 +198,11 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 def _buffer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a copy on the device: a graph cannot contain that of a scalar that a scheduler keeps on the CPU."""
-    import torch
-
     return torch.empty_like(tensor, device=device, memory_format=torch.preserve_format).copy_(tensor)
 
 
 def _end_capture_of_generator() -> None:
     """Reset the device's random generator after a failed capture, which otherwise stays in capture mode, so that every
     later random number fails (torch 2.11). A clone of its state is not in capture mode."""
-    import torch
-
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())

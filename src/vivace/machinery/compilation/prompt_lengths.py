@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
 
 from vivace.machinery.compilation.captured import Capture, CapturedFunction
-
-if TYPE_CHECKING:
-    import torch
 
 _CAUSAL = frozenset(
     {
@@ -112,20 +112,17 @@ class PromptLengths:
         batch, length = ids.shape
         bucket = bucket_of(length)
         self.num_padded += bucket > length
-        call = {name: _longer(value, bucket - length) for name, value in call.items()}
+        for name in [name for name, value in call.items() if isinstance(value, torch.Tensor)]:
+            call[name] = torch.nn.functional.pad(call[name], (0, bucket - length))
         return _shorter(self.graphs(**call), (batch, bucket), length)
 
 
 def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
-    import torch
-
     tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
     return ids.ndim == 2 and all(tensor.shape == ids.shape for tensor in tensors)
 
 
 def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
-    import torch
-
     if mask is None:
         return False, True
     counts = mask.bool()
@@ -133,16 +130,7 @@ def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
     return not last, every
 
 
-def _longer(value: Any, num_more: int) -> Any:
-    import torch
-
-    return torch.nn.functional.pad(value, (0, num_more)) if isinstance(value, torch.Tensor) else value
-
-
 def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
-    import torch
-    from torch.utils._pytree import tree_map
-
     def cut(value: Any) -> Any:
         is_of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == rows
         return value[:, :length].contiguous() if is_of_tokens else value
@@ -211,7 +199,8 @@ class PaddedCaptions(PaddedTexts):
             return ([], *args), kwargs
         lengths = [len(caption) for caption in captions]
         longer = [-(-length // SEQ_MULTI_OF) * SEQ_MULTI_OF for length in lengths]
-        masks = [_mask(*pair, self._device) for pair in zip(lengths, longer, strict=True)]
+        pairs = zip(lengths, longer, strict=True)
+        masks = [torch.arange(more, device=self._device) >= length for length, more in pairs]
         padded = [_padded_to(length, caption) for length, caption in zip(longer, captions, strict=True)]
         if len(args) > _AT:
             return (masks, *args[:_AT], padded, *args[_AT + 1 :]), kwargs
@@ -244,20 +233,10 @@ def _captions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _are_captions(value: Any) -> bool:
-    import torch
-
     is_list = isinstance(value, list) and len(value) > 0
     return is_list and all(isinstance(each, torch.Tensor) and each.ndim == 2 and len(each) for each in value)
 
 
 def _padded_to(length: int, caption: torch.Tensor) -> torch.Tensor:
-    import torch
-
     more = length - len(caption)
     return torch.cat([caption, caption[-1:].expand(more, -1)]) if more else caption.contiguous()
-
-
-def _mask(length: int, longer: int, device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.arange(longer, device=device) >= length

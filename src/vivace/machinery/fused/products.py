@@ -267,9 +267,8 @@ def _slots(layers: Sequence[nn.Linear]) -> list[LoraSlot]:
 def _biases(linears: Sequence[Sequence[nn.Linear]]) -> torch.Tensor | None:
     if all(layer.bias is None for layers in linears for layer in layers):
         return None
-    biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
-    return torch.stack(biases).bfloat16()
 
+    def of(layer: nn.Linear) -> torch.Tensor:
+        return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(len(layer.weight))
 
-def _bias(layer: nn.Linear) -> torch.Tensor:
-    return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.weight.shape[0])
+    return torch.stack([torch.cat([of(layer) for layer in layers]) for layers in linears]).bfloat16()

@@ -1,4 +1,4 @@
-"""Read a LoRA file for a pipeline. Every tensor is used, has no effect, or is listed as unused with the reason.
+"""Read a LoRA for a pipeline, or merge it into the weights. Every tensor is used, adds zero, or is said to be unused.
 
 Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_utils.py; ComfyUI, comfy/lora.py.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import FAMILIES, Family, family_of
+from vivace.architectures.entry import FewSteps
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain, reading
 from vivace.machinery.lora.by_diffusers import converted
@@ -32,9 +33,11 @@ from vivace.machinery.lora.changes import (
 )
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
-from vivace.machinery.technique import Component, attribute_of, component_of
+from vivace.machinery.technique import COMPONENTS, Component, attribute_of, component_of
 from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.read_denoiser import has_original_names
+from vivace.models.find import WEIGHTS
+from vivace.models.hub import fetch_part
 
 if TYPE_CHECKING:
     import torch
@@ -282,7 +285,13 @@ def _read_group(now: Account, group: Group) -> None:
             problem = str(error)
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
-    if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
+    if misfit and named.component is not None:
+        layer = now.names.layers[named.component][named.places[0].layer]
+        is_used = type(layer).__name__ != "Embedding"
+    # A layer that reads the guidance scale, which this distilled model lacks: the LoRA is its sibling's.
+    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
+    is_guidance = "guidance" in group.layer and config.get("guidance_embeds") is False
+    if not is_used and has_no_effect(group):
         now.without_effect += group.all_keys
         if named.component is not None and not named.places:
             now.foreign_zeros[named.component].append(group)
@@ -292,7 +301,7 @@ def _read_group(now: Account, group: Group) -> None:
         now.malformed[named.component].append(problem)
     elif unusable is not None:
         now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
-    elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
+    elif not named.places and named.component == "denoiser" and is_guidance:
         now.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
         now.foreign[named.component].append(group)
@@ -385,19 +394,6 @@ def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: Account, group: Group) -> bool:
-    """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
-    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
-    return "guidance" in group.layer and config.get("guidance_embeds") is False
-
-
-def _is_embedding(now: Account, named: Named) -> bool:
-    import torch
-
-    assert named.component is not None
-    return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
-
-
 def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
     """Return alpha / rank, from the tensors or PEFT's json; BadForm where both contradict, or one is no number."""
     assert named.component is not None
@@ -483,3 +479,45 @@ def _this(pipe: Any) -> str:
         return f"a {type(denoiser).__name__}"
     width = getattr(denoiser, "config", {}).get("cross_attention_dim")
     return family.by_text_width.get(width, family.name) if isinstance(width, int) else family.name
+
+
+def few_steps_file(few_steps: FewSteps) -> Path:
+    lora = few_steps.lora
+    return WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora)
+
+
+# Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
+# Source: Hu et al., LoRA, arXiv 2106.09685.
+def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
+    """Merge the LoRA in `path`, scaled; return the number of changed layers. UnusableModel: it is not for this one."""
+    lora = read_lora(pipe, path)
+    if (problem := lora.problem(COMPONENTS)) is not None:
+        raise UnusableModel(problem)
+    if lora.unused:
+        raise UnusableModel(f"{path}: {lora.unused}; give the LoRA of this model")
+    return sum(merge_all(pipe, [(lora.layers, amount)]).values())
+
+
+def merge_all(pipe: Any, loras: Sequence[tuple[LoraLayers, float]]) -> Counter[Component]:
+    """Merge several LoRAs, each with its factor, rounding each weight once; return the changed layers by component."""
+    changed: Counter[Component] = Counter()
+    for component in COMPONENTS:
+        parts = [(layers[component], amount) for layers, amount in loras if component in layers]
+        modules = dict(component_of(pipe, component).named_modules()) if parts else {}
+        for name in dict.fromkeys(name for layers, _ in parts for name in layers):
+            for kind in ("weight", "bias"):  # which RMSNorms and embeddings lack
+                own = [(getattr(layers[name], kind), amount) for layers, amount in parts if name in layers]
+                if changes := [(change, amount) for change, amount in own if change is not None]:
+                    _sum(getattr(modules[name], kind), changes)
+            changed[component] += 1
+    return changed
+
+
+def _sum(tensor: torch.Tensor, changes: Sequence[tuple[WeightChange, float]]) -> None:
+    import torch
+
+    with torch.no_grad():
+        total = tensor.float()
+        for change, amount in changes:
+            total = total + amount * change.values(tensor.device).reshape(tensor.shape)
+        tensor.copy_(total.to(tensor.dtype))

@@ -40,9 +40,11 @@ class Scales:
 
 def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images: int) -> Scales:
     """Return the scales of these layers' inputs (by component and name): cached, or measured on `num_images` images."""
+    from safetensors.torch import save
+
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = source_of(target, sorted(layers), prompts)
-    file = _file(target, source)
+    file = cache_file(target, "scales", source, ".safetensors")
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
         return Scales(*cached, f"reloaded, calibrated on {images}", file)
@@ -59,7 +61,9 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
             scales[name] = range_.scale()
         else:
             missing[name] = reason
-    is_cached = file is not None and _save(file, source, scales, missing)
+    on_host = {name: scale.cpu() for name, scale in scales.items()}
+    content = save(on_host, {"source": source, "missing": json.dumps(missing)})
+    is_cached = file is not None and write_cache(file, content)
     return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
 
 
@@ -176,11 +180,21 @@ def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> s
     )
 
 
-def _file(target: Target, source: str) -> Path | None:
+def cache_file(target: Target, folder: str, source: str, suffix: str) -> Path | None:
+    """Return where what was measured is cached; None for a pipeline of unknown origin, which cannot be told apart."""
     """Return the file of cached scales; None for a pipeline of unknown origin, whose scales cannot be told apart."""
     if not target.identity:
         return None
-    return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
+    return cache_folder() / folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}{suffix}"
+
+
+def write_cache(file: Path, content: bytes) -> bool:
+    """Write a file atomically. If the folder is not writable, the next run measures again."""
+    try:
+        replace(file, content)
+    except OutputError:
+        return False
+    return True
 
 
 def _load(
@@ -198,15 +212,3 @@ def _load(
     if about.get("source") != source or set(scales) | set(missing) != set(layers):
         return None
     return {name: scale.to(layers[name].weight.device) for name, scale in scales.items()}, missing
-
-
-def _save(file: Path, source: str, scales: Mapping[str, torch.Tensor], missing: Mapping[str, str]) -> bool:
-    """Write the file atomically. If the folder is not writable, the next run calibrates again."""
-    from safetensors.torch import save
-
-    tensors = {name: scale.cpu() for name, scale in scales.items()}
-    try:
-        replace(file, save(tensors, {"source": source, "missing": json.dumps(dict(missing))}))
-    except OutputError:
-        return False
-    return True

@@ -27,14 +27,6 @@ class SchemeSettings:
     input_scale: torch.Tensor | None = None
 
 
-def _supports_all(settings: SchemeSettings) -> None:
-    return None
-
-
-def _takes_all(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> None:
-    return None
-
-
 def no_fp8_on_apple(settings: SchemeSettings) -> str | None:
     if settings.machine.backend == "mps":
         return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
@@ -64,8 +56,8 @@ class Scheme:
     matmuls: str
     convert: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module]
     describe: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module] | None = None
-    skips: Callable[[torch.nn.Module, str, SchemeSettings], str | None] = _takes_all
-    unsupported: Callable[[SchemeSettings], str | None] = _supports_all
+    skips: Callable[[torch.nn.Module, str, SchemeSettings], str | None] = lambda *_: None
+    unsupported: Callable[[SchemeSettings], str | None] = lambda _: None
     takes_convolutions: bool = False
     has_tensor_scales: bool = False
     has_single_scales: bool = False

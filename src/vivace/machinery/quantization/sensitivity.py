@@ -10,23 +10,19 @@ The errors are cached in a file, so that later processes choose the same.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
+import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from vivace.errors import OutputError
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import cache_folder
-from vivace.machinery.quantization.calibration import generate, source_of
+from vivace.machinery.quantization.calibration import cache_file, generate, source_of, write_cache
 from vivace.machinery.quantization.layers import replace_layer
 from vivace.machinery.technique import Target
 
@@ -65,10 +61,7 @@ def measure(
     on."""
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = json.dumps([source_of(target, sorted(layers), prompts), how, target.machine.device_name])
-    file = None
-    if target.identity:
-        name = hashlib.sha256(source.encode()).hexdigest()[:32]
-        file = cache_folder() / "sensitivity" / f"{name}.json"
+    file = cache_file(target, "sensitivity", source, ".json")
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
         return Measured(cached, f"reloaded, measured on {images}", file)
@@ -85,7 +78,7 @@ def measure(
         shares = [_relative(output, other) for output, other in zip(outputs, references, strict=True)]
         errors[name] = _rounded(math.fsum(shares) / len(shares))
     sensitivity = Sensitivity(errors=errors, work=work, source=source)
-    is_kept = file is not None and _save(file, sensitivity)
+    is_kept = file is not None and write_cache(file, sensitivity.model_dump_json().encode())
     return Measured(sensitivity, f"measured on {images}", file if is_kept else None)
 
 
@@ -177,23 +170,16 @@ def _references(
     denoiser: torch.nn.Module, layers: Mapping[str, torch.nn.Module], calls: list[_Call]
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
     work = dict.fromkeys(layers, 0.0)
-    with contextlib.ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.enter_context(_counting(name, layer, work))
-        outputs = [_output(denoiser, call) for call in calls]
-    return outputs, work
 
-
-@contextlib.contextmanager
-def _counting(name: str, layer: Any, work: dict[str, float]) -> Iterator[None]:
-    def count(_: Any, __: Any, output: torch.Tensor) -> None:
+    def count(name: str, layer: Any, _: Any, output: torch.Tensor) -> None:
         work[name] += layer.weight.numel() * output.numel() / layer.weight.shape[0]
 
-    handle = layer.register_forward_hook(count)
+    hooks = [layer.register_forward_hook(functools.partial(count, name)) for name, layer in layers.items()]
     try:
-        yield
+        return [_output(denoiser, call) for call in calls], work
     finally:
-        handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
@@ -228,16 +214,5 @@ def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity 
         sensitivity = Sensitivity.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, ValidationError):
         return None
-    return (
-        sensitivity
-        if sensitivity.source == source and set(sensitivity.errors) == set(sensitivity.work) == set(layers)
-        else None
-    )
-
-
-def _save(file: Path, sensitivity: Sensitivity) -> bool:
-    try:
-        replace(file, sensitivity.model_dump_json().encode())
-    except OutputError:
-        return False
-    return True
+    is_same = sensitivity.source == source and set(sensitivity.errors) == set(sensitivity.work) == set(layers)
+    return sensitivity if is_same else None

@@ -164,7 +164,11 @@ class CachedDenoiser:
         counter: StepCounter | None = None,
     ) -> None:
         self.counter = counter if counter is not None else StepCounter()
-        self._output_class = _output_class_of(denoiser)
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+        is_unet = hasattr(denoiser, "up_blocks")
+        self._output_class: Any = UNet2DConditionOutput if is_unet else Transformer2DModelOutput
         self._is_hit = is_hit
         self._predictor = predictor
         self._can_reuse = can_reuse
@@ -266,10 +270,3 @@ def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     latents = latents_of(args, kwargs)
     rows = latents if isinstance(latents, list) else [latents]
     return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
-
-
-def _output_class_of(denoiser: Any) -> Any:
-    from diffusers.models.modeling_outputs import Transformer2DModelOutput
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
-
-    return UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput
