@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures import family
-from vivace.architectures.components import FLOW, FLUX_VAE, T5_XXL, TAEF1, Architecture, of_diffusers
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.flux import NAMES
 from vivace.architectures.gains import MODULATION, SILU, SINUSOID, double_and_single
 
@@ -32,20 +30,13 @@ def _gains(transformer: Any) -> family.Rules:
     ]
 
 
-_SIZES: dict[str, Any] = {
-    "attention_head_dim": 32,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 128,
-    "axes_dims_rope": [8, 12, 12],
-    "approximator_hidden_dim": 64,
-}
 # lodestones/Chroma1-HD: the class's default. Its scheduler was not at hand; it is FLUX.1 [schnell]'s.
 _PARTS = {
-    "transformer": of_diffusers("ChromaTransformer2DModel", num_layers=19, num_single_layers=38),
-    "vae": FLUX_VAE,
-    "text_encoder": T5_XXL,
+    "transformer": components.of_diffusers("ChromaTransformer2DModel", num_layers=19, num_single_layers=38),
+    "vae": components.FLUX_VAE,
+    "text_encoder": components.T5_XXL,
 }
-_SAMPLER = of_diffusers(FLOW, shift=1.0, use_dynamic_shifting=False)
+_SAMPLER = components.of_diffusers(components.FLOW, shift=1.0, use_dynamic_shifting=False)
 # Steps and guidance of diffusers' documentation; the pipeline's defaults are 35 and 5.
 _ENTRY = Entry(
     name="chroma1-hd",
@@ -60,24 +51,24 @@ _ENTRY = Entry(
 )
 
 _GUIDANCE = "distilled_guidance_layer"
-_NAMES: Names = NAMES | {
+_NAMES: family.Names = NAMES | {
     f"{_GUIDANCE}.in_proj": (f"{_GUIDANCE}.in_proj",),
     f"{_GUIDANCE}.layers.#.in_layer": (f"{_GUIDANCE}.layers.#.linear_1",),
     f"{_GUIDANCE}.layers.#.out_layer": (f"{_GUIDANCE}.layers.#.linear_2",),
     f"{_GUIDANCE}.norms.#": (f"{_GUIDANCE}.norms.#",),
     f"{_GUIDANCE}.out_proj": (f"{_GUIDANCE}.out_proj",),
 }
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
-        Signature(
+        family.Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
+        family.Signature(
             "Chroma",
             (f"{_GUIDANCE}.*", "double_blocks.0.img_attn.qkv.weight"),
             (("img_in.weight", 0, 3072),),
             "chroma1-hd",
             "transformer",
         ),
-        Signature(
+        family.Signature(
             "Chroma of a size that vivace does not know, or written with other shapes", (f"{_GUIDANCE}.*",)
         ),
     ),
@@ -96,20 +87,18 @@ CHROMA = family.Family(
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES),
+    original=family.OriginalNames(_NAMES),
     lora_layers=("distilled_guidance_layer",),
     models=(
         family.PublishedModel(
             _ENTRY,
-            Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, TAEF1),
+            components.Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, components.TAEF1),
             title="Chroma1-HD",
             labels=r"chroma(?!.*(?:radiance|flash|dct))",
             step_flop=149_138_995_937_280,
         ),
     ),
     random_weights={"ChromaTransformer2DModel": family.RandomWeights(_gains)},
-    narrow=_SIZES,
-    few_blocks={"num_layers": 1, "num_single_layers": 2, "approximator_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),

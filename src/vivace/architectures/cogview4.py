@@ -11,7 +11,6 @@ from typing import Any
 from vivace.architectures import family
 from vivace.architectures.components import FLOW, KL, Architecture, of_diffusers, of_transformers
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID, embedders
 
 
@@ -81,13 +80,13 @@ COGVIEW4 = family.Family(
     name="CogView4",
     denoiser="CogView4Transformer2DModel",
     pipelines=(family.Pipeline("CogView4Pipeline"),),
-    files=SingleFiles((Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)),
+    files=family.SingleFiles(
+        (family.Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)
+    ),
     models=_MODELS,
     random_weights={
         "CogView4Transformer2DModel": family.RandomWeights(_gains),
     },
-    narrow={"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64, "time_embed_dim": 64},
-    few_blocks={"num_layers": 2},
     blocks=family.Blocks(
         chains=("transformer_blocks",),
         entering=family.output_of("patch_embed.proj"),

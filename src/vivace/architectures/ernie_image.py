@@ -150,14 +150,6 @@ ERNIE_IMAGE = family.Family(
     pipelines=(family.Pipeline("ErnieImagePipeline", run_without_values=_run_without_values),),
     models=_MODELS,
     random_weights={"ErnieImageTransformer2DModel": family.RandomWeights(_gains)},
-    narrow={
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "ffn_hidden_size": 256,
-        "text_in_dim": 64,
-        "rope_axes_dim": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=family.Blocks(
         chains=("layers",),

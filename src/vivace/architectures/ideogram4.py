@@ -166,15 +166,6 @@ IDEOGRAM4 = family.Family(
         ),
     ),
     random_weights={"Ideogram4Transformer2DModel": family.RandomWeights(_gains, _norms)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 128,
-        "adaln_dim": 32,
-        "llm_features_dim": 13 * 64,
-        "mrope_section": [6, 5, 5],
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=family.Blocks(
         chains=("layers",),

@@ -9,18 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures import family
-from vivace.architectures.components import (
-    FLOW,
-    QWEN3_4B,
-    QWEN_IMAGE_VAE,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-    rope,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
@@ -65,13 +55,13 @@ def _norms(_: Any) -> family.Rules:
 
 
 # Qwen/Qwen3-VL-4B-Instruct without its head, as text_encoder of Krea 2, which does not call its vision tower.
-QWEN3_VL_4B_BODY = of_transformers(
+QWEN3_VL_4B_BODY = components.of_transformers(
     "Qwen3VLModel",
     text_config={
         "model_type": "qwen3_vl_text",
-        **QWEN3_4B,
+        **components.QWEN3_4B,
         "max_position_embeddings": 262144,
-        "rope_parameters": rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+        "rope_parameters": components.rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
     },
     vision_config={
         "model_type": "qwen3_vl_vision",
@@ -84,9 +74,9 @@ QWEN3_VL_4B_BODY = of_transformers(
     tie_word_embeddings=True,
 )
 # krea/Krea-2-Raw and Krea-2-Turbo: the class's default.
-_KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
+_KREA2 = components.of_diffusers("Krea2Transformer2DModel", num_layers=28)
 # Its pipeline computes the shift from the number of tokens; of Krea 2 Turbo it is 1.15.
-_KREA2_FLOW = of_diffusers(FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
+_KREA2_FLOW = components.of_diffusers(components.FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
 
 
 def _publish(
@@ -101,8 +91,8 @@ def _publish(
         max_sequence_length=512,
         **own,
     )
-    parts = {"transformer": _KREA2, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
-    architecture = Architecture.of(
+    parts = {"transformer": _KREA2, "vae": components.QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
+    architecture = components.Architecture.of(
         entry, parts, _KREA2_FLOW, {"text_encoder": 512}, is_distilled=is_distilled
     )
     return family.PublishedModel(entry, architecture, f"Krea 2 {kind}", labels, step_flop)
@@ -138,23 +128,11 @@ KREA2 = family.Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
     pipelines=(family.Pipeline("Krea2Pipeline"),),
-    files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
+    files=family.SingleFiles((family.Signature("Krea 2", ("txtfusion.projector.weight",)),)),
     models=_MODELS,
     random_weights={
         "Krea2Transformer2DModel": family.RandomWeights(_gains, _norms),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 256,
-        "axes_dims_rope": [8, 12, 12],
-        "text_hidden_dim": 64,
-        "text_num_attention_heads": 4,
-        "text_num_key_value_heads": 4,
-        "text_intermediate_size": 128,
-    },
-    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=family.Blocks(
         chains=("transformer_blocks",),

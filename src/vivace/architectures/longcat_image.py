@@ -64,14 +64,6 @@ LONGCAT_IMAGE = family.Family(
         ),
     ),
     random_weights={"LongCatImageTransformer2DModel": family.RandomWeights(_gains)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "pooled_projection_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),

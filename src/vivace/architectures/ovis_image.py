@@ -9,16 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures import family
-from vivace.architectures.components import (
-    FLOW,
-    FLUX_VAE,
-    QWEN3,
-    TAEF1,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
 from vivace.architectures.gains import MODULATION, SILU, double_and_single
 
@@ -36,11 +27,11 @@ def _gains(transformer: Any) -> family.Rules:
 
 # AIDC-AI/Ovis-Image-7B: the class's default. Its text encoder is Ovis 2.5 2B's, Qwen3 1.7B.
 _PARTS = {
-    "transformer": of_diffusers("OvisImageTransformer2DModel", num_layers=6, num_single_layers=27),
-    "vae": FLUX_VAE,
-    "text_encoder": of_transformers(
+    "transformer": components.of_diffusers("OvisImageTransformer2DModel", num_layers=6, num_single_layers=27),
+    "vae": components.FLUX_VAE,
+    "text_encoder": components.of_transformers(
         "Qwen3Model",
-        **QWEN3
+        **components.QWEN3
         | {
             "num_hidden_layers": 28,
             "num_attention_heads": 16,
@@ -71,12 +62,12 @@ OVIS_IMAGE = family.Family(
     models=(
         family.PublishedModel(
             _ENTRY,
-            Architecture.of(
+            components.Architecture.of(
                 _ENTRY,
                 _PARTS,
-                of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True),
+                components.of_diffusers(components.FLOW, shift=3.0, use_dynamic_shifting=True),
                 {"text_encoder": 284},
-                TAEF1,
+                components.TAEF1,
             ),
             title="Ovis-Image",
             labels=r"ovis[ _-]?image",
@@ -84,13 +75,6 @@ OVIS_IMAGE = family.Family(
         ),
     ),
     random_weights={"OvisImageTransformer2DModel": family.RandomWeights(_gains)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),

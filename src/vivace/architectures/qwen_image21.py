@@ -13,10 +13,8 @@ import functools
 import math
 from typing import Any
 
-from vivace.architectures import family
-from vivace.architectures.components import FLOW, QWEN3, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import (
     GELU,
     MODULATION,
@@ -113,22 +111,22 @@ def _vae_gains(vae: Any) -> family.Rules:
 
 # Qwen/Qwen3-VL-8B-Instruct, as text_encoder of Qwen-Image-2.1, which draws from text without its vision tower. The rest
 # of the tower's configuration is the class's default.
-QWEN3_VL_8B = of_transformers(
+QWEN3_VL_8B = components.of_transformers(
     "Qwen3VLForConditionalGeneration",
     text_config={
         "model_type": "qwen3_vl_text",
-        **QWEN3,
+        **components.QWEN3,
         "hidden_size": 4096,
         "intermediate_size": 12288,
         "max_position_embeddings": 262144,
-        "rope_parameters": rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+        "rope_parameters": components.rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
     },
     vision_config={"model_type": "qwen3_vl_vision", "hidden_size": 1152, "out_hidden_size": 4096},
 )
 # Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
-_VAE = of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
+_VAE = components.of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
 # Qwen/Qwen-Image-2.1: the class's default.
-_QWEN_IMAGE21 = of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
+_QWEN_IMAGE21 = components.of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 
 # Steps, and no guidance, are the defaults of its pipeline, which diffusers' documentation calls Qwen's values. The
 # licence is that of the model's page; the download is counted from the parameters, the VAE's in fp32.
@@ -153,7 +151,7 @@ _ENTRY = Entry(
             ),
             steps=(4,),
             guidance_scale=1.0,
-            scheduler=SamplerEntry(class_name=FLOW, overrides={"shift_terminal": None}),
+            scheduler=SamplerEntry(class_name=components.FLOW, overrides={"shift_terminal": None}),
         ),
     ),
 )
@@ -161,7 +159,7 @@ _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B
 _MODELS = (
     family.PublishedModel(
         _ENTRY,
-        Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
+        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
         title="Qwen-Image 2.1",
         labels=r"qwen[ _-]?image[ _-]?2\.1(?!.*turbo)",
         step_flop=66_003_600_356_147,
@@ -206,19 +204,12 @@ QWEN_IMAGE21 = family.Family(
             run_without_values=_run_without_values,
         ),
     ),
-    files=SingleFiles((Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
+    files=family.SingleFiles((family.Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
     models=_MODELS,
     random_weights={
         "QwenImage21Transformer2DModel": family.RandomWeights(_gains, _norms),
         "AutoencoderKLQwenImage21": family.RandomWeights(_vae_gains),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "context_in_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
     blocks=family.Blocks(
         chains=("transformer_blocks",),

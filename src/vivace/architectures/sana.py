@@ -17,7 +17,6 @@ from vivace.architectures.components import (
     reconfigure,
 )
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, RELU, SILU, count, embedders
 
 
@@ -171,10 +170,10 @@ SANA = family.Family(
             run_without_values=_sprint_without_values,
         ),
     ),
-    files=SingleFiles(
+    files=family.SingleFiles(
         (
-            Signature("Sana", ("attention_y_norm.weight",)),
-            Signature(
+            family.Signature("Sana", ("attention_y_norm.weight",)),
+            family.Signature(
                 "Sana in diffusers' layout",
                 ("caption_norm.weight", "transformer_blocks.0.ff.conv_inverted.weight"),
             ),
@@ -187,16 +186,6 @@ SANA = family.Family(
         "AutoencoderDC": family.RandomWeights(_vae_gains, _vae_norms),
         "Gemma2Model": family.RandomWeights(_text_gains, _text_norms),
     },
-    narrow={
-        "num_attention_heads": 4,
-        "attention_head_dim": 16,
-        "num_cross_attention_heads": 4,
-        "cross_attention_head_dim": 16,
-        "cross_attention_dim": 64,
-        "caption_channels": 64,
-        "sample_size": 16,
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
     blocks=family.Blocks(
         chains=("transformer_blocks",),

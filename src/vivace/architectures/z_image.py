@@ -10,18 +10,8 @@ import functools
 import math
 from typing import Any
 
-from vivace.architectures import family
-from vivace.architectures.components import (
-    FLOW,
-    FLUX_VAE,
-    QWEN3_4B,
-    TAEF1,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Embedded, Entry, Hub, embedded_entry
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
 
 
@@ -55,12 +45,12 @@ def _norms(transformer: Any) -> family.Rules:
 
 
 # Qwen/Qwen3-4B without its head, as text_encoder of Z-Image.
-QWEN3_4B_BODY = of_transformers("Qwen3Model", **QWEN3_4B)
+QWEN3_4B_BODY = components.of_transformers("Qwen3Model", **components.QWEN3_4B)
 # Tongyi-MAI/Z-Image-Turbo
-Z_IMAGE_6B = of_diffusers(
+Z_IMAGE_6B = components.of_diffusers(
     "ZImageTransformer2DModel", dim=3840, n_layers=30, n_heads=30, n_kv_heads=30, axes_lens=[1536, 512, 512]
 )
-_SHIFTED = of_diffusers(FLOW, shift=3.0)
+_SHIFTED = components.of_diffusers(components.FLOW, shift=3.0)
 
 
 # DistilledModel to 8 steps, without guidance. Its card asks for 9, and says that the transformer is called 8 times;
@@ -75,7 +65,7 @@ _TURBO = Entry(
     guidance_scale=0.0,
     max_sequence_length=512,
 )
-_PARTS = {"transformer": Z_IMAGE_6B, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
+_PARTS = {"transformer": Z_IMAGE_6B, "vae": components.FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
 _MODELS = (
     family.PublishedModel(
         embedded_entry(
@@ -90,7 +80,7 @@ _MODELS = (
     ),
     family.PublishedModel(
         _TURBO,
-        Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, TAEF1),
+        components.Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, components.TAEF1),
         title="Z-Image-Turbo",
         labels=r"z[ _-]?image[ _-]?turbo",
         step_flop=55_120_597_221_376,
@@ -131,7 +121,7 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._encode_prompt = functools.partial(_embeddings, pipe)
 
 
-_NAMES: Names = {
+_NAMES: family.Names = {
     f"{block}.#.attention.{old}": tuple(f"{block}.#.attention.{new}" for new in news)
     for block in ("layers", "noise_refiner", "context_refiner")
     for old, news in {
@@ -146,9 +136,9 @@ _NAMES: Names = {
     "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
 }
 _OTHER_SIZE = "Z-Image of a size that vivace does not know, or written with other shapes"
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature(
+        family.Signature(
             "Z-Image",
             ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight", "x_embedder.weight"),
             (("x_embedder.weight", 0, 3840),),
@@ -156,8 +146,8 @@ _FILES = SingleFiles(
             "transformer",
             note="no tensor says whether it is distilled: read as Z-Image Turbo, which draws in 9 steps",
         ),
-        Signature(_OTHER_SIZE, ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
-        Signature(_OTHER_SIZE, ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
+        family.Signature(_OTHER_SIZE, ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
+        family.Signature(_OTHER_SIZE, ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
     ),
     supported=("Z-Image",),
     unused=("norm_final.weight",),
@@ -176,14 +166,12 @@ Z_IMAGE = family.Family(
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES, keeps_others=True),
+    original=family.OriginalNames(_NAMES, keeps_others=True),
     lora_layers=("feed_forward",),
     models=_MODELS,
     random_weights={
         "ZImageTransformer2DModel": family.RandomWeights(_gains, _norms),
     },
-    narrow={"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]},
-    few_blocks={"n_layers": 2, "n_refiner_layers": 1},
     not_by_diffusers="it has no enable_cache",
     blocks=family.Blocks(
         chains=("layers",),
