@@ -13,7 +13,7 @@ from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session,
 from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.tensor_swap import opaque_weight_class
+from vivace.machinery.offloading.offloaded_module import opaque_weight_class
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import weights_bytes
 from vivace.techniques import offload
