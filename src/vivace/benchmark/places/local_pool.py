@@ -71,12 +71,7 @@ def gpu_pool(places: Sequence[Place]) -> LocalPool:
 
 
 class LocalPool:
-    """Places of this host. Their workers end with `close`.
-
-    Args:
-        device: "cuda" or "cpu".
-        launcher_at: makes a place's launcher.
-    """
+    """Places of this host, "cuda" or "cpu". Their workers end with `close`."""
 
     def __init__(
         self, places: Sequence[Place], device: str, launcher_at: Callable[[Place], Launcher]
