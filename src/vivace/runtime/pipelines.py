@@ -28,12 +28,7 @@ _LIBRARIES = ("torch", "torchao", "diffusers", "transformers")
 def pipeline_for(
     located: LocatedModel, recipe: Recipe, device: str, task: Task | None, controlnet: str | None
 ) -> Any:
-    """Load the pipeline that a recipe is applied to.
-
-    Args:
-        device: torch's type of device.
-        task, controlnet: see `vivace.models.load.load_pipeline`.
-    """
+    """Load the pipeline that a recipe is applied to."""
     if located.make is not None:
         return located.make()
     if located.saved is None:

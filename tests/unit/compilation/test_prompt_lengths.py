@@ -10,7 +10,6 @@ from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.compilation.prompt_lengths import (
     PromptLengths,
-    bucket_of,
     is_causal_language_model,
 )
 from vivace.techniques.cuda_graph import CudaGraph
@@ -137,17 +136,3 @@ def test_other_text_encoders_are_not_padded() -> None:
     assert not is_causal_language_model(pipe.text_encoder_3)
     assert not is_causal_language_model(pipe.text_encoder)
     assert not is_causal_language_model(pipe.vae)
-
-
-def test_lengths_are_few() -> None:
-    assert [bucket_of(n) for n in (1, 32, 33, 128, 256, 257, 512, 1058)] == [
-        32,
-        32,
-        64,
-        128,
-        256,
-        384,
-        512,
-        1152,
-    ]
-    assert len({bucket_of(n) for n in range(1, 513)}) == 6

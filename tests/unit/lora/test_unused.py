@@ -374,17 +374,6 @@ def test_without_the_json_the_assumed_alpha_is_said(tmp_path: Path) -> None:
         locate_lora(str(tmp_path / "parts"))
 
 
-def test_a_json_of_another_adapter_is_not_taken(tmp_path: Path) -> None:
-    """In a folder of several files, only PEFT's own layout has its alpha in a json."""
-    pipe = build("sd")
-    folder = adapter(pipe, tmp_path / "ink")
-    save(plain(pipe), folder / "other.safetensors")
-    layer = read_lora(pipe, folder / "other.safetensors").layers["denoiser"][MID].matrices
-    assert layer is not None
-    assert layer.scale == 1
-    assert locate_lora(str(folder)).name == "adapter_model.safetensors"
-
-
 def test_a_script_loads_it_through_diffusers_only_where_that_adds_the_same(tmp_path: Path) -> None:
     pipe = build("sd")
     path = tmp_path / "ink.safetensors"
