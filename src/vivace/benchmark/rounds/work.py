@@ -116,12 +116,8 @@ def counted_by_worker(
 
 
 def count_work(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
-    """Count a trial's work. Runs in the worker.
-
-    Args:
-        hits: the measured share of the denoiser's calls that were hits of a step cache; None without one.
-        denoiser_calls: the measured number of calls, which the count must reproduce.
-    """
+    """Count a trial's work, which must reproduce the measured share of hits of a step cache and the denoiser's calls.
+    Runs in the worker."""
     try:
         return _count(trial, environment, hits, denoiser_calls)
     except VivaceError as error:

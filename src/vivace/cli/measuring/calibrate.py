@@ -43,8 +43,6 @@ calibrate.add_command(witness)
 
 
 class CalibrationSettings(CallSettings):
-    """What the calibrations of step caches share."""
-
     model: ModelName = "tiny-flux"
     num_images: Annotated[
         int,
