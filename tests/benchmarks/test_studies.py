@@ -14,9 +14,9 @@ from benchmarks.study_groups import own, record_file
 from docgen.study_pages import page, printed
 from tests import stub_worker
 from vivace.benchmark import Timing
+from vivace.evidence.studies.study_answer import value_text
 from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.study_file import published_studies, read_study
-from vivace.evidence.studies.view import value_text
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval

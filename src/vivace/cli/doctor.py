@@ -141,8 +141,7 @@ def doctor(settings: DoctorCommand) -> int:
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
     from vivace.errors import StoreError
-    from vivace.evidence.committed import committed_tables
-    from vivace.evidence.community import community_tables
+    from vivace.evidence.committed import committed_tables, community_tables
     from vivace.evidence.measured import tables_of_store
     from vivace.evidence.standing import claims, has_records
     from vivace.foundation.spec.settings import DEFAULT_STORE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vivace.answers.answer import Table
 from vivace.answers.formatting import joules, money, seconds, signed_seconds
-from vivace.report.energy import cost_per_1000
+from vivace.report.device_limit import cost_per_1000
 from vivace.report.rows import Row
 
 

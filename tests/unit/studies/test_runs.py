@@ -14,8 +14,8 @@ from vivace.benchmark.store import Store
 from vivace.evidence.studies import StudyFile, StudyRun, read_study, study
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.runs import MeasuredPart
+from vivace.evidence.studies.study_answer import views
 from vivace.evidence.studies.study_file import Tiny
-from vivace.evidence.studies.view import views
 from vivace.measure.surroundings import surroundings
 
 QUICK = """

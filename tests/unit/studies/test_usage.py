@@ -14,8 +14,7 @@ from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.answers.answer import Table
 from vivace.answers.data import written
 from vivace.evidence.studies.sittings import read_sittings
-from vivace.evidence.studies.study_answer import answer_of
-from vivace.evidence.studies.view import PartView, views
+from vivace.evidence.studies.study_answer import PartView, answer_of, views
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import GpuWindow, Outcome
 from vivace.report.usage import no_limit, usage_table

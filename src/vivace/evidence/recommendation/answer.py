@@ -193,13 +193,10 @@ def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
 def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
     """Return what happens to the images, for people."""
     word = "kept" if keeps else "changed"
-    verdict = {Gate.PASSED: "they pass the quality gate", Gate.FAILED: "they fail the quality gate"}.get(
-        judged or Gate.UNCLEAR, ""
-    )
-    if small_model and verdict:
-        return f"{word}: {judged or ''} on {small_model}, a small model of the kind"
-    if verdict:
-        return f"{word}: {verdict}"
+    verdicts = {Gate.PASSED: "they pass the quality gate", Gate.FAILED: "they fail the quality gate"}
+    if judged in verdicts:
+        what = f"{judged} on {small_model}, a small model of the kind" if small_model else verdicts[judged]
+        return f"{word}: {what}"
     return (
         f"{word}: only the order and rounding of arithmetic change; not judged"
         if keeps
@@ -209,13 +206,13 @@ def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
 
 def card_in_words(gpu: str | None, card_bytes: float | None, max_bytes: float | None = None) -> str:
     """Return " on RTX 4090 (24 GB)"."""
+    within = "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
     if gpu is None:
-        return "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
+        return within
     if gpu.lower() == "cpu":
         return " on a CPU"
     known = known_gpu(gpu)
     memory = "" if card_bytes is None else f" ({card_bytes / 1e9:.4g} GB)"
-    within = "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
     return f" on {gpu if known is None else known.chip.name}{memory}{within}"
 
 
