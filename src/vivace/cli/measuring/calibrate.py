@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vivace.measure.calibrating import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.scorers import LocatedJudge
-    from vivace.runtime.schedule_search import SearchProgress
+    from vivace.runtime.cache_fits import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -209,7 +209,7 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
+    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):
@@ -500,10 +500,9 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.measure.calibrating import identity_of
     from vivace.measure.witness_limits import kept
 
-    calibration = kept(identity_of(prepared.located), judge.scorer.id)
+    calibration = kept(prepared.located.model.identity, judge.scorer.id)
     assert calibration is not None, "it was just written"
     return calibration
 
