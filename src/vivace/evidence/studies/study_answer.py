@@ -300,7 +300,6 @@ class RowView:
     """
 
     case: StudyRow
-    is_baseline: bool
     row: Row | None
     cells: dict[str, tuple[ComparedCell, ...]]
     elsewhere: tuple[Row, ...] = ()
@@ -372,7 +371,7 @@ def _view(part: MeasuredPart, columns: Sequence[StudyColumn], price_per_hour: fl
             for name in planned.part.figures
         }
         elsewhere = tuple(rows[case.label] for rows in others if case.label in rows)
-        rows.append(RowView(case, case.label == baseline, first.get(case.label), cells, elsewhere))
+        rows.append(RowView(case, first.get(case.label), cells, elsewhere))
     num_published = sum(column.kind == "published" for column in here)
     return PartView(planned, tuple(here), num_published, tuple(rows), tuple(part.gains()))
 
