@@ -81,7 +81,7 @@ def add_work(
         if lacks and not is_over(deadline):
             latest = max(measured, key=lambda r: r.index)
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
-            work = work or counted_by_worker(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
+            work = work or count_by_worker(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
             if not work.components and is_over(deadline):
                 counted.append(record)
                 continue
@@ -94,9 +94,7 @@ def add_work(
     return counted
 
 
-def counted_by_worker(
-    record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S
-) -> Work:
+def count_by_worker(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
     """Return the work of a measured trial, counted by a worker. A failure becomes a reason; the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
