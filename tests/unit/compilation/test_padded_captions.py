@@ -8,7 +8,6 @@ import pytest
 from tests import flow_models
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
-from vivace.machinery.compilation.captured import captured_forward
 from vivace.techniques.cuda_graph import CudaGraph
 
 MODEL = "z-image-turbo"
