@@ -8,7 +8,7 @@ import torch
 from diffusers import DDIMScheduler, LCMScheduler, StableDiffusionPipeline
 
 from tinyworld import evaluate, networks, scenes, train_lcm
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 
 pytestmark = pytest.mark.long  # how the embedded models came to be, not what vivace does
 

@@ -56,11 +56,7 @@ def is_cut(denoiser: Any) -> bool:
 
 
 class GuidanceProgress:
-    """Counts the steps of a pipeline's call by the calls of its denoiser.
-
-    Attributes:
-        guided, unguided: the steps of the latest call with guidance, and those without.
-    """
+    """Counts the steps of a pipeline's latest call, guided and unguided, by the calls of its denoiser."""
 
     def __init__(self, pipe: Any, fraction: float) -> None:
         self._pipe = pipe
@@ -83,7 +79,6 @@ class GuidanceProgress:
 
     @property
     def is_running(self) -> bool:
-        """Whether this thread is in a call of the session."""
         return self._thread == threading.get_ident()
 
     @property
@@ -234,7 +229,6 @@ class CutCalls:
 
     @contextmanager
     def around_call(self) -> Iterator[None]:
-        """Watch a call of the pipeline."""
         try:
             with self._progress.around_call():
                 yield
@@ -259,7 +253,6 @@ class CutCalls:
 
 
 def _take_slot(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Route a module's calls through a function, and return their previous target."""
     before: Callable[..., Any] = module._compiled_call_impl or module._call_impl
     # A module that `torch.compile` wrapped passes plain assignments on to what it wraps.
     vars(module)["_compiled_call_impl"] = call
@@ -318,11 +311,7 @@ def num_calls(pipe: Any) -> int:
 
 
 def step_of_each_call(scheduler: Any, calls: int) -> list[int]:
-    """Return, for each call of the denoiser in a loop of that length, the index of its step.
-
-    Heun's, DPM2's and DPM++ SDE's steps have two calls each but the last, which has one. PNDM begins with three
-    Runge-Kutta steps of four calls, or, if it skips them, with one of two.
-    """
+    """Return the step of each call of the denoiser: some samplers' steps have two calls, PNDM begins with four each."""
     if hasattr(scheduler, "prk_timesteps"):
         return _of_pndm(scheduler, calls)
     order = int(getattr(scheduler, "order", 1))

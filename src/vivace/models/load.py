@@ -51,7 +51,7 @@ def load_pipeline(
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
-        merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
+        merge: merges a LoRA into a pipeline (`lora.read_lora`), for models that have one of their own.
     """
     import diffusers
     import torch

@@ -8,7 +8,7 @@ from typing import Any
 from vivace.errors import RecipeError, Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import is_below
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Technique
 from vivace.measure.machine import this_machine
 from vivace.measure.this_environment import library_versions

@@ -8,7 +8,6 @@ import pytest
 from tests import flow_models
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 
 MODEL = "z-image-turbo"
@@ -17,7 +16,7 @@ PROMPTS = ["a star", "a red star on a blue field", "words " * 20, "words " * 30,
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
 
 
 def with_graphs(pipe: Any) -> Any:

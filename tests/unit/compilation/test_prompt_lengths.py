@@ -12,7 +12,6 @@ from vivace.machinery.compilation.prompt_lengths import (
     PromptLengths,
     is_causal_language_model,
 )
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 
 PROMPTS = ["a star", "a red star", "words " * 9, "words " * 40, "words " * 41, ["a star", "words " * 30]]
@@ -22,7 +21,7 @@ OWN_LENGTH = ["qwen-image", "qwen-image-2.1", "cogview4-6b"]
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
 
 
 def with_graphs(pipe: Any) -> Any:

@@ -328,7 +328,7 @@ def test_offloaded_weights_are_quantised_where_they_wait(gpu: None) -> None:
 
 
 def test_what_a_capture_cannot_contain_is_left_to_vivace(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(techniques.cuda_graph, "cuda_capturer", lambda: None)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: None)
     located = find_model("tiny-sd")
     assert write_script(located, resolve("int8+cuda_graph"), "cuda", prompt=PROMPT).own == ["cuda_graph"]
     own = write_script(located, resolve("int8_dynamic+cuda_graph"), "cuda", prompt=PROMPT).own

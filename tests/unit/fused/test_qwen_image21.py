@@ -19,7 +19,6 @@ from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.captured import CapturedFunction
 from vivace.models.synthetic import fill
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused
 
@@ -146,7 +145,7 @@ def test_guidance_keeps_keys_and_values_of_its_own() -> None:
 
 def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph for each length of what is in front of the image; prompts of one length share it."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     plain, session = (flow_models.session(MODEL, "fused(bf16)") for _ in range(2))
     effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
     assert effect.evidence is not None
@@ -163,7 +162,7 @@ def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     session = flow_models.session(MODEL, "fused(bf16)")
     effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
     session.pipe.transformer.pos_embed.register_forward_pre_hook(lambda *_: None)

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 from tests import shrunken
 from tests.families import build
 from vivace.errors import Unsupported, UnusableModel
-from vivace.machinery.lora.distillations import merge
 from vivace.machinery.lora.lora_files import digest, locate_lora, short_name
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import merge, read_lora
 
 RANK, ALPHA = 4, 2.0
 BLOCK = "down_blocks.1.attentions.0"

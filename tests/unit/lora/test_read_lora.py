@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from tests.families import build
 from tests.flow_models import pipeline
 from vivace.errors import UnusableModel
-from vivace.machinery.lora.distillations import merge, merge_all
-from vivace.machinery.lora.read_lora import LoraFile, read_lora
+from vivace.machinery.lora.read_lora import LoraFile, merge, merge_all, read_lora
 
 RANK, ALPHA = 4, 2.0
 Expected = dict[str, torch.Tensor]

@@ -12,10 +12,9 @@ import vivace
 from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
-from vivace.machinery.lora.distillations import merge
 from vivace.machinery.lora.layer_names import LayerNames
 from vivace.machinery.lora.lora_files import digest, locate_lora
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import merge, read_lora
 from vivace.machinery.technique import component_of
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve

@@ -18,7 +18,7 @@ from tests.hub_server import Hub
 from tests.original_layout import save_sd2, save_sd15, save_sdxl
 from tests.typed import run_vivace
 from vivace.architectures import CATALOGUE, FAMILIES
-from vivace.architectures.files import Signature
+from vivace.architectures.family import Signature
 from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel, UsageError
 from vivace.models import find_model, load_pipeline

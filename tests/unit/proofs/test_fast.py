@@ -9,7 +9,7 @@ import pytest
 from tests import proved
 from tests.images_server import serving
 from tests.proved import PROMPTS, SHAPES, answer
-from vivace.errors import StoreError, UsageError
+from vivace.errors import UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.fast import speed
@@ -70,6 +70,19 @@ def test_the_slower_side_is_named_and_warm_ups_do_not_count(tmp_path: Path) -> N
     assert re.search(r"Fast\? +yes: B takes ×0\.", faster.stdout)
 
 
+def test_a_folder_has_no_latency(tmp_path: Path) -> None:
+    from tests.drawn_shapes import draw
+
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        draw(PROMPTS[0], 0).save(tmp_path / side / "x.png")
+    sides = str(tmp_path / "a"), str(tmp_path / "b")
+    proof = proof_of(tmp_path, *sides, prompts=(), seeds=None)
+    assert proof["answers"]["fast"]["verdict"] == "not checked"
+    refused = prove(tmp_path, *sides, "--claim", "fast", prompts=(), seeds=None)
+    assert "is a folder, of which nothing says how long" in str(refused.exception)
+
+
 def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     more = ("--height", "96", "--width", "96", "--requests", "8", "-o", str(page))
@@ -98,7 +111,3 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
 def test_loads_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
         raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
-    with pytest.raises(UsageError, match="--aiperf-b: B is not an images endpoint but python"):
-        raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
-    with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
-        raise prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(tmp_path)).exception

@@ -275,7 +275,7 @@ def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         scales = [x[:, None, :, None] for x in (q_descale, k_descale, v_descale)]
         return _in_fp8(q, k, v, scales).bfloat16()
 
-    monkeypatch.setattr("vivace.machinery.attention_backends.fp8.attend", attend)
+    monkeypatch.setattr("vivace.machinery.attention_backends.redirection.attend", attend)
     module = types.ModuleType("fa3_fwd_interface")
     module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
     vars(module)["flash_attn_func"] = flash

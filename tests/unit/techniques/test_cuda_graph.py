@@ -78,7 +78,7 @@ def test_new_values_go_in_and_earlier_results_stay() -> None:
 
 def test_announced_sizes_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six shapes in turn, with four graphs kept for each of two sizes: none is captured again."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     unet = torch.nn.Conv2d(4, 4, 3, padding=1)
     unet.device = torch.device("cpu")
     plain = target_of(GPU, SimpleNamespace(unet=unet))
@@ -196,7 +196,7 @@ def test_only_the_most_recently_used_are_kept() -> None:
 
 
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
 
 
@@ -285,7 +285,7 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
 
 
 def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     reference = draw(vivace.apply(build("sd"), "scheduler(ddim)"), num_inference_steps=4)
     session = vivace.apply(build("sd"), "cuda_graph@denoiser,vae+scheduler(ddim)")
@@ -301,7 +301,7 @@ def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPa
 def test_schedulers_that_search_for_the_first_timestep(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     reference = draw(vivace.apply(build("sd"), f"scheduler({scheduler})"), num_inference_steps=4)
     session = vivace.apply(build("sd"), f"cuda_graph+scheduler({scheduler})")
@@ -324,7 +324,7 @@ def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With guidance for half of the steps a call has two kinds of steps; where one graph is kept, both come anew."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     timing = Timing(rounds=1, repeats=2, max_warmup=1)
 

@@ -196,7 +196,7 @@ def test_a_script_merges_it_through_diffusers(
     entry = CATALOGUE["tiny-sd"]
     hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
     monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
-    monkeypatch.setattr("vivace.machinery.lora.distillations.fetch_part", lambda _: distilled_tiny_sd)
+    monkeypatch.setattr("vivace.machinery.lora.read_lora.fetch_part", lambda _: distilled_tiny_sd)
     text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
     for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
         assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]

@@ -9,9 +9,9 @@ import pytest
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.leverage import (
+from vivace.tuning.model.by_model import (
     Leverage,
+    ModelSampler,
     captures,
 )
 from vivace.tuning.model.priors import PriorSource, effects

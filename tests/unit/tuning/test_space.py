@@ -19,7 +19,7 @@ from vivace.machinery.technique import (
 )
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
-from vivace.tuning import setup
+from vivace.tuning import tuner
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.space import Space, options
 
@@ -130,8 +130,8 @@ def test_precision_that_may_overflow_needs_a_judge() -> None:
 def test_several_processes_are_searched_on_gpus(
     device: str, keep: str, searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "ask_support", lambda *_: Support({}))
-    space = setup.space_of(Objective(keep=(keep,) if keep else ()), bench_on(device), None)
+    monkeypatch.setattr(tuner, "ask_support", lambda *_: Support({}))
+    space = tuner.space_of(Objective(keep=(keep,) if keep else ()), bench_on(device))
     assert ("parallel(cfg)" in texts(space)) == searched
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
 
@@ -146,8 +146,8 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
         everywhere = next(text for text in queried if text.startswith("quantize(int8)@denoiser,"))
         return Support({everywhere: "too old"}, support.components)
 
-    monkeypatch.setattr(setup, "ask_support", answer)
-    space = setup.space_of(Objective(same_picture_only=True), bench_on("cuda"), None)
+    monkeypatch.setattr(tuner, "ask_support", answer)
+    space = tuner.space_of(Objective(same_picture_only=True), bench_on("cuda"))
     assert not [text for text in texts(space) if "text_encoder_3" in text]
     everywhere = "@denoiser,text_encoder,text_encoder_2,vae"
     assert space.cut[f"quantize(int8){everywhere}"] == "too old"

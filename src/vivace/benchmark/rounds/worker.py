@@ -118,7 +118,7 @@ def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dic
             rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
             return {"figures": [row.model_dump(mode="json") for row in rows]}
         case ImagesRequest(trial=trial, number=number, pictures=images):
-            from vivace.benchmark.rounds.quality_pass import draw_images
+            from vivace.benchmark.rounds.round import draw_images
 
             return draw_images(trial, number, Path(images), report, sources)
         case LargestBatchRequest(trial=trial):

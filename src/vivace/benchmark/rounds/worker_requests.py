@@ -151,11 +151,7 @@ class WorkRequest(WorkerRequest):
 
 
 class ProfileRequest(WorkerRequest):
-    """Return the `Profile` of a trial, of the median of `calls` calls.
-
-    Attributes:
-        trace: file for its Chrome trace; None to write none.
-    """
+    """Return the `Profile` of a trial, of the median of `calls` calls; `trace` is the file for its Chrome trace."""
 
     kind: Literal["profile"] = "profile"
     trial: Trial
@@ -183,7 +179,6 @@ _PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discr
 
 
 def parse_request(line: str | bytes) -> AnyRequest:
-    """Parse a request from a line of JSON."""
     return _PARSER.validate_json(line)
 
 
@@ -194,12 +189,7 @@ def ask(
     on_event: OnEvent = lambda _: None,
     reads: str | None = None,
 ) -> dict[str, Any]:
-    """Return the value of a request, or raise if it failed.
-
-    Args:
-        on_event: called with each event other than the result.
-        reads: the model that the request reads, for messages.
-    """
+    """Return the value of a request, or raise if it failed; `reads` is the model that it reads, for messages."""
     ending = launcher.run(request, timeout_s, on_event)
     kind = request.kind.replace("_", " ")
     if ending.excess is not None:
@@ -214,9 +204,5 @@ def ask(
 
 
 def start_launcher(device: str, worker: Sequence[str] = WORKER) -> Launcher:
-    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda").
-
-    Args:
-        worker: the command line that starts a worker process.
-    """
+    """Return a launcher for rounds on `device` ("auto", "cpu" or "cuda")."""
     return Launcher(worker, tries_gpu=device != "cpu")

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+import rich.progress
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from vivace.answers.formatting import clock, seconds, whole_words
+from vivace.benchmark.progress import Progress
 from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing
@@ -46,14 +48,13 @@ def title(trial: Trial) -> str:
     return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
 
 
-class _RoundCount:
+class _RoundCount(Progress):
     """State of both kinds of progress: the trials, the number of rounds and the one that is running."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
         self.total = 0
         self.done = 0
-        self.has_measured = False
         self.started = 0.0
         self.label = ""
         self.batch = 1
@@ -118,7 +119,6 @@ class _RoundCount:
     def count_round(self) -> None:
         self.done += 1
         self.total = max(self.total, self.done)
-        self.has_measured = True
 
     def count_again(self, event: dict[str, Any]) -> None:
         """Subtract the rounds of a lost place, which another place measures again."""
@@ -162,7 +162,7 @@ class TerminalProgress(_RoundCount):
     def __init__(self) -> None:
         super().__init__()
         terminal = console(stderr=True)
-        self._bar = Progress(
+        self._bar = rich.progress.Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR if terminal.width >= _WIDE else _BAR // 2),
             _Clock(self),

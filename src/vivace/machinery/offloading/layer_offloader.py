@@ -14,18 +14,26 @@ The next layers can be prefetched (`prefetch`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.offloaded_module import OffloadedModule, write_copies
-from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
+from vivace.machinery.offloading.offloaded_module import (
+    OffloadedModule,
+    is_plain,
+    map_tensors,
+    tensor_slots,
+    write_copies,
+)
 from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:
     import torch
 
     from vivace.machinery.offloading.offloaded_module import Copy, PinnedMemory
+
+    Replacements = dict[int, tuple[torch.Tensor, torch.Tensor]]
+    """By the id of a tensor: the tensor, kept alive, and its replacement."""
 
 PREFETCH_BYTES = 2**28
 """Bytes that are prefetched, plus up to one layer: the largest of each of FLUX's blocks has 113 MB in bf16."""
@@ -79,7 +87,6 @@ class Prefetcher:
         self._pair = None
 
     def cancel(self) -> None:
-        """Drop all prefetched layers."""
         for layer in list(self._pending):
             self._drop(layer)
         self._tail = None
@@ -146,7 +153,6 @@ class _Batch:
         self._event = self._stream.record_event()
 
     def wait(self) -> None:
-        """Let the compute stream wait for the copies, before anything reads or frees them."""
         event, self._event = self._event, None
         if event is not None:
             import torch
@@ -163,13 +169,9 @@ their bytes."""
 
 
 class LayerOffloader(ComponentOffloader):
-    """Onloads the layers that compute, and the prefetched ones.
+    """Onloads the layers that compute, and the prefetched ones: the forward of every layer is replaced, too.
 
-    The pipeline's hooks are replaced, its `maybe_free_model_hooks` on the instance, and the forward of every layer. On
-    "cpu" onloading copies as well, for tests.
-
-    Args:
-        keep: bytes of the denoiser's layers that stay on the device while it works; `kept_bytes` is what was chosen.
+    Up to `keep` bytes of the denoiser's layers stay on the device while it works; `kept_bytes` is what was chosen.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:
@@ -266,8 +268,7 @@ def is_moved_by_layer(tensor: Any) -> bool:
 
 
 def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[torch.nn.Module, bool]]:
-    """Return the `layers_of` a component that stay onloaded given so many bytes, evenly spaced, so that copies go on
-    alternating."""
+    """Return the `layers_of` a component that stay onloaded given so many bytes, evenly spaced: copies alternate."""
     sizes = [(layer, _num_bytes(*layer)) for layer in layers_of(component)]
     share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
     chosen, passed, moved_bytes = [], 0, 0
@@ -280,7 +281,6 @@ def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[t
 
 
 def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
-    """Return the bytes copied for a layer; tensors shared by a compiled block's layers count once."""
     modules = layer.modules() if is_block else (layer,)
     tensors = (slots[name] for slots, name in tensor_slots(modules))
     moved = {id(tensor): tensor for tensor in tensors if is_moved_by_layer(tensor)}
@@ -295,8 +295,7 @@ def _stored_bytes(tensor: Any) -> int:
 
 
 def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
-    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks, which are onloaded
-    with all submodules (True)."""
+    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks as a whole (True)."""
     if is_compiled(module):
         yield module, True
         return
@@ -359,7 +358,6 @@ class ComponentLayers:
                 layer.offload()
 
     def offload(self) -> None:
-        """Offload everything: the call has ended."""
         for layer in self._layers.values():
             layer.offload()
         self._vectors.restore()
@@ -449,3 +447,124 @@ class _Layer:
             del attributes[self._attribute]
         else:
             attributes[self._attribute] = self._original
+
+
+# On the meta device, where memory is predicted and no tensor has data to move, an offloaded tensor is a single CPU
+# number expanded to the whole shape; an onloaded one is a meta tensor again, which `runtime.memory` counts as the
+# GPU's.
+
+
+def simulate_offloading(
+    pipe: Any,
+    components: Mapping[str, torch.nn.Module],
+    mode: Literal["model", "sequential", "group"],
+    keep: float = 0,
+) -> None:
+    """Offload components (by vivace's names), and onload whole ones or layers when called; `keep` bytes stay."""
+    from accelerate.hooks import add_hook_to_module
+
+    order = (pipe.model_cpu_offload_seq or "").split("->")
+    denoiser = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
+
+    def position(component: str) -> int:
+        name = denoiser if component == "denoiser" else component
+        return order.index(name) if name in order else len(order)
+
+    earlier: _Hook | None = None
+    offloaded: Replacements = {}
+    for component in sorted(components, key=position):
+        module = components[component]
+        if mode == "model" or (mode == "group" and is_onloaded_whole(module)):
+            earlier = _Hook(_SimulatedModules(module.modules(), offloaded), stays=True, earlier=earlier)
+            add_hook_to_module(module, earlier)
+            continue
+        kept = layers_to_keep(module, keep) if component == "denoiser" else []
+        kept_ids = {id(layer) for layer, _ in kept}
+        for layer, is_block in layers_of(module):
+            if layer is not module and id(layer) not in kept_ids:
+                modules = _SimulatedModules(_modules_of(layer, is_block), offloaded)
+                add_hook_to_module(layer, _Hook(modules))
+        add_hook_to_module(module, _Hook(_SimulatedModules([module], offloaded)))
+        if kept:
+            inner = [part for layer in kept for part in _modules_of(*layer) if part is not module]
+            earlier = _Hook(_SimulatedModules(inner, offloaded), stays=True, earlier=earlier)
+            add_hook_to_module(module, earlier, append=True)
+
+
+def _modules_of(layer: torch.nn.Module, is_block: bool) -> Iterable[torch.nn.Module]:
+    return layer.modules() if is_block else (layer,)
+
+
+class _Hook:
+    """A hook for accelerate: `stays` onloaded until the next such hook's component is called; `earlier` is offloaded
+    before."""
+
+    no_grad = False
+
+    def __init__(
+        self, modules: _SimulatedModules, *, stays: bool = False, earlier: _Hook | None = None
+    ) -> None:
+        self.execution_device = "meta"  # where pipelines create their tensors
+        self._modules = modules
+        self._stays = stays
+        self._earlier = earlier
+
+    def init_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
+
+    def detach_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
+
+    def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._earlier is not None:
+            self._earlier._modules.offload()
+        self._modules.onload()
+        return args, kwargs
+
+    def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
+        if not self._stays:
+            self._modules.offload()
+        return output
+
+
+class _SimulatedModules:
+    """The direct tensors of some modules, offloaded at first. Tensors that several share stay shared until one is
+    onloaded."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module], offloaded: Replacements) -> None:
+        self._slots = list(tensor_slots(modules))
+        self._strides = [slots[name].stride() for slots, name in self._slots]
+        self._is_offloaded = True
+        self._replace(_offloaded, offloaded)
+
+    def offload(self) -> None:
+        if not self._is_offloaded:
+            self._replace(_offloaded, {})
+        self._is_offloaded = True
+
+    def onload(self) -> None:
+        if self._is_offloaded:
+            self._replace(_onloaded, {})
+        self._is_offloaded = False
+
+    def _replace(self, make: Any, made: Replacements) -> None:
+        import torch
+
+        for (slots, name), strides in zip(self._slots, self._strides, strict=True):
+            old = slots[name]
+            if id(old) not in made:
+                new = map_tensors(old, make, strides)
+                if isinstance(old, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, requires_grad=False)
+                made[id(old)] = old, new
+            slots[name] = made[id(old)][1]
+
+
+def _offloaded(tensor: torch.Tensor, _: tuple[int, ...] | None) -> torch.Tensor:
+    return tensor.new_empty((), device="cpu").expand(tensor.shape)
+
+
+def _onloaded(tensor: torch.Tensor, strides: tuple[int, ...] | None) -> torch.Tensor:
+    if strides is None:
+        return tensor.new_empty(tensor.shape, device="meta")
+    return tensor.new_empty_strided(tensor.shape, strides, device="meta")

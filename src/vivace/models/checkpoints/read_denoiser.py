@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import family_of
-from vivace.architectures.files import OriginalNames
+from vivace.architectures.family import OriginalNames
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_tensors
 from vivace.models.checkpoints.headers import read_header

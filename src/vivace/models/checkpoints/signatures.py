@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import FAMILIES, Family
-from vivace.architectures.files import Signature, refuse
+from vivace.architectures.family import Signature, refuse
 from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import CATALOGUE, FAMILIES, Family
-from vivace.architectures.files import FilePart, Signature
+from vivace.architectures.family import FilePart, Signature
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import reading
 from vivace.models.checkpoints.gguf_file import (

@@ -136,7 +136,6 @@ class ReadImage:
 
     @classmethod
     def of(cls, kept: KeptImage | None) -> ReadImage:
-        """Read an image; what cannot be read has a reason."""
         if kept is None:
             return cls(KeptImage(None), reason="it was not drawn")
         if kept.path is None:
@@ -165,7 +164,6 @@ class ReadImage:
 
     @property
     def picture(self) -> Any:
-        """The image as RGB (PIL)."""
         assert self.kept.path is not None
         return open_image(self.kept.path)
 
@@ -222,7 +220,6 @@ class PairFigures:
 
     @classmethod
     def of(cls, job: DrawJob, a: ReadImage, b: ReadImage, lpips: Lpips | None) -> PairFigures:
-        """Compare B's image with A's."""
         pair = cls(job.prompt, job.seed, a, b, job.settings)
         if pair.is_complete:
             try:
@@ -236,17 +233,14 @@ class PairFigures:
 
     @property
     def differs(self) -> bool:
-        """Whether B's image is not near A's."""
         return self.nearness in (Nearness.CHANGED, Nearness.ANOTHER)
 
     @property
     def is_broken(self) -> bool:
-        """Whether B's image is broken, or has a hole, where A's is whole."""
         return bool(self.b.faults and not self.a.faults) or self.has_hole
 
     @property
     def label(self) -> str:
-        """The prompt and the seed, e.g. “a red circle” seed 0."""
         return f"“{self.prompt[:60]}” {self.seed_in_words}"
 
     @property
@@ -262,7 +256,6 @@ class PairFigures:
 
 
 def compare_all(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> list[PairFigures]:
-    """Return the figures of the images of the prompts."""
     pairs = []
     for job in plan.main_jobs:
         pair = PairFigures.of(job, images.image("a", job), images.image("b", job), lpips)
@@ -274,7 +267,6 @@ def compare_all(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> l
 
 
 def find_lpips() -> Lpips | None:
-    """Return LPIPS, if its weights are on this machine."""
     return Lpips() if default_weights().is_file() else None
 
 
@@ -346,11 +338,8 @@ def noise(light: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """A fault of B's images in words, with an example, and a request that shows it, or "".
-
-    Attributes:
-        is_cause: whether it says why images differ: A itself draws B's image so, up to rounding.
-    """
+    """A fault of B's images in words, with an example, and a request that shows it. `is_cause`: A itself draws B's
+    image so."""
 
     summary: str
     example: str

@@ -65,8 +65,6 @@ Reference = tuple[ReadImage, ReadImage]
 
 
 class Status(StrEnum):
-    """Whether a check passed."""
-
     PASSED = "passed"
     FAILED = "failed"
     UNCLEAR = "not checked"
@@ -165,8 +163,6 @@ def _check_repeats(plan: ProofPlan, images: StoredImages) -> ServerCheck:
 
 @dataclass(frozen=True)
 class _ProbeChecks:
-    """Whether other values change the image as they should. `repeats` says whether B draws an image twice."""
-
     plan: ProofPlan
     images: StoredImages
     repeats: bool
@@ -223,7 +219,6 @@ def _leaves_reference(first: ReadImage, changed: ReadImage, reference: Reference
 
 
 def _leaves_no_doubt(reference_db: float, db: float) -> bool:
-    """Return whether a value changes the reference's image, but not this one."""
     return reference_db < ROUNDING_DB and (math.isinf(db) or reference_db < db - _FURTHER_DB)
 
 
@@ -244,7 +239,6 @@ def _observe_size(probe: Probe, first: ReadImage, changed: ReadImage, reference:
 
 
 def _is_resized(first: ReadImage, other: ReadImage) -> bool:
-    """Return whether an image is the first one, resized or cut to another size."""
     assert other.size is not None
     width, height = other.size
     whole = first.pixels
@@ -287,7 +281,6 @@ class _EndpointChecks:
     def _check_number(
         self, job: DrawJob, first: ReadImage, number: int, in_words: str
     ) -> Iterator[ServerCheck]:
-        """Yield the checks of a request for more than one image."""
         body = self.side.body(job, n=number)
         request, name = self.side.curl(body), f"n={number} gives {in_words} images"
         try:
@@ -469,7 +462,6 @@ def _see_lora(first: ReadImage, before: ReadImage, beside: ReadImage, after: Rea
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Return a list of LoRAs with other scales; None for an unknown format."""
     if not isinstance(value, list) or not all(isinstance(each, dict) and "name" in each for each in value):
         return None
     scales = [each.get("scale", 1.0) for each in value]

@@ -119,7 +119,6 @@ class EndpointSide(Side):
         return DrawnImage(images.contents[0], suffix, images.seconds, notes=images.notes + lossy)
 
     def images(self, body: dict[str, Any]) -> ServedImages:
-        """Send a request and return its images, or raise DrawingFailure."""
         try:
             answer = self.ask(body)
             if answer.status != 200:
@@ -142,7 +141,6 @@ class EndpointSide(Side):
         return ServedImages(contents, answer.seconds, tuple(notes), says)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
-        """Send a request and return any answer, or raise NoAnswer."""
         return self.server.send_patiently(IMAGES, body)
 
     def hang_up(self, body: dict[str, Any], after_s: float) -> bool:

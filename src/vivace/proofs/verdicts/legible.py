@@ -92,13 +92,7 @@ class WordsPair:
 
 @dataclass(frozen=True)
 class Legibility:
-    """The answer, with its evidence.
-
-    Attributes:
-        pairs: those whose images are both there, the ones in which B loses most first.
-        a, b: mean shares of the letters missed; None if nothing was read.
-        notes: prompts whose words could not be compared.
-    """
+    """The answer, with the pairs in which B loses most first, and the mean shares of the letters missed."""
 
     answer: ProofAnswer
     pairs: tuple[WordsPair, ...] = ()
@@ -109,7 +103,6 @@ class Legibility:
 
 
 def left_out(reason: str) -> Legibility:
-    """Return an answer without readings, with the reason."""
     return Legibility(ProofAnswer(ProofVerdict.LEFT_OUT, reason))
 
 
@@ -182,7 +175,6 @@ def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnsw
 
 
 def find_reader(threads: int | None = None) -> RapidReader | None:
-    """Return the reader; None if it is not installed."""
     spec = importlib.util.find_spec("rapidocr")
     if spec is None or spec.origin is None or importlib.util.find_spec("onnxruntime") is None:
         return None
@@ -195,7 +187,6 @@ def find_reader(threads: int | None = None) -> RapidReader | None:
 # Requested words stand in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and marks of
 # inches quote nothing. Letters and digits are compared, but not case, spaces and punctuation, which are easily misread.
 def words_of(prompt: str) -> tuple[str, ...]:
-    """Return the texts that a prompt asks for, in their order."""
     texts = []
     for match in _QUOTED.finditer(prompt):
         text = next(group for group in match.groups() if group is not None).strip()

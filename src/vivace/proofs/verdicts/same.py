@@ -31,8 +31,6 @@ Metrics = dict[str, float]
 
 
 class ProofVerdict(StrEnum):
-    """Whether a claim holds."""
-
     PROVEN = "proven"
     FAILED = "failed"
     UNCLEAR = "cannot tell"
@@ -58,7 +56,6 @@ def decide(*rules: tuple[object, ProofVerdict, str]) -> ProofAnswer:
 
 
 def difference_in_words(test: EquivalenceTest, in_words: Callable[[float], str], unit: str = "") -> str:
-    """Return the mean difference with its 90 % interval."""
     low, high = test.interval.low, test.interval.high
     ends = "" if low is None or high is None else f" [{in_words(low)}, {in_words(high)}]"
     return f"{in_words(test.interval.point)}{unit}{ends}"
@@ -66,12 +63,7 @@ def difference_in_words(test: EquivalenceTest, in_words: Callable[[float], str],
 
 @dataclass(frozen=True)
 class OwnDistances:
-    """The reference's own distances.
-
-    Attributes:
-        repeats: metrics of images that A drew a second time; empty if it cannot, as a folder.
-        other_seeds: of A's images against those of the same prompt and another seed.
-    """
+    """Metrics of images that A drew a second time, if it can, and of its images against those of another seed."""
 
     repeats: tuple[Metrics, ...] = ()
     other_seeds: tuple[Metrics, ...] = ()

@@ -105,7 +105,6 @@ class LoraFolder:
         return time.perf_counter() - began
 
     def _load(self, session: Session, path: str, scale: float) -> None:
-        """Load a file with its factor, unless it is loaded."""
         try:
             identity = _identity(path)
             if identity != self._loaded:
@@ -125,7 +124,6 @@ class LoraFolder:
 
 
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
-    """Return the files that fit a pipeline that no technique has changed, and why others do not."""
     folder = LoraFolder()
     components = Lora.declared.default_targets
     for path in paths:
@@ -200,7 +198,6 @@ class Editing:
                     break
 
     def state(self) -> dict[str, Any]:
-        """Return the facts that the server needs, as plain data."""
         sessions = list(self.sessions.values())
         takes = set.intersection(*(accepted_by(session.pipe) for session in sessions)) if sessions else set()
         strengths = [
@@ -298,11 +295,7 @@ class Drawing:
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
-        """Load the model, apply the recipe, and draw at each size.
-
-        Raises:
-            VivaceError: the model or the recipe does not work here.
-        """
+        """Load the model, apply the recipe, and draw at each size; VivaceError if that does not work here."""
         import torch
 
         from vivace.benchmark.comparison import default_threads
@@ -368,7 +361,6 @@ class Drawing:
             self.batching[f"{width}x{height}"] = time_batches(self.session, width, height, batches)
 
     def state(self) -> dict[str, Any]:
-        """Return the facts that the server needs, as plain data."""
         from vivace.architectures import family_of
         from vivace.machinery.technique import component_of
         from vivace.runtime.calls import accepted_by
@@ -399,7 +391,6 @@ class Drawing:
         }
 
     def cancel(self) -> None:
-        """End the call in progress at its next step."""
         for session in (self.session, *self.editing.sessions.values()):
             session.cancel()
 
@@ -497,7 +488,6 @@ def _unread(pipe: Any, prompt: str) -> str:
 
 
 def _arguments(request: Draw) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call; for a single image these are the arguments of a session's call."""
     import torch
     from PIL import Image
 
@@ -527,7 +517,6 @@ def _memory(device: str) -> dict[str, int]:
 
 
 def memory_of(device: str) -> int | None:
-    """Return the bytes of memory of a device: of the first GPU, or of this machine or container; None if unknown."""
     import torch
 
     if device == "cuda":

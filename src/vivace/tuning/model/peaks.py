@@ -27,13 +27,11 @@ class Peaks:
             self.predicted.update(zip(missing, self.predict(missing), strict=True))
 
     def add(self, recorded: Mapping[Recipe, float]) -> None:
-        """Add recorded peaks where nothing was predicted."""
         for recipe, peak in recorded.items():
             if self.predicted.get(recipe) is None:
                 self.predicted[recipe] = peak
 
     def of(self, recipe: Recipe) -> float | None:
-        """Return the predicted peak; None if there is none."""
         self.ask([recipe])
         return self.predicted[recipe]
 
@@ -64,7 +62,6 @@ class Peaks:
 
 
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
-    """Return the recorded peaks of a model's recipes at a size, for single images, in bytes."""
     peaks: dict[Recipe, float] = {}
     for (name, text, *size), every in all_recorded().items():
         if (name, size) != (model, [height, width]):

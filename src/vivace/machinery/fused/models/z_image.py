@@ -17,8 +17,7 @@ from vivace.machinery.fused.block_weights import BlockLayers, projections
 from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_controlnet
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
+from vivace.machinery.fused.lora_columns import LoraOwner, LorasBeside, name_layers
 
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
@@ -38,13 +37,9 @@ def _layers(block: Any) -> BlockLayers:
 SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale", "gate"))
 
 
-class SandwichChain(BlockChain):
-    """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
-
-    Attributes:
-        norms: weights of each block's norms: in front of attention and behind it, of the MLP (blocks, 4, channels).
-        attention_norm1, first_modulation: the first block's, by whose output step caches decide.
-    """
+class SandwichChain(LoraOwner, BlockChain):
+    """Blocks whose norms, (blocks, 4, channels), in front of attention and behind it, and of the MLP, are multiplied by
+    what modulates them, or by nothing. Step caches decide by attention_norm1 and first_modulation."""
 
     def __init__(
         self,
@@ -72,17 +67,6 @@ class SandwichChain(BlockChain):
         if modulations:
             self.first_modulation = _FirstModulation(modulations[0], self.loras)
             self.modulation = _one_layer(modulations).to(how.places.home)
-
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
-    def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
-        self.loras.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return self.loras.tensors()
 
     def vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
         """Return the factors of each block's norms, (batch, blocks, 4, channels), in fp32."""
@@ -162,7 +146,6 @@ FORM = FusedForm(("noise_refiner", "context_refiner", "layers"), _fuse)
 
 
 def _one_layer(layers: Sequence[Any]) -> nn.Linear:
-    """Return a layer whose outputs are those of several, side by side, in bf16."""
     with torch.device("meta"):
         whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]).bfloat16(), requires_grad=False)
