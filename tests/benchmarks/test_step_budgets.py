@@ -28,9 +28,9 @@ def test_every_method_that_needs_no_search_is_a_recipe(model: str, tmp_path: Pat
     for budget in BUDGETS:
         for method in methods(model):
             if not method.startswith("searched"):
-                recipe = recipe_at(method, budget, drawing, tmp_path, 1, lambda: None)
+                recipe = recipe_at(method, budget, drawing, tmp_path, (1, 1), lambda: None)
                 assert resolve(recipe).text == recipe or "," in method
-    assert recipe_at("even steps, dmd", 5, drawing, tmp_path, 1, lambda: None).count("1") == 5
+    assert recipe_at("even steps, dmd", 5, drawing, tmp_path, (1, 1), lambda: None).count("1") == 5
 
 
 def test_a_threshold_is_found_whose_images_compute_as_many_steps() -> None:
@@ -48,8 +48,8 @@ def test_differences_are_paired_by_prompt() -> None:
 
 
 def test_rows_are_kept_as_they_were(tmp_path: Path) -> None:
-    row = Row("tiny-sd", 20, 5, "steps", "steps(5)", 5.0, [20.0], [0.8], None, None)
-    write_rows(tmp_path / "rows.json", [row, row], "cpu")
+    row = Row("tiny-sd", 20, 5, "steps", "steps(5)", 5.0, [20.0], [0.8], None, None, "NVIDIA H200")
+    write_rows(tmp_path / "rows.json", [row, row])
     assert read_rows(tmp_path / "rows.json") == [row, row]
-    assert json.loads((tmp_path / "rows.json").read_text())["about"]["device"] == "cpu"
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["device"] == "NVIDIA H200"
     assert "SSIM 0.800" in line(row)
