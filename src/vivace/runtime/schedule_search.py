@@ -14,10 +14,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vivace.errors import NoEffect, Unsupported, UsageError
+from vivace.errors import NoEffect, Unsupported, UsageError, VivaceError
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_object
 from vivace.machinery.step_caching.engine import CacheState, Look
@@ -86,6 +87,26 @@ class SearchProgress:
     num_tried: int
     most: int
     seconds_left: float
+
+
+def schedule_file(model: str, budget: str, num_steps: int) -> str:
+    """Return the usual name of a search's file, where `calibrate schedule` writes and `tune` looks."""
+    return f"schedule-{model.replace('/', '-')}-{budget}of{num_steps}.json"
+
+
+def searched_caches(model: str, revision: str, num_steps: int) -> Iterator[tuple[str, StepCache | None]]:
+    """Yield the files in the working folder that have a model's usual names, with the cache on the mask that was found;
+    None for a file that is not of this model's revision, or of no search."""
+    for path in sorted(Path().glob(schedule_file(escape(model), "*", num_steps))):
+        cache = None
+        try:
+            schedule = Schedule(**read_object(path))
+            if (schedule.version, schedule.about["model"]) == (_VERSION, f"{model}@{revision}"):
+                (technique,) = resolve(schedule.about["cache"])
+                cache = cast("StepCache", type(technique)(**technique.values | {"mask": schedule.mask}))
+        except (VivaceError, ValueError, TypeError, KeyError):
+            pass
+        yield str(path), cache
 
 
 def evenly_spread(budget: int, num_steps: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vivace.answers.formatting import seconds, size
 from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import FewSteps, few_steps_of
 from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
 from vivace.errors import StoreError, Unsupported, UsageError
@@ -18,6 +19,8 @@ from vivace.machinery.technique import Technique
 from vivace.models.find import SYNTHETIC, LocatedModel
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.schedule_search import searched_caches
+from vivace.techniques.distilled import Distilled
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.peaks import recorded
 from vivace.tuning.search.objective import Objective
@@ -93,6 +96,26 @@ def space_of(
             why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
             raise Unsupported(f"--keep {name}: {why}")
     return space
+
+
+def known_few_steps(located: LocatedModel) -> tuple[FewSteps, ...]:
+    """Return the published LoRAs of few steps of a model, or of the one that random weights have the form of."""
+    return few_steps_of(CATALOGUE.get(located.model.name.removeprefix(SYNTHETIC)))
+
+
+def of_the_model(located: LocatedModel, num_steps: int, tell: Callable[[str], None]) -> list[Technique]:
+    """Return the options that are one model's own: its LoRAs at other numbers of steps that they are made for than
+    the usual one, and step caches with the schedules that `calibrate schedule` has left in the working folder."""
+    loras, options = known_few_steps(located), list[Technique]()
+    for lora in loras:
+        usual = Distilled(kind=lora.kind).call_with(loras)["num_inference_steps"]
+        most = {lora.steps[0], max(lora.steps)} - {usual}
+        options += [Distilled(kind=lora.kind, steps=number) for number in sorted(most)]
+    if not located.model.is_synthetic:
+        for file, cache in searched_caches(located.model.name, located.model.revision, num_steps):
+            tell(f"{file}: {'of another model or revision, left out' if cache is None else cache.text}")
+            options += [] if cache is None else [cache]
+    return options
 
 
 def trusted_recipes(name: str, located: LocatedModel, store: Path, limits: Limits) -> frozenset[Recipe]:

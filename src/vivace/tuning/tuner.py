@@ -37,7 +37,15 @@ from vivace.tuning.search.results import Result, Rung, Unwatched, best_of, lates
 from vivace.tuning.search.search import Search
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Budget
 from vivace.tuning.settings import ImageRequest, SearchSettings
-from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of, trusted_recipes
+from vivace.tuning.setup import (
+    check_memory,
+    check_minutes,
+    known_few_steps,
+    of_the_model,
+    space_of,
+    start_of,
+    trusted_recipes,
+)
 
 _SHARE_OF_FIRST = 0.5
 """Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
@@ -117,7 +125,8 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         bench = _bench(stack, model, obtain(located), settings, judge, request)
         is_cpu = bench.environment.device == "cpu"
         sources = known_sources(model, bench.environment.device_name, objective, is_cpu=is_cpu)
-        space = space_of(objective, bench, trusted, measured_elsewhere(sources))
+        own = of_the_model(located, bench.full.num_inference_steps, watcher.note)
+        space = space_of(objective, bench, trusted, [*own, *measured_elsewhere(sources)])
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
@@ -150,7 +159,12 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             np.random.default_rng(settings.seed),
             tuple(source for source in sources if source.data),
             effects(
-                space.options, dict(base.stages_s), objective, bench.full.num_inference_steps, is_cpu=is_cpu
+                space.options,
+                dict(base.stages_s),
+                objective,
+                bench.full.num_inference_steps,
+                is_cpu,
+                known_few_steps(located),
             ),
             start=first,
             seconds_of=None if budget.timetable is None else bench.time.seconds_of_trial,

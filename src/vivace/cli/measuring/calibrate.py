@@ -199,15 +199,14 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
+    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread, schedule_file
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):
         raise UsageError(f"--budget {settings.budget}: give computed steps of all steps, such as 12/28")
     settings = settings.model_copy(update={"num_inference_steps": int(steps)})
     prepared, arguments = _prepare(settings)
-    name = prepared.located.model.name.replace("/", "-")
-    path = settings.output or Path(f"schedule-{name}-{budget}of{steps}.json")
+    path = settings.output or Path(schedule_file(prepared.located.model.name, budget, int(steps)))
 
     from vivace.cli.watched.guarded import guarded
 

@@ -15,9 +15,11 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from vivace.errors import RecipeError
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.steps import Steps
 from vivace.tuning.search.objective import Objective
 
 Why = Callable[[Technique], str | None]
@@ -65,6 +67,11 @@ def fit_targets(technique: Technique, components: Components) -> Technique:
     if targets == tuple(target for target in kind.declared.default_targets if target in components):
         targets = kind.declared.default_targets
     return technique if not targets else _made(kind, technique.values, targets) or technique
+
+
+def has_searched_steps(technique: Technique) -> bool:
+    """Whether a step cache computes steps that are listed one by one."""
+    return isinstance(technique, StepCache) and technique.mask is not None and technique.mask.isdigit()
 
 
 def is_usual(technique: Technique) -> bool:
@@ -223,6 +230,9 @@ class Space:
         if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
         changing = {technique for technique in recipe if not technique.facts.same_picture}
+        sets_steps = any(isinstance(t, Steps) or t.facts.trained_steps is not None for t in changing)
+        if sets_steps and any(map(has_searched_steps, changing)):
+            return False  # the listed steps are of another number
         if self.trusted is None or not changing:
             return True
         return any(changing <= set(recipe_.techniques) for recipe_ in self.trusted)
