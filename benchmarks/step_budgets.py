@@ -35,6 +35,7 @@ from vivace.runtime.calls import generators_of, prompts_of
 from vivace.runtime.schedule_search import SearchProgress, calibrate_schedule, evenly_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
+RECORD = "step-budgets.json"
 PROMPTS = PROMPT_SETS["tinyworld"]
 STEPS = {"tiny-sd": 20, "tiny-flux": 28, "tiny-z-image": 28}
 BUDGETS = (5, 7, 10)
@@ -231,9 +232,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     "--budget", "budgets", multiple=True, type=click.IntRange(2, 19), default=BUDGETS, show_default=True
 )
 @click.option("--method", "only", multiple=True, help="This method; repeat for more. Default: all.")
-@click.option(
-    "--record", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS / "step-budgets.json"
-)
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS / RECORD)
 @click.option(
     "--searches", type=click.Path(path_type=Path), default=Path(".vivace/step-budgets"), show_default=True
 )

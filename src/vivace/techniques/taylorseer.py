@@ -20,7 +20,9 @@ needs one more computed step, and as long as there are too few the highest order
 with the average of what the sampler was given between the last two computed steps, and follows the noise level. The
 second continues an exponential, whose rate the last three computed outputs tell. Sources: Gao et al., MeanCache: From
 Instantaneous to Average Velocity for Accelerating Flow Matching Inference, ICLR 2026, arXiv 2601.19961; Schmid, Dynamic
-Mode Decomposition of Numerical and Experimental Data, J. Fluid Mech. 2010, as a predictor in cache-dit.
+Mode Decomposition of Numerical and Experimental Data, J. Fluid Mech. 2010, as a predictor in cache-dit. They stand for
+what their publishers report of large models; on the embedded ones the interval mostly holds no gain over fewer steps
+(docs/step-curves.md), so nothing recommends or tunes them: prove them on your model first.
 
 The prediction is made in front of the denoiser's forward, so `compile` makes one graph without a break, and one that
 hands on.
