@@ -157,9 +157,9 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
     """Return the section on equal numbers of computed steps: what beats fewer plain steps, by model and budget."""
     lines = [
         "## At equal numbers of computed steps\n",
-        "Each way computes as many steps as its rival, fewer plain steps of the same sampler. Computed steps are spread "
-        "evenly, searched (`vivace calibrate schedule`), or chosen by a threshold that was bisected until the mean was "
-        "reached; a skipped step's output, or the residual of its blocks, is repeated, or continued by a predictor. "
+        "Each way computes as many steps as its rival, fewer plain steps of the same sampler. Computed steps are "
+        "spread evenly, searched (`vivace calibrate schedule`), or chosen by a threshold that was bisected until the "
+        "mean was reached; a skipped step's output, or the residual of its blocks, is repeated, or continued by a predictor. "
         "Figures are SSIM to the image of all steps, minus that of fewer steps: the mean over the images, with its "
         "95 % interval over the prompts. *Better* and *worse*: the interval excludes zero. With so many ways one in "
         "forty may be called better by chance. What is not better is not recommended; `steps` does as much.\n",
@@ -184,8 +184,8 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         )
         lines.append(f"- `predictor={name}`: {where}.")
     lines += [
-        "\nBoth are kept for the records that others publish of them ([techniques](techniques.md)), and are recommended "
-        "only where `vivace tune` or `vivace prove` has proven them on the model.\n",
+        "\nBoth are kept for the records that others publish of them ([techniques](techniques.md)), and are "
+        "recommended only where `vivace tune` or `vivace prove` has proven them on the model.\n",
         "Made by `python -m benchmarks.step_budgets` ([record](../results/step-budgets.json)).\n",
     ]
     return lines

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.step_budgets import Row
 from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
 from docgen import step_curves
@@ -117,3 +118,30 @@ def test_the_plot_shows_every_point_and_marks_the_front(results: Path) -> None:
     for text in root.iter("{http://www.w3.org/2000/svg}text"):
         assert 0 <= float(text.get("x") or -1) <= width
         assert 0 <= float(text.get("y") or -1) <= height
+
+
+def test_only_what_beats_fewer_steps_at_equal_steps_is_recommended() -> None:
+    def row(budget: int, method: str, *ssim: float) -> Row:
+        intervals = {"ssim": ssim, "psnr": (1.0, 0.5, 1.5)} if ssim else None
+        return Row("tiny-sd", 20, budget, method, method, budget, [20.0], [0.8], None, intervals, "A card")
+
+    always, once = "seacache", "even steps, dmd"
+    lines = step_curves.budgets(
+        [
+            row(5, "steps"),
+            row(5, always, 0.1, 0.05, 0.2),
+            row(5, once, -0.1, -0.2, -0.05),
+            row(7, "steps"),
+            row(7, always, 0.1, 0.01, 0.2),
+            row(7, once, 0.1, 0.01, 0.2),
+        ]
+    )
+    text = "\n".join(lines)
+    assert "Worse: even steps, dmd -0.100 [-0.200, -0.050]" in text
+    assert "1 images on A card" in text
+    assert "wherever it was measured here: `seacache`." in text
+    assert "`predictor=dmd`: better than fewer steps on tiny-sd" in text
+    assert "`predictor=average_velocity`: nowhere better" in text
+    assert "so take `steps`" in "\n".join(
+        step_curves.budgets([row(5, "steps"), row(5, once, 0.1, -0.1, 0.2)])
+    )
