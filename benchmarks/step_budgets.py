@@ -32,7 +32,7 @@ from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.schedule_search import SearchProgress, calibrate_schedule, evenly_spread
+from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 RECORD = "step-budgets.json"
@@ -192,10 +192,6 @@ def recipe_of(
     cache = CACHES[model][named]
     mask = evenly_spread(budget, num_steps)
     if how == "searched":
-
-        def on_progress(_: SearchProgress) -> None:
-            check_time()
-
         folder.mkdir(parents=True, exist_ok=True)
         mask = calibrate_schedule(
             find_model(model),
@@ -208,7 +204,7 @@ def recipe_of(
             num_images=search[1],
             batch=search[1],
             most=search[0],
-            on_progress=on_progress,
+            on_progress=lambda num_tried, seconds_left: check_time(),
         ).mask
     start = cache.removesuffix(")") + (", " if cache.endswith(")") else "(")
     return resolve(f"{start}mask='{mask}')").text

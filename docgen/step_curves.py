@@ -159,7 +159,7 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         "## At equal numbers of computed steps\n",
         "Each way computes as many steps as its rival, fewer plain steps of the same sampler. Computed steps are "
         "spread evenly, searched (`vivace calibrate schedule`), or chosen by a threshold that was bisected until the "
-        "mean was reached; a skipped step's output, or the residual of its blocks, is repeated, or continued by a predictor. "
+        "mean was reached; a skipped step's output, or the residual of its blocks, is repeated or predicted. "
         "Figures are SSIM to the image of all steps, minus that of fewer steps: the mean over the images, with its "
         "95 % interval over the prompts. *Better* and *worse*: the interval excludes zero. With so many ways one in "
         "forty may be called better by chance. What is not better is not recommended; `steps` does as much.\n",

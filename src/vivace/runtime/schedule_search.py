@@ -42,12 +42,9 @@ _FAR, _HOT, _COLD = 0.3, 0.3, 0.01
 
 @dataclass
 class Schedule:
-    """What is searched, and what was found so far: the content of the file.
+    """The content of a search's file: what a distance depends on, each mask's distance, and the nearest so far.
 
-    Attributes:
-        about: everything that a distance depends on. A file of something else is not continued.
-        distances: by mask, one digit a step: the mean squared difference of the final latents over their mean square.
-        mask: the nearest so far.
+    A distance is the mean squared difference of the final latents over their mean square.
     """
 
     about: dict[str, Any]
@@ -57,11 +54,7 @@ class Schedule:
 
     @classmethod
     def of_file(cls, path: Path, about: dict[str, Any]) -> Schedule:
-        """Return what a file holds of the same search; a new one where there is no file.
-
-        Raises:
-            UsageError: the file is of another search, or of none.
-        """
+        """Return what a file holds of the same search, which may be another's; a new one where there is no file."""
         if not path.exists():
             return cls(about)
         content = read_object(path)
@@ -72,21 +65,12 @@ class Schedule:
             raise UsageError(
                 f"{path} was searched with another {', '.join(different)}; give --output another name, or remove it"
             )
-        return cls(about, content["distances"], content["mask"])
+        return cls(**content)
 
     def add(self, mask: str, distance: float, path: Path) -> None:
         self.distances[mask] = distance
         self.mask = min(self.distances, key=lambda each: self.distances[each])
         replace(path, json.dumps(asdict(self), indent=1).encode())
-
-
-@dataclass(frozen=True)
-class SearchProgress:
-    """Where a search is: masks tried of at most so many, and the seconds that the rest takes at most."""
-
-    num_tried: int
-    most: int
-    seconds_left: float
 
 
 def schedule_file(model: str, budget: str, num_steps: int) -> str:
@@ -116,12 +100,9 @@ def evenly_spread(budget: int, num_steps: int) -> str:
 
 
 def search(start: str, distance_of: Callable[[str], float], most: int, seed: int = 0) -> str:
-    """Return the mask of least distance with as many computed steps as `start`.
+    """Return the mask of least distance with as many computed steps as `start`, asking for `most` masks, each once.
 
-    Args:
-        distance_of: is asked for each mask once. Its answers alone decide the path, so a search that is repeated with
-            remembered ones goes on where it ended.
-        most: masks that are asked for.
+    The answers alone decide the path, so a search that is repeated with remembered ones goes on where it ended.
     """
     chance = random.Random(seed)
     known = {start: distance_of(start)}
@@ -188,21 +169,15 @@ def calibrate_schedule(
     batch: int = 1,
     most: int = 200,
     call: dict[str, Any] | None = None,
-    on_progress: Callable[[SearchProgress], None] = lambda progress: None,
+    on_progress: Callable[[int, float], None] = lambda num_tried, seconds_left: None,
 ) -> Schedule:
     """Search a mask, and keep each one that was tried in a file, from which the same call goes on.
 
     Args:
         prompts: used in turn, with seeds 0, 1, ...
         cache: a step cache without a schedule, such as "taylorseer(order=0)".
-        budget, num_steps: computed steps of all.
         num_images: that each mask is judged by, `batch` of them drawn in one call.
-        most: masks that are tried at most.
-        on_progress: called before the first mask and after each.
-
-    Raises:
-        UsageError: the cache is none, or decides by itself; the file is of another search.
-        Unsupported: the cache does not work on the model, or the model has random weights.
+        on_progress: called before the first mask and after each, with the masks tried and the most seconds left.
     """
     import torch
 
@@ -256,7 +231,7 @@ def calibrate_schedule(
         raise Unsupported(
             f"{type(session.pipe.scheduler).__name__} calls the denoiser another number of times"
         )
-    seconds = (time.monotonic() - started) * budget / num_steps
+    seconds = (time.monotonic() - started) * budget / num_steps  # of a mask
     if (reason := technique.unsupported_denoiser(target)) is not None:
         raise Unsupported(f"{technique.name}: {reason}")
     try:
@@ -272,22 +247,17 @@ def calibrate_schedule(
         nonlocal mask, seconds
         if tried not in schedule.distances:
             mask, begun = tried, time.monotonic()
-            pairs = [
-                pair
-                for each, latents in zip(calls, wanted, strict=True)
-                for pair in zip(draw(each), latents, strict=True)
-            ]
-            ratios = [
-                float((drawn - right).square().mean() / right.square().mean()) for drawn, right in pairs
-            ]
-            schedule.add(tried, sum(ratios) / len(ratios), path)
+            drawn, right = torch.cat([draw(each) for each in calls]), torch.cat(wanted)
+            ratios = (drawn - right).square().flatten(1).mean(1) / right.square().flatten(1).mean(1)
+            schedule.add(tried, float(ratios.mean()), path)
             seconds = time.monotonic() - begun
-        left = max(0, most - len(schedule.distances))
-        on_progress(SearchProgress(len(schedule.distances), most, left * seconds))
+        tell()
         return schedule.distances[tried]
 
-    on_progress(
-        SearchProgress(len(schedule.distances), most, max(0, most - len(schedule.distances)) * seconds)
-    )
+    def tell() -> None:
+        num_tried = len(schedule.distances)
+        on_progress(num_tried, max(0, most - num_tried) * seconds)
+
+    tell()
     search(evenly_spread(budget, num_steps), distance_of, most)
     return schedule

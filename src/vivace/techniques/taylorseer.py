@@ -31,9 +31,7 @@ hands on.
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from vivace.architectures import family_of
 from vivace.machinery.step_caching.engine import (
@@ -65,12 +63,6 @@ class Taylorseer(StepCache):
     predictor: PredictorName = knob(
         "taylor", new=True, about="what continues the outputs: a Taylor series, their average, an exponential"
     )
-
-    @model_validator(mode="after")
-    def _order_is_of_a_series(self) -> Self:
-        if self.predictor != "taylor" and self.order != 1:
-            raise ValueError(f"order is of the Taylor series; leave it out with predictor={self.predictor}")
-        return self
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         kind = type(target.module("denoiser"))

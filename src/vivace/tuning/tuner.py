@@ -167,7 +167,7 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
                 known_few_steps(located),
             ),
             start=first,
-            seconds_of=None if budget.timetable is None else bench.time.seconds_of_trial,
+            seconds_of=None if budget.timetable is None else bench.pace.of_trial,
             most_s=lambda: budget.most_s,
             peaks=bench.peaks.predicted,
         )

@@ -30,7 +30,6 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.schedule_search import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -213,16 +212,16 @@ def schedule(settings: ScheduleCommand) -> int:
     def search_it(is_read: Callable[[], None]) -> int:
         begun = False
 
-        def say(progress: SearchProgress) -> None:
+        def say(num_tried: int, seconds_left: float) -> None:
             nonlocal begun
-            left = f"at most about {clock(progress.seconds_left)} left"
+            left = f"at most about {clock(seconds_left)} left"
             if not begun:
                 begun = True
                 is_read()
                 images = f"{settings.num_images} images of {budget} computed steps each"
-                click.echo(f"at most {progress.most} schedules, {images}; {left}", err=True)
-            elif progress.num_tried % 10 == 0:
-                click.echo(f"[{progress.num_tried}/{progress.most}] {left}", err=True)
+                click.echo(f"at most {settings.tries} schedules, {images}; {left}", err=True)
+            elif num_tried % 10 == 0:
+                click.echo(f"[{num_tried}/{settings.tries}] {left}", err=True)
 
         found = calibrate_schedule(
             prepared.located,

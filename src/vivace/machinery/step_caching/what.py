@@ -26,12 +26,10 @@ def predictor_of(
 
 @dataclass(frozen=True)
 class Taylor:
-    """Continues each tensor as a Taylor series through its last computed values.
+    """Continues each tensor as a Taylor series through its last computed values, kept in fp32 or in their precision.
 
-    Attributes:
-        order: 0 repeats the last value, 1 continues on a straight line, and so on; as long as there are too few values
-            the highest order that they allow is used.
-        in_fp32: keep the series in fp32, not in the precision of the tensors.
+    Order 0 repeats the last value, 1 continues on a straight line, and so on; as long as there are too few values the
+    highest order that they allow is used.
     """
 
     order: int
@@ -68,12 +66,9 @@ class AverageVelocity:
     In a flow of velocity v, u = v - (s - r) du/ds holds for the average u from r to s (MeanFlow's identity), so the
     last computed v and the u that the sampler was moved by tell how v changes. Here u is a sum over steps, and s - r
     the distance from its centre: a velocity that is linear in the noise level is continued exactly.
-
-    Attributes:
-        levels: returns the noise levels at the start of each step, and at the end of the last.
     """
 
-    levels: Callable[[CacheState], Sequence[float]]
+    levels: Callable[[CacheState], Sequence[float]]  # at the start of each step, and at the end of the last
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
         """Return the tensors, then the change of each with the noise level, in fp32; the latter if it is known."""

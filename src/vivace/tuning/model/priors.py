@@ -70,11 +70,7 @@ def effects(
 ) -> dict[str, Prior]:
     """Return the prior of each option's effect on the goal, by its text, and by name@component.
 
-    Args:
-        stages_s: the baseline's seconds by stage; None if unknown.
-        num_steps: of the baseline; None if unknown.
-        is_cpu: whether the device is a CPU.
-        few_steps: the model's LoRAs for few steps.
+    The baseline's seconds by stage and its steps are None if unknown; `few_steps` are the model's LoRAs for few steps.
     """
     by_name = {}
     for technique in techniques:

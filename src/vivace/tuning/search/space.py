@@ -155,13 +155,9 @@ class Space:
         judges: bool = True,
         components: Components = None,
     ) -> Space:
-        """Make the space of all techniques.
+        """Make the space of all techniques, and of those `reported` with other knobs and targets.
 
-        Args:
-            why_not: says why a technique cannot work here; None if nothing is known against it.
-            reported: techniques with the knobs and targets with which they were measured elsewhere.
-            judges: whether images are compared with the baseline's.
-            components: that the model has; None if unknown.
+        `why_not` says why a technique cannot work here; None if nothing is known against it.
         """
         space = cls(objective, judges=judges, components=components, _why_not=why_not)
         reported = tuple(fit_targets(option, components) for option in reported)
@@ -244,14 +240,8 @@ class Space:
     def pool(
         self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
     ) -> list[Recipe]:
-        """Return promising recipes: the neighbours of `around`, and the ends of repeated improvement by `value`.
-
-        The kept techniques by themselves are one of them.
-
-        Args:
-            value: returns the estimated value of each recipe, an array of floats.
-            width: recipes that are followed at a time.
-        """
+        """Return promising recipes: what is kept, the neighbours of `around`, and the ends of repeated improvement by
+        `value`, which estimates recipes, `width` of them followed at a time."""
         recipes: dict[Recipe, None] = dict.fromkeys(self._held(self.base()))
         for recipe in around:
             recipes.update(dict.fromkeys(self.neighbours(recipe)))

@@ -164,10 +164,6 @@ class Timetable:
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
         return 0.0 if is_over else self.plan.prompts_at(len(self.plan.sizes) - 1)
 
-    def seconds_of_trial(self, recipe: Recipe) -> float:
-        """Estimate the seconds of a screening, compiling included."""
-        return self.pace.of_trial(recipe)
-
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         judging = 0.5 if self.judges else 0.0
         return (1 + judging) * sum(self.pace.of_trial(recipe) for recipe in (Recipe(), *recipes))
