@@ -46,8 +46,8 @@ _DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """The images of a final, batch by batch: the first is drawn by the rounds of the final. After each batch, the images
-    of a recipe and the different prompts."""
+    """The images of a final: its batches, of which the rounds draw the first; and the images of a recipe and the
+    different prompts after each."""
 
     batches: tuple[WorkloadRequest, ...]
     sizes: tuple[int, ...]
