@@ -42,8 +42,6 @@ calibrate.add_command(witness)
 
 
 class CalibrationSettings(CallSettings):
-    """What the calibrations of step caches share."""
-
     model: ModelName = "tiny-flux"
     num_images: Annotated[
         int,
@@ -198,7 +196,7 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread, schedule_file
+    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread, schedule_file
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):

@@ -68,10 +68,8 @@ def effects(
     is_cpu: bool = False,
     few_steps: Sequence[FewSteps] = (),
 ) -> dict[str, Prior]:
-    """Return the prior of each option's effect on the goal, by its text, and by name@component.
-
-    The baseline's seconds by stage and its steps are None if unknown; `few_steps` are the model's LoRAs for few steps.
-    """
+    """Return the prior of each option's effect on the goal, by its text, and by name@component, from the baseline's
+    seconds by stage and the model's LoRAs for few steps."""
     by_name = {}
     for technique in techniques:
         trained = _effect_of_training(technique, stages_s, objective, num_steps, few_steps)

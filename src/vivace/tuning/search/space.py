@@ -131,8 +131,6 @@ class Space:
         options: the options of recipes.
         cut: options that are left out before anything is timed, with the reason, by their text.
         judges: whether images are compared with the baseline's.
-        trusted: recipes whose quality is known to be kept; techniques that change the image may then be combined only
-            as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
         combined: options that work only with others.
     """
@@ -141,7 +139,6 @@ class Space:
     options: list[Technique] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
     judges: bool = True
-    trusted: frozenset[Recipe] | None = None
     components: Components = None
     combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
@@ -225,13 +222,9 @@ class Space:
         """Whether a recipe has all kept techniques and no removed option."""
         if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
             return False
-        changing = {technique for technique in recipe if not technique.facts.same_picture}
-        sets_steps = any(isinstance(t, Steps) or t.facts.trained_steps is not None for t in changing)
-        if sets_steps and any(map(has_searched_steps, changing)):
-            return False  # the listed steps are of another number
-        if self.trusted is None or not changing:
-            return True
-        return any(changing <= set(recipe_.techniques) for recipe_ in self.trusted)
+        sets_steps = any(isinstance(t, Steps) or t.facts.trained_steps is not None for t in recipe)
+        # Steps that are listed one by one are of another number.
+        return not (sets_steps and any(map(has_searched_steps, recipe)))
 
     def _held(self, recipe: Recipe) -> Iterator[Recipe]:
         if self.holds(recipe):
