@@ -160,15 +160,25 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         "Each way computes as many steps as its rival, fewer plain steps of the same sampler. Computed steps are "
         "spread evenly, searched (`vivace calibrate schedule`), or chosen by a threshold that was bisected until the "
         "mean was reached; a skipped step's output, or the residual of its blocks, is repeated or predicted. "
-        "Figures are SSIM to the image of all steps, minus that of fewer steps: the mean over the images, with its "
-        "95 % interval over the prompts. *Better* and *worse*: the interval excludes zero. With so many ways one in "
-        "forty may be called better by chance. What is not better is not recommended; `steps` does as much.\n",
+        "Figures are SSIM to the image of all steps, minus that of fewer steps (if a smaller number of them does "
+        "better than a larger one, it is the rival): the mean over the images, with its 95 % interval over the "
+        "prompts. *Better* and *worse*: the interval excludes zero. With so many ways one in forty may be called "
+        "better by chance. What is not better is not recommended; `steps` does as much.\n",
     ]
+    plain = [row for row in rows if row.intervals is None]
+    rivals = {
+        (row.model, row.budget): max(
+            (other for other in plain if other.model == row.model and other.budget <= row.budget),
+            key=lambda other: (np.mean(other.ssim), other.budget),
+        )
+        for row in plain
+    }
+    rows = [_against_rival(row, rivals[row.model, row.budget]) for row in rows]
     for model, of_model in groupby(rows, key=lambda row: row.model):
         ours = list(of_model)
         lines.append(f"**{model}**\n")
         for budget, group in groupby(sorted(ours, key=lambda row: row.budget), key=lambda row: row.budget):
-            lines.append(_budget(budget, list(group)))
+            lines.append(_budget(list(group), rivals[model, budget]))
         lacking = {row.method for row in ours if _beside(row) is not Against.ABOVE}
         best = [_way(method) for method in dict.fromkeys(row.method for row in ours) if method not in lacking]
         if best:
@@ -191,7 +201,15 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
     return lines
 
 
-def _budget(budget: int, rows: Sequence[step_budgets.Row]) -> str:
+def _against_rival(row: step_budgets.Row, rival: step_budgets.Row) -> step_budgets.Row:
+    """Return the row with the interval of its difference to the rival, which may have still fewer steps."""
+    if row.intervals is None or rival.budget == row.budget:
+        return row
+    ssim = step_budgets.difference(row.ssim, rival.ssim, len(step_budgets.PROMPTS))
+    return replace(row, intervals=row.intervals | {"ssim": ssim})
+
+
+def _budget(rows: Sequence[step_budgets.Row], rival: step_budgets.Row) -> str:
     """Return a budget's line: fewer steps, and the others by how they compare with them."""
     plain = next(row for row in rows if row.intervals is None)
     searches = {tuple(row.search) for row in rows if row.search}
@@ -199,8 +217,9 @@ def _budget(budget: int, rows: Sequence[step_budgets.Row]) -> str:
         f"at most {tries} schedules on {n} images" for tries, n in searches
     )
     line = (
-        f"- {budget} of {plain.num_steps} steps ({len(plain.ssim)} images on {plain.device}"
-        f"{of_search if searches else ''}), where `steps({budget})` has SSIM {np.mean(plain.ssim):.3f}."
+        f"- {plain.budget} of {plain.num_steps} steps ({len(plain.ssim)} images on {plain.device}"
+        f"{of_search if searches else ''}), where `{rival.recipe}` has SSIM {np.mean(rival.ssim):.3f}"
+        f"{'' if rival is plain else f', and `{plain.recipe}` {np.mean(plain.ssim):.3f}'}."
     )
     for against in Against:
         named = [f"{row.method} {_difference(row)}" for row in rows if _beside(row) is against]
