@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -179,10 +180,11 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         lines.append(f"**{model}**\n")
         for budget, group in groupby(sorted(ours, key=lambda row: row.budget), key=lambda row: row.budget):
             lines.append(_budget(list(group), rivals[model, budget]))
-        lacking = {row.method for row in ours if _beside(row) is not Against.ABOVE}
-        best = [_way(method) for method in dict.fromkeys(row.method for row in ours) if method not in lacking]
+        above = Counter(row.method for row in ours if _beside(row) is Against.ABOVE)
+        num_budgets = len({row.budget for row in ours})
+        best = [_way(method) for method, number in above.items() if number == num_budgets]
         if best:
-            lines.append(f"\nBetter than fewer steps wherever it was measured here: {'; '.join(best)}.\n")
+            lines.append(f"\nBetter than fewer steps at each budget: {'; '.join(best)}.\n")
         else:
             lines.append("\nNothing is better than fewer steps at each budget, so take `steps`.\n")
     for name in ("average_velocity", "dmd"):

@@ -104,7 +104,7 @@ def test_only_what_beats_fewer_steps_at_equal_steps_is_recommended() -> None:
     text = "\n".join(lines)
     assert "Worse: even steps, dmd -0.100 [-0.200, -0.050]" in text
     assert "1 images on A card" in text
-    assert "wherever it was measured here: `seacache`." in text
+    assert "steps at each budget: `seacache`." in text
     assert "`predictor=dmd`: better than fewer steps on tiny-sd" in text
     assert "`predictor=average_velocity`: nowhere better" in text
     assert "so take `steps`" in "\n".join(
