@@ -179,7 +179,14 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         ours = list(of_model)
         lines.append(f"**{model}**\n")
         for budget, group in groupby(sorted(ours, key=lambda row: row.budget), key=lambda row: row.budget):
-            lines.append(_budget(list(group), rivals[model, budget]))
+            measured = list(group)
+            left = [
+                method
+                for method in dict.fromkeys(row.method for row in ours)
+                if method not in {m.method for m in measured}
+            ]
+            of_left = f" Not measured: {'; '.join(left)}." if left else ""
+            lines.append(_budget(measured, rivals[model, budget]) + of_left)
         above = Counter(row.method for row in ours if _beside(row) is Against.ABOVE)
         num_budgets = len({row.budget for row in ours})
         best = [_way(method) for method, number in above.items() if number == num_budgets]

@@ -165,11 +165,9 @@ def result_of_row(
 ) -> Result | None:
     """Return the result of a row; None for a recipe that this version of vivace cannot read.
 
-    Args:
-        steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
-        final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
-            as the root of their number, since images of one prompt are correlated.
-        sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
+    The time of the steps is scaled up by `steps_left`, the workload's steps over the measured ones, less one.
+    `final_prompts` will decide on quality; 0 for only these. Further seeds of a prompt count as the root of their
+    number, since images of one prompt are correlated. `sure` is the confidence of each look of the final that a recipe passes.
     """
     recipe = recipe_of(row.record)
     if recipe is None:
