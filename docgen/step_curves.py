@@ -193,7 +193,9 @@ def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
         if best:
             lines.append(f"\nBetter than fewer steps at each budget: {'; '.join(best)}.\n")
         else:
-            lines.append("\nNothing is better than fewer steps at each budget, so take `steps`.\n")
+            lines.append(
+                "\nNothing is better than fewer steps at each budget, so no way is recommended without a proof.\n"
+            )
     for name in ("average_velocity", "dmd"):
         won = {row.model for row in rows if name in row.method and _beside(row) is Against.ABOVE}
         where = (

@@ -167,7 +167,8 @@ def result_of_row(
 
     The time of the steps is scaled up by `steps_left`, the workload's steps over the measured ones, less one.
     `final_prompts` will decide on quality; 0 for only these. Further seeds of a prompt count as the root of their
-    number, since images of one prompt are correlated. `sure` is the confidence of each look of the final that a recipe passes.
+    number, since images of one prompt are correlated. `sure` is the confidence of each look of the final that a recipe
+    passes.
     """
     recipe = recipe_of(row.record)
     if recipe is None:
