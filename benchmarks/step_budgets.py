@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,18 @@ import vivace
 from benchmarks.command import MEASURED_IN_PART, run
 from vivace.errors import Unsupported
 from vivace.measure.image_metrics import paired_metrics
-from vivace.measure.machine import choose_device
+from vivace.measure.machine import choose_device, this_machine
 from vivace.measure.scorer import Lpips
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
-from vivace.runtime.cache_fits import SearchProgress, calibrate_schedule, evenly_spread
+from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread
 from vivace.runtime.calls import generators_of, prompts_of
 
 RESULTS = Path(__file__).parents[1] / "results"
+RECORD = "step-budgets.json"
 PROMPTS = PROMPT_SETS["tinyworld"]
-STEPS = {"tiny-sd": 20, "tiny-flux": 28}
+STEPS = {"tiny-sd": 20, "tiny-flux": 28, "tiny-z-image": 28}
 BUDGETS = (5, 7, 10)
 OUTPUTS = {
     "repeat": "taylorseer(order=0)",
@@ -44,30 +45,33 @@ OUTPUTS = {
     "average_velocity": "taylorseer(predictor=average_velocity)",
     "dmd": "taylorseer(predictor=dmd)",
 }
+_OF_BLOCKS = {
+    **OUTPUTS,
+    "residual, repeat": "seacache",
+    "residual, taylor": "seacache(order=1)",
+    "residual, average_velocity": "seacache(predictor=average_velocity)",
+    "residual, dmd": "seacache(predictor=dmd)",
+}
 CACHES = {
     "tiny-sd": {**OUTPUTS, "deepcache": "deepcache"},
-    "tiny-flux": {
-        **OUTPUTS,
-        "residual, repeat": "seacache",
-        "residual, taylor": "seacache(order=1)",
-        "residual, average_velocity": "seacache(predictor=average_velocity)",
-        "residual, dmd": "seacache(predictor=dmd)",
-    },
+    "tiny-flux": _OF_BLOCKS,
+    "tiny-z-image": _OF_BLOCKS,
 }
 """By model: what continues the denoiser's output, or the residual of its blocks, on a schedule."""
-THRESHOLDS = {
+_THRESHOLDS = {
+    "seacache": (0.02, 4.0),
+    "seacache, order=1": (0.02, 4.0),
+    "dual_block_cache, order=1": (0.01, 3.0),
+}
+THRESHOLDS: dict[str, dict[str, tuple[float, float]]] = {
     "tiny-sd": {},
-    "tiny-flux": {
-        "first_block_cache": (0.01, 3.0),
-        "seacache": (0.02, 4.0),
-        "seacache, order=1": (0.02, 4.0),
-        "dual_block_cache, order=1": (0.01, 3.0),
-    },
+    "tiny-flux": {"first_block_cache": (0.01, 3.0), **_THRESHOLDS},
+    "tiny-z-image": _THRESHOLDS,
 }
 """By model: caches with their knobs, and the thresholds between which to search."""
 FIRST_SEED = 1000
 """Of the images that are compared; schedules are searched on seeds from 0."""
-NUM_SEARCHED, NUM_BISECTED, NUM_RESAMPLED = 13, 4, 4000
+NUM_BISECTED, NUM_RESAMPLED = 4, 4000
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Row:
         psnr, ssim, lpips: of each image to that of all steps, the prompts of one seed after the other.
         intervals: by figure, the mean difference to fewer plain steps, and the ends of its 95 % interval. None: this is
             they.
+        device: the machine's, by name.
+        search: schedules that were tried at most, and the images that each was judged by; None: none was searched.
     """
 
     model: str
@@ -91,6 +97,8 @@ class Row:
     ssim: list[float]
     lpips: list[float] | None
     intervals: dict[str, tuple[float, float, float]] | None
+    device: str
+    search: tuple[int, int] | None = None
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -158,7 +166,12 @@ def methods(model: str) -> list[str]:
 
 
 def recipe_of(
-    method: str, budget: int, drawing: Drawing, folder: Path, tries: int, check_time: Callable[[], None]
+    method: str,
+    budget: int,
+    drawing: Drawing,
+    folder: Path,
+    search: tuple[int, int],
+    check_time: Callable[[], None],
 ) -> str:
     """Return a method's recipe at a budget, searched or bisected where that is needed."""
     model, num_steps = drawing.model, drawing.num_steps
@@ -179,10 +192,6 @@ def recipe_of(
     cache = CACHES[model][named]
     mask = evenly_spread(budget, num_steps)
     if how == "searched":
-
-        def on_progress(_: SearchProgress) -> None:
-            check_time()
-
         folder.mkdir(parents=True, exist_ok=True)
         mask = calibrate_schedule(
             find_model(model),
@@ -192,10 +201,10 @@ def recipe_of(
             budget=budget,
             num_steps=num_steps,
             path=folder / f"{model}-{named.replace(', ', '-')}-{budget}of{num_steps}.json",
-            num_images=NUM_SEARCHED,
-            batch=NUM_SEARCHED,
-            most=tries,
-            on_progress=on_progress,
+            num_images=search[1],
+            batch=search[1],
+            most=search[0],
+            on_progress=lambda num_tried, seconds_left: check_time(),
         ).mask
     start = cache.removesuffix(")") + (", " if cache.endswith(")") else "(")
     return resolve(f"{start}mask='{mask}')").text
@@ -207,9 +216,9 @@ def read_rows(path: Path) -> list[Row]:
     return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
 
-def write_rows(path: Path, rows: Sequence[Row], device: str) -> None:
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
     listed = ",\n".join(json.dumps(asdict(row)) for row in rows)
-    about = json.dumps({"device": device, "first_seed": FIRST_SEED, "version": vivace.__version__})
+    about = json.dumps({"first_seed": FIRST_SEED, "version": vivace.__version__})
     path.write_text(f'{{"about": {about}, "rows": [\n{listed}\n]}}\n', encoding="utf-8")
 
 
@@ -219,9 +228,7 @@ def write_rows(path: Path, rows: Sequence[Row], device: str) -> None:
     "--budget", "budgets", multiple=True, type=click.IntRange(2, 19), default=BUDGETS, show_default=True
 )
 @click.option("--method", "only", multiple=True, help="This method; repeat for more. Default: all.")
-@click.option(
-    "--record", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS / "step-budgets.json"
-)
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), default=RESULTS / RECORD)
 @click.option(
     "--searches", type=click.Path(path_type=Path), default=Path(".vivace/step-budgets"), show_default=True
 )
@@ -230,6 +237,14 @@ def write_rows(path: Path, rows: Sequence[Row], device: str) -> None:
 @click.option("--seeds", "num_seeds", type=click.IntRange(1, 100), default=2, show_default=True)
 @click.option(
     "--tries", type=click.IntRange(1, 10_000), default=150, show_default=True, help="Schedules a search."
+)
+@click.option(
+    "--search-images",
+    "num_searched",
+    type=click.IntRange(1, len(PROMPTS)),
+    default=len(PROMPTS),
+    show_default=True,
+    help="Images that a schedule is judged by.",
 )
 @click.option("--device", default="auto", show_default=True)
 def step_budgets(
@@ -242,6 +257,7 @@ def step_budgets(
     num_prompts: int,
     num_seeds: int,
     tries: int,
+    num_searched: int,
     device: str,
 ) -> int:
     """Compare step caches at equal computed steps; one line a method; resumable."""
@@ -252,6 +268,7 @@ def step_budgets(
             raise OutOfTimeError
 
     device = choose_device(device)
+    search = tries, num_searched
     try:
         lpips: Lpips | None = Lpips(device)
     except Unsupported as reason:
@@ -271,12 +288,14 @@ def step_budgets(
                 check_time()
                 begun = time.monotonic()
                 drawing = drawing or Drawing(model, device, num_prompts, num_seeds)
-                recipe = recipe_of(method, budget, drawing, searches, tries, check_time)
+                recipe = recipe_of(method, budget, drawing, searches, search, check_time)
                 images, computed = drawing.draw(recipe)
                 plain = rows.get((model, budget, "steps"))
                 row = row_of(drawing, budget, method, recipe, images, computed, plain, lpips)
+                if method.startswith("searched"):
+                    row = replace(row, search=search)
                 rows[row.key] = row
-                write_rows(record, list(rows.values()), device)
+                write_rows(record, list(rows.values()))
                 click.echo(f"{line(row)} ({time.monotonic() - begun:.0f} s)")
     except OutOfTimeError:
         click.echo(f"{limit_s:g} s are over; the same command goes on", err=True)
@@ -318,6 +337,7 @@ def row_of(
         computed,
         **figures,  # type: ignore[arg-type]
         intervals=intervals,
+        device=this_machine(drawing.device).device_name,
     )
 
 

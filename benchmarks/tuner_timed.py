@@ -328,7 +328,7 @@ def timed_replay(
         np.random.default_rng(seed),
         known_sources(grid.name, grid.device_name, objective, without, grid.is_cpu),
         effects(space.options, None, objective),
-        seconds_of=machine.time.seconds_of_trial,
+        seconds_of=machine.time.pace.of_trial,
         most_s=lambda: budget.most_s,
     )
     search = Search(objective, space, sampler, machine, budget, history=[base])

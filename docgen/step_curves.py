@@ -1,15 +1,20 @@
-"""The page docs/step-curves.md and its plots, from the records that `python -m benchmarks.step_curves` writes."""
+"""The page docs/step-curves.md and its plots, from the records of `python -m benchmarks.step_curves` and
+`python -m benchmarks.step_budgets`."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks import step_budgets
 from benchmarks.step_cases import Case, read_cases, rows_with_quality
 from benchmarks.step_curves import CALIBRATED, CURVES, STEPS, record_file
 from docgen import curve_plot
@@ -34,6 +39,10 @@ class Against(Enum):
     ABOVE = "above"
     BELOW = "below"
     UNCLEAR = "no difference"
+
+    @property
+    def words(self) -> str:
+        return {"above": "better", "below": "worse", "no difference": "no clear difference"}[self.value]
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,7 @@ def page(note: str, results: Path) -> str:
     ]
     for family in families(results):
         lines += _family(family)
+    lines += budgets(step_budgets.read_rows(results / step_budgets.RECORD))
     lines += [
         "## How to read this\n",
         "- *Denoiser's work*: the floating-point operations of all denoiser calls for an image over the baseline's, "
@@ -142,6 +152,112 @@ def page(note: str, results: Path) -> str:
         "images it is often `unclear`. An image may differ from the baseline's and still show what was asked for.",
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def budgets(rows: Sequence[step_budgets.Row]) -> list[str]:
+    """Return the section on equal numbers of computed steps: what beats fewer plain steps, by model and budget."""
+    lines = [
+        "## At equal numbers of computed steps\n",
+        "Each way computes as many steps as its rival, fewer plain steps of the same sampler. Computed steps are "
+        "spread evenly, searched (`vivace calibrate schedule`), or chosen by a threshold that was bisected until the "
+        "mean was reached; a skipped step's output, or the residual of its blocks, is repeated or predicted. "
+        "Figures are SSIM to the image of all steps, minus that of fewer steps (if a smaller number of them does "
+        "better than a larger one, it is the rival): the mean over the images, with its 95 % interval over the "
+        "prompts. *Better* and *worse*: the interval excludes zero. With so many ways one in forty may be called "
+        "better by chance. What is not better is not recommended; `steps` does as much.\n",
+    ]
+    plain = [row for row in rows if row.intervals is None]
+    rivals = {
+        (row.model, row.budget): max(
+            (other for other in plain if other.model == row.model and other.budget <= row.budget),
+            key=lambda other: (np.mean(other.ssim), other.budget),
+        )
+        for row in plain
+    }
+    rows = [_against_rival(row, rivals[row.model, row.budget]) for row in rows]
+    for model, of_model in groupby(rows, key=lambda row: row.model):
+        ours = list(of_model)
+        lines.append(f"**{model}**\n")
+        for budget, group in groupby(sorted(ours, key=lambda row: row.budget), key=lambda row: row.budget):
+            measured = list(group)
+            left = [
+                method
+                for method in dict.fromkeys(row.method for row in ours)
+                if method not in {m.method for m in measured}
+            ]
+            of_left = f" Not measured: {'; '.join(left)}." if left else ""
+            lines.append(_budget(measured, rivals[model, budget]) + of_left)
+        above = Counter(row.method for row in ours if _beside(row) is Against.ABOVE)
+        num_budgets = len({row.budget for row in ours})
+        best = [_way(method) for method, number in above.items() if number == num_budgets]
+        if best:
+            lines.append(f"\nBetter than fewer steps at each budget: {'; '.join(best)}.\n")
+        else:
+            lines.append(
+                "\nNothing is better than fewer steps at each budget, so no way is recommended without a proof.\n"
+            )
+    for name in ("average_velocity", "dmd"):
+        won = {row.model for row in rows if name in row.method and _beside(row) is Against.ABOVE}
+        where = (
+            f"better than fewer steps on {', '.join(sorted(won))}"
+            if won
+            else "nowhere better than fewer steps"
+        )
+        lines.append(f"- `predictor={name}`: {where}.")
+    lines += [
+        "\nBoth are kept for the records that others publish of them ([techniques](techniques.md)), and are "
+        "recommended only where `vivace tune` or `vivace prove` has proven them on the model.\n",
+        "Made by `python -m benchmarks.step_budgets` ([record](../results/step-budgets.json)).\n",
+    ]
+    return lines
+
+
+def _against_rival(row: step_budgets.Row, rival: step_budgets.Row) -> step_budgets.Row:
+    """Return the row with the interval of its difference to the rival, which may have still fewer steps."""
+    if row.intervals is None or rival.budget == row.budget:
+        return row
+    ssim = step_budgets.difference(row.ssim, rival.ssim, len(step_budgets.PROMPTS))
+    return replace(row, intervals=row.intervals | {"ssim": ssim})
+
+
+def _budget(rows: Sequence[step_budgets.Row], rival: step_budgets.Row) -> str:
+    """Return a budget's line: fewer steps, and the others by how they compare with them."""
+    plain = next(row for row in rows if row.intervals is None)
+    searches = {tuple(row.search) for row in rows if row.search}
+    of_search = "; searched: " + ", ".join(
+        f"at most {tries} schedules on {n} images" for tries, n in searches
+    )
+    line = (
+        f"- {plain.budget} of {plain.num_steps} steps ({len(plain.ssim)} images on {plain.device}"
+        f"{of_search if searches else ''}), where `{rival.recipe}` has SSIM {np.mean(rival.ssim):.3f}"
+        f"{'' if rival is plain else f', and `{plain.recipe}` {np.mean(plain.ssim):.3f}'}."
+    )
+    for against in Against:
+        named = [f"{row.method} {_difference(row)}" for row in rows if _beside(row) is against]
+        line += f" {against.words.capitalize()}: {'; '.join(named)}." if named else ""
+    return line
+
+
+def _way(method: str) -> str:
+    """Return a method in words, or as a recipe without its threshold."""
+    return (
+        method
+        if " steps, " in method
+        else f"`{method.replace(', ', '(', 1) + (')' if ', ' in method else '')}`"
+    )
+
+
+def _beside(row: step_budgets.Row) -> Against | None:
+    if row.intervals is None:
+        return None
+    _, low, high = row.intervals["ssim"]
+    return Against.ABOVE if low > 0 else Against.BELOW if high < 0 else Against.UNCLEAR
+
+
+def _difference(row: step_budgets.Row) -> str:
+    assert row.intervals is not None
+    mean, low, high = row.intervals["ssim"]
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def plot(family: Family) -> str:
@@ -328,15 +444,10 @@ def _dominates(points: Sequence[Point]) -> str | None:
 
 def _compared_with_steps(points: Sequence[Point]) -> str:
     comparable = [p for p in points if p.against is not None]
-    wordings = {
-        Against.ABOVE: "better {}",
-        Against.BELOW: "worse {}",
-        Against.UNCLEAR: "no clear difference {}",
-    }
     parts = []
     for against, group in groupby(comparable, key=lambda p: p.against):
         assert against is not None
-        parts.append(wordings[against].format(_span([p.speedup for p in group])))
+        parts.append(f"{against.words} {_span([p.speedup for p in group])}")
     beyond = [p.speedup for p in points if p.against is None]
     if beyond:
         parts.append(f"beyond the fewest steps measured {_span(beyond)}")

@@ -23,9 +23,9 @@ def test_every_method_that_needs_no_search_is_a_recipe(model: str, tmp_path: Pat
     for budget in BUDGETS:
         for method in methods(model):
             if not method.startswith("searched"):
-                recipe = recipe_at(method, budget, drawing, tmp_path, 1, lambda: None)
+                recipe = recipe_at(method, budget, drawing, tmp_path, (1, 1), lambda: None)
                 assert resolve(recipe).text == recipe or "," in method
-    assert recipe_at("even steps, dmd", 5, drawing, tmp_path, 1, lambda: None).count("1") == 5
+    assert recipe_at("even steps, dmd", 5, drawing, tmp_path, (1, 1), lambda: None).count("1") == 5
 
 
 def test_a_threshold_is_found_whose_images_compute_as_many_steps() -> None:

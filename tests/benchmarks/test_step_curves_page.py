@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.step_budgets import Row
 from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
+from docgen import step_curves
 from docgen.step_curves import Against, families
 from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import ImageFigures
@@ -81,3 +83,30 @@ def test_each_recipe_is_held_against_fewer_steps_of_the_same_speed(results: Path
     assert "taylorseer(8)" in front
     assert "cfg_cutoff(0.4)" in front
     assert not front & {"steps(13)", "steps(7)", "taylorseer(2)"}
+
+
+def test_only_what_beats_fewer_steps_at_equal_steps_is_recommended() -> None:
+    def row(budget: int, method: str, *ssim: float) -> Row:
+        intervals = {"ssim": ssim, "psnr": (1.0, 0.5, 1.5)} if ssim else None
+        return Row("tiny-sd", 20, budget, method, method, budget, [20.0], [0.8], None, intervals, "A card")
+
+    always, once = "seacache", "even steps, dmd"
+    lines = step_curves.budgets(
+        [
+            row(5, "steps"),
+            row(5, always, 0.1, 0.05, 0.2),
+            row(5, once, -0.1, -0.2, -0.05),
+            row(7, "steps"),
+            row(7, always, 0.1, 0.01, 0.2),
+            row(7, once, 0.1, 0.01, 0.2),
+        ]
+    )
+    text = "\n".join(lines)
+    assert "Worse: even steps, dmd -0.100 [-0.200, -0.050]" in text
+    assert "1 images on A card" in text
+    assert "steps at each budget: `seacache`." in text
+    assert "`predictor=dmd`: better than fewer steps on tiny-sd" in text
+    assert "`predictor=average_velocity`: nowhere better" in text
+    assert "so no way is recommended" in "\n".join(
+        step_curves.budgets([row(5, "steps"), row(5, once, 0.1, -0.1, 0.2)])
+    )

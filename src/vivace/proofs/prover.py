@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pydantic import BeforeValidator, SkipValidation, WrapValidator
 from vivace.answers.formatting import count
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.settings import DEFAULT_STORE, Option, Scorer, Store, Witness, as_list, takes
+from vivace.models.find import SYNTHETIC
 from vivace.proofs.checks.pair_figures import (
     LETTERS,
     ROUNDING_DB,
@@ -334,4 +336,6 @@ def _notes(plan: ProofPlan, pairs: Sequence[PairFigures], own: OwnDistances) -> 
     if not own.repeats_exactly:
         yield "A does not draw the same image twice; B is held to no more than that"
     if not plan.shows_something:
-        yield "the model has random weights: its images show nothing"
+        sides = (side.text.removeprefix(SYNTHETIC) for side in (plan.a, plan.b))
+        command = shlex.join(["vivace", "prove", *sides])
+        yield f"the model has random weights: its images show nothing; with the weights: {command}"

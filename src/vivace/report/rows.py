@@ -235,6 +235,15 @@ class Row:
         busy = min(1.0, self.gpu_busy_s / self.latency.median.point)
         return f"the interval allows for it, since the GPU was busy {busy:.0%} of the time"
 
+    def skipped(self, baseline: Row) -> tuple[str, ...]:
+        """Return what the row leaves out of the baseline's steps, in words."""
+        hits = float(str(self.record.rounds[0].evidence.get("cache_hit_rate", 0.0))) if self.latency else 0.0
+        words = [f"skips {hits:.0%} of its steps, or parts of them"] if hits else []
+        mine, all_calls = self.num_denoiser_calls, baseline.num_denoiser_calls
+        if mine and all_calls and mine < all_calls:
+            words.append(f"calls the denoiser {mine} times instead of {all_calls}")
+        return tuple(words)
+
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data: the object that `vivace bench --format json` prints for a trial."""
         record = self.record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from vivace.answers.answer import Answer, Cell, Fact, Facts, File, Look, Section, Table, TableColumn, TableRow
@@ -103,7 +104,7 @@ def results_table(rows: Sequence[Row]) -> Table:
         tuple(
             TableRow(
                 tuple(_cell(of, row) for _, of in _COLUMNS),
-                _notes(row, shared, doubts),
+                (*row.skipped(rows[0]), *_notes(row, shared, doubts)),
                 "open" if row.latency is None else "bad" if row.failed_quality else "",
             )
             for row in rows
@@ -240,6 +241,12 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
         cautions.append(f"the quality of rows {list_names([str(n) for n in numbers])} is unclear: {reason}")
     if floor := noise_floor(rows[0]):
         cautions.append(floor)
+    changing = [row.recipe for row in rows[1:] if not row.record.trial.recipe.same_picture]
+    if rows[0].record.trial.model.is_synthetic and changing:
+        model = rows[0].model.removeprefix("synthetic:")
+        recipes = [word for recipe in (rows[0].recipe, *changing) for word in ("--recipe", recipe)]
+        command = shlex.join(["vivace", "bench", "--model", model, *recipes])
+        cautions.append(f"what the images become is judged with the weights, by their owner: {command}")
     if rows[0].model.startswith("tiny-"):
         cautions.append("timings of this small model say nothing about SDXL or FLUX")
     return cautions

@@ -14,10 +14,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vivace.errors import NoEffect, OutputError, Unsupported, UsageError
+from vivace.errors import NoEffect, OutputError, Unsupported, UsageError, VivaceError
 from vivace.foundation.untrusted.destinations import replace
 from vivace.foundation.untrusted.files import read_object
 from vivace.machinery.step_caching.block_residual import unknown_blocks, watching_residuals
@@ -145,11 +146,9 @@ _FAR, _HOT, _COLD = 0.3, 0.3, 0.01
 
 @dataclass
 class Schedule:
-    """What is searched, and what was found so far: the content of the file.
+    """The content of a search's file: what a distance depends on, each mask's distance, and the nearest so far.
 
-    Attributes:
-        about: everything that a distance depends on. A file of something else is not continued.
-        distances: by mask, one digit a step: the mean squared difference of the final latents over their mean square.
+    A distance is the mean squared difference of the final latents over their mean square.
     """
 
     about: dict[str, Any]
@@ -170,7 +169,7 @@ class Schedule:
             raise UsageError(
                 f"{path} was searched with another {', '.join(different)}; give --output another name, or remove it"
             )
-        return cls(about, content["distances"], content["mask"])
+        return cls(**content)
 
     def add(self, mask: str, distance: float, path: Path) -> None:
         self.distances[mask] = distance
@@ -178,13 +177,24 @@ class Schedule:
         replace(path, json.dumps(asdict(self), indent=1).encode())
 
 
-@dataclass(frozen=True)
-class SearchProgress:
-    """Where a search is: masks tried of at most so many, and the seconds that the rest takes at most."""
+def schedule_file(model: str, budget: str, num_steps: int) -> str:
+    """Return the usual name of a search's file, where `calibrate schedule` writes and `tune` looks."""
+    return f"schedule-{model.replace('/', '-')}-{budget}of{num_steps}.json"
 
-    num_tried: int
-    most: int
-    seconds_left: float
+
+def searched_caches(located: LocatedModel, num_steps: int) -> Iterator[tuple[str, StepCache | None]]:
+    """Yield the files in the working folder that have a model's usual names, with the cache on the mask that was found;
+    None for a file that is not of this model's revision, or of no search."""
+    for path in sorted(Path().glob(schedule_file(escape(located.model.name), "*", num_steps))):
+        cache = None
+        try:
+            schedule = Schedule(**read_object(path))
+            if (schedule.version, schedule.about["model"]) == (_VERSION, located.model.identity):
+                (technique,) = resolve(schedule.about["cache"])
+                cache = cast("StepCache", type(technique)(**technique.values | {"mask": schedule.mask}))
+        except (VivaceError, ValueError, TypeError, KeyError):
+            pass
+        yield str(path), cache
 
 
 def evenly_spread(budget: int, num_steps: int) -> str:
@@ -194,12 +204,9 @@ def evenly_spread(budget: int, num_steps: int) -> str:
 
 
 def search(start: str, distance_of: Callable[[str], float], most: int, seed: int = 0) -> str:
-    """Return the mask of least distance with as many computed steps as `start`.
+    """Return the mask of least distance with as many computed steps as `start`, asking for `most` masks, each once.
 
-    Args:
-        distance_of: is asked for each mask once. Its answers alone decide the path, so a search that is repeated with
-            remembered ones goes on where it ended.
-        most: masks that are asked for.
+    The answers alone decide the path, so a search that is repeated with remembered ones goes on where it ended.
     """
     chance = random.Random(seed)
     known = {start: distance_of(start)}
@@ -266,21 +273,15 @@ def calibrate_schedule(
     batch: int = 1,
     most: int = 200,
     call: dict[str, Any] | None = None,
-    on_progress: Callable[[SearchProgress], None] = lambda progress: None,
+    on_progress: Callable[[int, float], None] = lambda num_tried, seconds_left: None,
 ) -> Schedule:
     """Search a mask, and keep each one that was tried in a file, from which the same call goes on.
 
     Args:
         prompts: used in turn, with seeds 0, 1, ...
         cache: a step cache without a schedule, such as "taylorseer(order=0)".
-        budget, num_steps: computed steps of all.
         num_images: that each mask is judged by, `batch` of them drawn in one call.
-        most: masks that are tried at most.
-        on_progress: called before the first mask and after each.
-
-    Raises:
-        UsageError: the cache is none, or decides by itself; the file is of another search.
-        Unsupported: the cache does not work on the model, or the model has random weights.
+        on_progress: called before the first mask and after each, with the masks tried and the most seconds left.
     """
     import torch
 
@@ -346,19 +347,16 @@ def calibrate_schedule(
         nonlocal mask, seconds
         if tried not in schedule.distances:
             mask, begun = tried, time.monotonic()
-            ratios = [
-                float((drawn - right).square().mean() / right.square().mean())
-                for each, latents in zip(calls, wanted, strict=True)
-                for drawn, right in zip(draw(each), latents, strict=True)
-            ]
-            schedule.add(tried, sum(ratios) / len(ratios), path)
+            drawn, right = torch.cat([draw(each) for each in calls]), torch.cat(wanted)
+            ratios = (drawn - right).square().flatten(1).mean(1) / right.square().flatten(1).mean(1)
+            schedule.add(tried, float(ratios.mean()), path)
             seconds = time.monotonic() - begun
         say()
         return schedule.distances[tried]
 
     def say() -> None:
         tried = len(schedule.distances)
-        on_progress(SearchProgress(tried, most, max(0, most - tried) * seconds))
+        on_progress(tried, max(0, most - tried) * seconds)
 
     say()
     search(evenly_spread(budget, num_steps), distance_of, most)

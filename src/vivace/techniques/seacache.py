@@ -32,9 +32,7 @@ them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.errors import UsageError
 from vivace.machinery.step_caching.block_residual import blocks_of, cache_residual, unknown_blocks
@@ -72,12 +70,6 @@ class Seacache(StepCache):
         "taylor", new=True, about="what continues the residual: a line (order 1), its average, an exponential"
     )
     power: float = knob(2.0, gt=0, le=10, tune=[2.0], about="by which an image's power falls with frequency")
-
-    @model_validator(mode="after")
-    def _order_is_of_a_series(self) -> Self:
-        if self.predictor != "taylor" and self.order:
-            raise ValueError(f"order is of the Taylor series; leave it out with predictor={self.predictor}")
-        return self
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         if not self.is_fixed and target.pipe.scheduler.config.get("prediction_type") == "trigflow":

@@ -20,7 +20,9 @@ needs one more computed step, and as long as there are too few the highest order
 with the average of what the sampler was given between the last two computed steps, and follows the noise level. The
 second continues an exponential, whose rate the last three computed outputs tell. Sources: Gao et al., MeanCache: From
 Instantaneous to Average Velocity for Accelerating Flow Matching Inference, ICLR 2026, arXiv 2601.19961; Schmid, Dynamic
-Mode Decomposition of Numerical and Experimental Data, J. Fluid Mech. 2010, as a predictor in cache-dit.
+Mode Decomposition of Numerical and Experimental Data, J. Fluid Mech. 2010, as a predictor in cache-dit. They stand for
+what their publishers report of large models; on the embedded ones the interval mostly holds no gain over fewer steps
+(docs/step-curves.md), so nothing recommends or tunes them: prove them on your model first.
 
 The prediction is made in front of the denoiser's forward, so `compile` makes one graph without a break, and one that
 hands on.
@@ -29,9 +31,7 @@ hands on.
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Self
-
-from pydantic import model_validator
+from typing import Any, ClassVar
 
 from vivace.architectures import family_of
 from vivace.machinery.step_caching.engine import (
@@ -63,12 +63,6 @@ class Taylorseer(StepCache):
     predictor: PredictorName = knob(
         "taylor", new=True, about="what continues the outputs: a Taylor series, their average, an exponential"
     )
-
-    @model_validator(mode="after")
-    def _order_is_of_a_series(self) -> Self:
-        if self.predictor != "taylor" and self.order != 1:
-            raise ValueError(f"order is of the Taylor series; leave it out with predictor={self.predictor}")
-        return self
 
     def unsupported_denoiser(self, target: Target) -> str | None:
         kind = type(target.module("denoiser"))

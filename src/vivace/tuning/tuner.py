@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from vivace.answers.formatting import count, seconds, size
+from vivace.architectures import CATALOGUE
+from vivace.architectures.entry import FewSteps, few_steps_of
 from vivace.benchmark.progress import Forwarding
 from vivace.benchmark.rounds.runner import ask_environment
 from vivace.benchmark.rounds.support import ask_support
@@ -29,7 +31,9 @@ from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, priced
+from vivace.runtime.cache_fits import searched_caches
 from vivace.runtime.workloads import default_threads, workload_of
+from vivace.techniques.distilled import Distilled
 from vivace.tuning.answer import Tuned
 from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.final.measuring import Bench
@@ -111,6 +115,25 @@ def space_of(objective: Objective, bench: Bench, reported: Sequence[Technique] =
             why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
             raise Unsupported(f"--keep {name}: {why}")
     return space
+
+
+def known_few_steps(located: LocatedModel) -> tuple[FewSteps, ...]:
+    """Return the published LoRAs of few steps of a model, or of the one that random weights have the form of."""
+    return few_steps_of(CATALOGUE.get(located.model.name.removeprefix(SYNTHETIC)))
+
+
+def of_the_model(located: LocatedModel, num_steps: int, tell: Callable[[str], None]) -> list[Technique]:
+    """Return the options that are one model's own: its LoRAs at other numbers of steps that they are made for than
+    the usual one, and step caches with the schedules that `calibrate schedule` has left in the working folder."""
+    loras, options = known_few_steps(located), list[Technique]()
+    for lora in loras:
+        usual = Distilled(kind=lora.kind).call_with(loras)["num_inference_steps"]
+        most = {lora.steps[0], max(lora.steps)} - {usual}
+        options += [Distilled(kind=lora.kind, steps=number) for number in sorted(most)]
+    for file, cache in searched_caches(located, num_steps):
+        tell(f"{file}: {'of another model or revision, left out' if cache is None else cache.text}")
+        options += [] if cache is None else [cache]
+    return options
 
 
 def check_memory(objective: Objective, bench: Bench) -> None:
@@ -218,7 +241,8 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         bench = _bench(stack, model, obtain(located), settings, judge, request)
         is_cpu = bench.environment.device == "cpu"
         sources = known_sources(model, bench.environment.device_name, objective, is_cpu=is_cpu)
-        space = space_of(objective, bench, measured_elsewhere(sources))
+        own = of_the_model(located, bench.full.num_inference_steps, watcher.note)
+        space = space_of(objective, bench, [*own, *measured_elsewhere(sources)])
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
@@ -251,10 +275,15 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             np.random.default_rng(settings.seed),
             tuple(source for source in sources if source.data),
             effects(
-                space.options, dict(base.stages_s), objective, bench.full.num_inference_steps, is_cpu=is_cpu
+                space.options,
+                dict(base.stages_s),
+                objective,
+                bench.full.num_inference_steps,
+                is_cpu,
+                known_few_steps(located),
             ),
             start=first,
-            seconds_of=None if budget.timetable is None else bench.time.seconds_of_trial,
+            seconds_of=None if budget.timetable is None else bench.pace.of_trial,
             most_s=lambda: budget.most_s,
             peaks=bench.peaks.predicted,
         )

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import vivace
 from tests.proved import PROMPTS, SHAPES, prove
 from vivace.errors import Unsupported, UsageError
+from vivace.proofs.prover import _notes
 from vivace.proofs.sides.plan import DrawRequest, prepare
 from vivace.proofs.verdicts.proof import Proof
 
@@ -117,3 +119,10 @@ def test_what_is_no_recipe_is_asked_for_what_the_recipe_draws(recipe: str, asked
     assert own.num_inference_steps == 25, "each recipe draws with its own"
     given = DrawRequest(prompts=(PROMPT,), num_inference_steps=7)
     assert prepare(shapes, "tiny-sd:baseline", given).settings.num_inference_steps == 7
+
+
+def test_an_owner_of_real_weights_is_told_what_proves_them() -> None:
+    sides = [SimpleNamespace(text=f"synthetic:sd15:{recipe}") for recipe in ("baseline", "distilled(lcm)")]
+    plan: Any = SimpleNamespace(a=sides[0], b=sides[1], shows_something=False)
+    own: Any = SimpleNamespace(repeats_exactly=True)
+    assert any("vivace prove sd15:baseline 'sd15:distilled(lcm)'" in note for note in _notes(plan, [], own))

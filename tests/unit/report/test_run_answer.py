@@ -171,6 +171,34 @@ def test_what_several_rows_share_is_said_once() -> None:
     assert not any(row.notes for row in results(answer_of(blind)).rows)
 
 
+def test_a_row_that_skips_says_so() -> None:
+    cached, shorter = timed("taylorseer", 0.5), timed("steps(10)", 0.5)
+    cached = cached.model_copy(
+        update={"rounds": (cached.rounds[0].model_copy(update={"evidence": {"cache_hit_rate": 0.64}}),)}
+    )
+    samples = tuple(s.model_copy(update={"num_denoiser_calls": 10}) for s in shorter.rounds[0].samples)
+    shorter = shorter.model_copy(
+        update={"rounds": (shorter.rounds[0].model_copy(update={"samples": samples}),)}
+    )
+    table = results(answer_of(rows_of([make_record("baseline"), cached, shorter, timed("bf16", 0.5)])))
+    notes = [" ".join(row.notes) for row in table.rows]
+    assert "skips 64% of its steps" in notes[1]
+    assert "calls the denoiser 10 times instead of 25" in notes[2]
+    assert not any("skips" in note or "instead of" in note for note in (notes[0], notes[3]))
+
+
+def test_an_owner_of_real_weights_is_told_what_to_run() -> None:
+    records = [make_record("baseline"), timed("distilled(lcm)", 0.1), timed("bf16", 0.5)]
+    model = records[0].trial.model.model_copy(update={"name": "synthetic:sd15", "source": "synthetic"})
+    records = [
+        record.model_copy(update={"trial": record.trial.model_copy(update={"model": model})})
+        for record in records
+    ]
+    notes = answer_of(rows_of(records)).notes
+    assert any("vivace bench --model sd15 --recipe baseline --recipe 'distilled(lcm)'" in n for n in notes)
+    assert not any("--model sd15" in note for note in answer_of(rows_of([records[0], records[2]])).notes)
+
+
 def test_the_answer_is_the_summary_and_its_data_are_the_rows() -> None:
     rows = with_quality()
     answer = answer_of(rows, reproduce="vivace bench")

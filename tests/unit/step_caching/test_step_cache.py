@@ -11,7 +11,7 @@ from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.step_caching.engine import CacheState, StepCounter
 from vivace.machinery.step_caching.step_cache import StepCache
-from vivace.machinery.step_caching.when import evenly_spaced, never
+from vivace.machinery.step_caching.when import evenly_spaced
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
 
@@ -42,7 +42,7 @@ def test_hits_are_evenly_spaced(share: float) -> None:
     assert sum(hits) == int(100 * share)
     for start in range(1, 90):
         assert abs(sum(hits[start : start + 10]) - 10 * share) <= 1
-    assert not any(never(CacheState(step), lambda: None) for step in range(9))
+    assert not any(evenly_spaced(0)(CacheState(step), lambda: None) for step in range(9))
 
 
 def test_the_counter_says_when_nothing_was_skipped() -> None:

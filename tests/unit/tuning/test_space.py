@@ -1,13 +1,18 @@
 """The space of recipes comes from the techniques' declarations."""
 
+import json
+import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from vivace.benchmark.rounds.support import Support, support_of
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
+from vivace.foundation.spec.record import Outcome
 from vivace.machinery.technique import (
     Effect,
     Machine,
@@ -17,10 +22,16 @@ from vivace.machinery.technique import (
     TechniqueFacts,
     knob,
 )
+from vivace.models.find import find_model
+from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
+from vivace.runtime.cache_fits import schedule_file
 from vivace.techniques import TECHNIQUES
 from vivace.tuning import tuner
+from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.priors import effects
 from vivace.tuning.search.objective import Objective
+from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.space import Space, options
 
 
@@ -203,3 +214,47 @@ def test_amounts_have_units() -> None:
     for text in ("", "12 apples", "-3GB", "0", "1e9"):
         with pytest.raises(UsageError, match="is not"):
             parse_bytes(text)
+
+
+def test_what_a_model_has_of_its_own_is_proposed_and_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few-step LoRAs at the steps that they are made for, and schedules of `vivace calibrate schedule`."""
+    told: list[str] = []
+    flux2 = find_model("synthetic:flux2-dev")
+    assert not tuner.of_the_model(flux2, 50, told.append), "distilled(turbo) is what it has"
+    lightning = tuner.of_the_model(find_model("synthetic:qwen-image-2512"), 50, told.append)
+    assert [option.text for option in lightning] == ["distilled(lightning, steps=8)"]
+    assert not told
+
+    monkeypatch.chdir(tmp_path)
+    located = find_model("tiny-sd")
+    about = {"model": f"tiny-sd@{located.model.revision}", "cache": "taylorseer(order=0)"}
+    mask = "1100100010" + "0100000100" + "00000"
+    for budget, model in ((7, about["model"]), (8, "tiny-sd@another")):
+        written = {"about": about | {"model": model}, "distances": {}, "mask": mask, "version": 1}
+        (tmp_path / schedule_file("tiny-sd", str(budget), 25)).write_text(json.dumps(written))
+    own = tuner.of_the_model(located, 25, told.append)
+    (searched,) = [option for option in own if option.name == "taylorseer"]
+    assert searched.values["mask"] == mask
+    assert searched.text in told[0]
+    assert "left out" in told[1]
+
+    space = Space.of(Objective(), reported=own)
+    recipes = list(space.neighbours(resolve(searched.text)))
+    assert resolve(f"tiny_vae+{searched.text}") in recipes
+    assert not any(
+        searched in recipe.techniques and {"steps", "distilled"} & {t.name for t in recipe}
+        for recipe in recipes
+    ), "its steps are 25"
+    stages = {"steps": 0.9, "vae": 0.1}
+    beliefs = effects(space.options, stages, Objective(), 25)
+    assert beliefs[searched.text].mean == pytest.approx(-math.log(1 - 0.9 * 19 / 25))
+    sampler = ModelSampler(
+        Space.of(Objective(without=("distilled",)), reported=own), np.random.default_rng(0), (), beliefs
+    )
+    base = Result(Recipe(), Outcome.MEASURED, Rung.SCREENED, 0.0, 0.01, stages_s=tuple(stages.items()))
+    assert sampler.ask([base], 4) == [resolve(searched.text)], "it promises most"
+    (usual,) = resolve("distilled(turbo)")
+    beliefs = effects([usual], stages, Objective(), 50, few_steps=tuner.known_few_steps(flux2))
+    assert beliefs[usual.text].mean == pytest.approx(-math.log(1 - 0.9 * 42 / 50)), "8 steps, not 4"

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from vivace.measure.calibrating import CalibrationImages
     from vivace.measure.damage import DamageKind
     from vivace.models.scorers import LocatedJudge
-    from vivace.runtime.cache_fits import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -209,31 +208,30 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread
+    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread, schedule_file
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):
         raise UsageError(f"--budget {settings.budget}: give computed steps of all steps, such as 12/28")
     settings = settings.model_copy(update={"num_inference_steps": int(steps)})
     prepared, arguments = _prepare(settings)
-    name = prepared.located.model.name.replace("/", "-")
-    path = settings.output or Path(f"schedule-{name}-{budget}of{steps}.json")
+    path = settings.output or Path(schedule_file(prepared.located.model.name, budget, int(steps)))
 
     from vivace.cli.watched.guarded import guarded
 
     def search_it(is_read: Callable[[], None]) -> int:
         begun = False
 
-        def say(progress: SearchProgress) -> None:
+        def say(num_tried: int, seconds_left: float) -> None:
             nonlocal begun
-            left = f"at most about {clock(progress.seconds_left)} left"
+            left = f"at most about {clock(seconds_left)} left"
             if not begun:
                 begun = True
                 is_read()
                 images = f"{settings.num_images} images of {budget} computed steps each"
-                click.echo(f"at most {progress.most} schedules, {images}; {left}", err=True)
-            elif progress.num_tried % 10 == 0:
-                click.echo(f"[{progress.num_tried}/{progress.most}] {left}", err=True)
+                click.echo(f"at most {settings.tries} schedules, {images}; {left}", err=True)
+            elif num_tried % 10 == 0:
+                click.echo(f"[{num_tried}/{settings.tries}] {left}", err=True)
 
         found = calibrate_schedule(
             prepared.located,

@@ -193,6 +193,7 @@ def _table(view: PartView, figure: str) -> Table:
     names = [
         ("" if view.columns[k].kind == "published" else "here: ") + view.columns[k].name for k in columns
     ]
+    base = view.rows[0].row
     rows = [
         TableRow(
             (
@@ -201,6 +202,7 @@ def _table(view: PartView, figure: str) -> Table:
                 *(_cell(figure, row.cells[figure][k], view.columns[k].kind == "measured") for k in columns),
                 *(Cell(quotient(row.cells[figure][k].over)) for k in over),
             ),
+            () if row.row is None or base is None else row.row.skipped(base),
             look="open" if row.row is None or row.row.latency is None else "",
         )
         for row in view.rows

@@ -18,7 +18,6 @@ from vivace.machinery.step_caching.when import (
     HIT,
     Masked,
     evenly_spaced,
-    never,
     read_mask,
     steps_of,
 )
@@ -39,8 +38,6 @@ from vivace.machinery.technique.pipeline_code import (
     names_its_calls,
     number_of_denoiser_calls,
 )
-
-Changed = dict[str, int | float | str]
 
 
 @dataclass(frozen=True)
@@ -118,6 +115,9 @@ class StepCache(Technique):
     @model_validator(mode="after")
     def _one_schedule(self) -> Self:
         fields = type(self).model_fields
+        predictor = getattr(self, "predictor", "taylor")
+        if predictor != "taylor" and self.values["order"] != fields["order"].default:
+            raise ValueError(f"order is of the Taylor series; leave it out with predictor={predictor}")
         changed = any(getattr(self, name) != fields[name].default for name in self.replaced)
         if self.hits is not None and changed:
             raise ValueError(f"give {self.replaced_in_words} or hits, not both")
@@ -190,7 +190,7 @@ class StepCache(Technique):
         """Apply to a pipeline without weights. To predict memory all steps are computed and all that can be is kept; to
         count work, a mask lists its hits itself, and others are as frequent as measured."""
         hits = target.model.hits
-        is_hit = never if hits is None else evenly_spaced(hits)
+        is_hit = evenly_spaced(hits or 0)
         if hits is not None and self.mask is not None and self.is_fixed:
             is_hit = Masked(self.mask)
         return self.attach_with(target, StepDecision(is_hit))
@@ -203,9 +203,12 @@ class StepCache(Technique):
                 _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
             else:
                 _name_second_calls(target.module("denoiser"))
-        changed: Changed = {f"denoiser.{self.name}": self._decided_by()}
         return Effect(
-            changed={**changed, **attached.changed, **decision.changed},
+            changed={
+                f"denoiser.{self.name}": self._decided_by(),
+                **attached.changed,
+                **decision.changed,
+            },
             contexts=dict(attached.contexts),
             around=_reset_before_call(target.module("denoiser")),
             evidence=attached.counter.evidence,

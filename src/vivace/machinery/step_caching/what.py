@@ -64,7 +64,7 @@ class AverageVelocity:
     the distance from its centre: a velocity that is linear in the noise level is continued exactly.
     """
 
-    levels: Callable[[CacheState], Sequence[float]]
+    levels: Callable[[CacheState], Sequence[float]]  # at the start of each step, and at the end of the last
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
         """Return the tensors, then the change of each with the noise level, in fp32; the latter if it is known."""

@@ -36,10 +36,6 @@ def evenly_spaced(share: float) -> IsHit:
     return is_hit
 
 
-def never(_: CacheState, __: Look) -> bool:
-    return False
-
-
 class Masked:
     """Follows a mask of `read_mask`. One with a digit for each step is for a schedule of that many steps: a call that
     begins within it, as from an image, follows its end, and a longer one is refused. Without `pipe` it is never

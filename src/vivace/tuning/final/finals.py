@@ -21,7 +21,7 @@ from vivace.benchmark.run import Compared
 from vivace.benchmark.store import Store
 from vivace.foundation.spec.figures import QualityPass
 from vivace.foundation.spec.limits import Limits
-from vivace.foundation.spec.record import ImageRecord, Record
+from vivace.foundation.spec.record import Record
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import MIN_GROUPS, Gate, Interval
@@ -46,13 +46,8 @@ _DECIDED_BY_FIGURES = frozenset({*_BOUNDED, "ssim", "psnr_db"})
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """The images of a final, batch by batch.
-
-    Attributes:
-        batches: the first is drawn by the rounds of the final.
-        sizes: images of a recipe after each batch.
-        num_prompts: different prompts after each batch.
-    """
+    """The images of a final: its batches, of which the rounds draw the first; and the images of a recipe and the
+    different prompts after each."""
 
     batches: tuple[WorkloadRequest, ...]
     sizes: tuple[int, ...]
@@ -165,18 +160,15 @@ def pool_images(record: Record, workloads: Sequence[Workload], store: Store) -> 
     number = 1
     for workload in workloads:
         trial = record.trial.model_copy(update={"workload": workload})
-        more = _images_of(store.record(trial.key(record.environment)))
+        stored = store.record(trial.key(record.environment))
+        rounds = () if stored is None else stored.rounds
+        more = next((round_.pictures for round_ in reversed(rounds) if round_.pictures), ())
         if not more:
             break
         images += more
         number += 1
     first = first.model_copy(update={"pictures": tuple(images)})
     return record.model_copy(update={"rounds": (first, *others)}), number
-
-
-def _images_of(record: Record | None) -> tuple[ImageRecord, ...]:
-    rounds = () if record is None else record.rounds
-    return next((round_.pictures for round_ in reversed(rounds) if round_.pictures), ())
 
 
 @dataclass

@@ -18,7 +18,15 @@ from vivace.techniques.steps import Steps
 from vivace.tuning.model.priors import SAME, PriorSource, touched_share
 from vivace.tuning.model.regression import Array, Datum, Prior, Regression, merged
 from vivace.tuning.search.results import RUINED, Result, Rung, floor_of, latest
-from vivace.tuning.search.space import Space, is_usual, parts_of, path_of, tries_the_same, with_option
+from vivace.tuning.search.space import (
+    Space,
+    has_searched_steps,
+    is_usual,
+    parts_of,
+    path_of,
+    tries_the_same,
+    with_option,
+)
 
 NUM_SAMPLES = 512
 """Number of posterior samples of whether recipes pass and how much they gain."""
@@ -318,7 +326,9 @@ class ModelSampler:
         if not any(result.is_measured and not result.recipe.is_baseline for result in results.values()):
             recorded = {datum.recipe for datum in known}
             promising = [
-                r for r in pool if r in recorded or any(t.facts.trained_steps is not None for t in r)
+                r
+                for r in pool
+                if r in recorded or any(t.facts.trained_steps or has_searched_steps(t) for t in r)
             ]
             if promising and (beginning := self._most_promising(promising)) is not None:
                 return [beginning]

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vivace.architectures.entry import FewSteps
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.parsed import resolve
@@ -19,13 +20,15 @@ from vivace.evidence.standing import has_records
 from vivace.evidence.studies.published_tables import published_tables
 from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.hardware import architecture_of
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.machinery.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
+from vivace.techniques.distilled import Distilled
 from vivace.techniques.steps import Steps
 from vivace.tuning.model.regression import Datum, Prior
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.space import is_recommended
+from vivace.tuning.search.space import has_searched_steps, is_recommended
 
 _SAME, _OTHER_MODEL, _OTHER_FAMILY, _BOTH_OTHER = 0.05, 0.15, 0.2, 0.3
 """Standard errors of a recorded gain as a prediction for this model on this GPU."""
@@ -62,15 +65,18 @@ def effects(
     objective: Objective,
     num_steps: int | None = None,
     is_cpu: bool = False,
+    few_steps: Sequence[FewSteps] = (),
 ) -> dict[str, Prior]:
     """Return the prior of each option's effect on the goal, by its text, and by name@component, from the baseline's
-    seconds by stage."""
+    seconds by stage and the model's LoRAs for few steps."""
     by_name = {}
     for technique in techniques:
-        trained = _effect_of_training(technique, stages_s, objective, num_steps)
+        trained = _effect_of_training(technique, stages_s, objective, num_steps, few_steps)
         by_name[technique.text] = trained or _effect(
             technique, technique.targets, stages_s, objective, is_cpu
         )
+        if has_searched_steps(technique):
+            continue  # its name's effects are those without a schedule
         for component in technique.declared.targetable:
             name = f"{technique.name}@{component}"
             by_name[name] = trained or _effect(technique, (component,), stages_s, objective, is_cpu)
@@ -78,9 +84,14 @@ def effects(
 
 
 def _effect_of_training(
-    technique: Technique, stages_s: Mapping[str, float] | None, objective: Objective, num_steps: int | None
+    technique: Technique,
+    stages_s: Mapping[str, float] | None,
+    objective: Objective,
+    num_steps: int | None,
+    few_steps: Sequence[FewSteps],
 ) -> Prior | None:
-    """Return the effect of weights trained for fewer steps, or to replace a component, by the time that they save.
+    """Return the effect of weights trained for fewer steps, or to replace a component, and of steps that were searched
+    to be left out, by the time that they save.
 
     The gain of other techniques that leave work out could be counted as well. But a search that expects it tries the
     most reckless of them first, and finds less (docs/tuning.md).
@@ -88,6 +99,10 @@ def _effect_of_training(
     if objective.measures_memory:
         return None
     steps, saved = technique.facts.trained_steps, technique.facts.saved_share
+    if isinstance(technique, Distilled):
+        steps = technique.call_with(few_steps).get("num_inference_steps", steps)
+    elif isinstance(technique, StepCache) and has_searched_steps(technique):
+        saved = technique.known_hits
     if saved is not None and stages_s:
         gain = -math.log(1 - touched_share(technique.targets, stages_s) * saved)
         return Prior(gain, _REPLACED_SHARE * gain)

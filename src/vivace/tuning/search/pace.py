@@ -38,27 +38,19 @@ _UNUSUAL = 4.0  # modes that no technique declares worth tuning, because they au
 
 @dataclass
 class Pace:
-    """Estimates seconds of trials and finals.
-
-    Attributes:
-        batch: images of a call.
-        base_s: of one call of the baseline, at full steps.
-        few_s: of one with the few steps of a screening; None where screening takes all steps.
-        overhead_s: seconds of rounds beyond their calls: starting and loading.
-        scoring_s: of an image, in the quality pass; `reading_s` is what a pass takes beyond its images.
-        long_s: of the baseline's timed calls in a round of the final.
-        reported_s: recorded seconds of compiling this model's whole denoiser; see `typical_compile_s`.
-    """
+    """Estimates seconds of trials and finals, of `batch` images a call."""
 
     on_gpu: bool
     batch: int = 1
-    base_s: float = 1.0
-    few_s: float | None = None
-    overhead_s: list[float] = field(default_factory=list)
-    scoring_s: float = _USUAL_SCORING_S
-    reading_s: float = _USUAL_READING_S
-    long_s: float = _LONG_S
-    reported_s: float = 0.0
+    base_s: float = 1.0  # of one call of the baseline, at full steps
+    few_s: float | None = None  # of one with the few steps of a screening; None where screening takes all
+    overhead_s: list[float] = field(
+        default_factory=list
+    )  # of rounds beyond their calls: starting and loading
+    scoring_s: float = _USUAL_SCORING_S  # of an image, in the quality pass
+    reading_s: float = _USUAL_READING_S  # what a quality pass takes beyond its images
+    long_s: float = _LONG_S  # of the baseline's timed calls in a round of the final
+    reported_s: float = 0.0  # of compiling this model's whole denoiser; see `typical_compile_s`
     _compiled_s: dict[frozenset[Technique], float] = field(default_factory=dict)
     _first_s: dict[Recipe, float] = field(default_factory=dict)
 

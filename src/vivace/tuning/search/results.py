@@ -165,11 +165,10 @@ def result_of_row(
 ) -> Result | None:
     """Return the result of a row; None for a recipe that this version of vivace cannot read.
 
-    Args:
-        steps_left: the workload's steps over the measured ones, less one: the time of the steps is scaled up by it.
-        final_prompts: the number that will decide on quality; 0 for only these. Further seeds of a prompt count
-            as the root of their number, since images of one prompt are correlated.
-        sure: confidence of each look of the final that a recipe passes, at which a final's row has its bounds.
+    The time of the steps is scaled up by `steps_left`, the workload's steps over the measured ones, less one.
+    `final_prompts` will decide on quality; 0 for only these. Further seeds of a prompt count as the root of their
+    number, since images of one prompt are correlated. `sure` is the confidence of each look of the final that a recipe
+    passes.
     """
     recipe = recipe_of(row.record)
     if recipe is None:
@@ -274,11 +273,8 @@ def expected_low(
     The point moves as means of samples do, and the interval shrinks with the root of their number. The error is of the
     images seen, so what is known of other recipes makes it smaller; the luck is of images that nobody has seen.
 
-    Args:
-        prompts, images: that the bounds are of.
-        final: prompts of the final.
-        sure: confidence of each look of the final.
-        of_the_final: these are the first of its images, with bounds as sure as that; else it draws others.
+    `prompts` and `images` are those of the bounds, `final` the prompts of the final, `sure` the confidence of each of
+    its looks. With `of_the_final` these are the first of its images, with bounds as sure as that; else it draws others.
     """
     if bounds.low is None:
         return bounds.point, 2 * RUINED, 0.0
@@ -349,27 +345,18 @@ def _is_shorter_and_as_fast(result: Result, best: Result) -> bool:
 
 
 class Measurer(Protocol):
-    """Measures recipes. Failures are outcomes, never exceptions."""
+    """Measures recipes and returns their results. Failures are outcomes, never exceptions.
 
-    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return the recipes that cannot work here, without measuring."""
-        ...
+    `refuse` measures nothing and returns those that cannot work here; `screen` takes a few calls, without quality;
+    `judge` all steps, with quality by few prompts; `prove` is interleaved with the baseline, with quality by the first
+    images; `draw_more` draws the next batch of images of proven recipes, and returns those with new ones, if any.
+    """
 
-    def screen(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return each recipe's result of a few calls, without quality."""
-        ...
-
-    def judge(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return each recipe's result at full steps, with quality by few prompts."""
-        ...
-
-    def prove(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Return the results of recipes measured interleaved with the baseline, with quality by the first images."""
-        ...
-
-    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]:
-        """Draw the next batch of images of proven recipes; return those with new images, if any."""
-        ...
+    def refuse(self, recipes: Sequence[Recipe]) -> list[Result]: ...
+    def screen(self, recipes: Sequence[Recipe]) -> list[Result]: ...
+    def judge(self, recipes: Sequence[Recipe]) -> list[Result]: ...
+    def prove(self, recipes: Sequence[Recipe]) -> list[Result]: ...
+    def draw_more(self, recipes: Sequence[Recipe]) -> list[Result]: ...
 
 
 class Watcher(Protocol):

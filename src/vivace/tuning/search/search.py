@@ -87,13 +87,8 @@ class ExpectedGain:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The posterior gains at the end of a search, and their sources.
-
-    Attributes:
-        beliefs: the gains of techniques that were tried or that earlier figures decide, the best first.
-        num_unknown: number of options that were not tried and that no earlier figure decides.
-        sources: earlier figures, by source.
-    """
+    """The posterior gains at the end of a search, the best first, of techniques that were tried or that earlier figures
+    decide; how many others there are; and the number of earlier figures, by source."""
 
     beliefs: tuple[ExpectedGain, ...] = ()
     num_unknown: int = 0
@@ -362,10 +357,7 @@ class Search:
         """Choose finalists greedily by expected improvement over posterior samples.
 
         Those that share their doubts, such as one path of the latents with several decoders, pass or fail together in
-        each posterior sample, so one of them represents all.
-
-        Args:
-            over: the gain that they must exceed.
+        each posterior sample, so one of them represents all. With `over` they must gain more than it.
         """
         if not candidates:
             return []
@@ -452,13 +444,8 @@ class Search:
 
 
 def useful(samples: NDArray[np.float64], floor: float, number: int, least: float) -> list[int]:
-    """Choose finalists greedily by expected improvement over posterior samples.
-
-    Args:
-        samples: gains (samples, candidates), no more than `floor` where a candidate does not pass.
-        floor: the gain that a proposal has to exceed.
-        least: the improvement that the first candidate must add.
-    """
+    """Choose finalists greedily by expected improvement over posterior samples of gains (samples, candidates), which
+    are no more than `floor` where a candidate does not pass; the first one must improve by `least`."""
     reached = np.full(len(samples), floor)
     chosen: list[int] = []
     while len(chosen) < min(number, samples.shape[1]):
@@ -482,13 +469,8 @@ def best_of_each(samples: NDArray[np.float64], paths: Sequence[object]) -> list[
 
 
 def portfolio(samples: NDArray[np.float64], least: float, chosen: Sequence[int]) -> list[int]:
-    """Return the chosen candidates with others, until one of them passes and is faster in 95 % of the samples.
-
-    The safest comes first: where time is short, a final leaves out the last ones.
-
-    Args:
-        samples: see `useful`.
-        least: the smallest gain that a final can prove.
+    """Return the chosen candidates with others, until one of them passes and gains more than `least`, the smallest that
+    a final can prove, in 95 % of the samples (see `useful`). The safest comes first: a short final leaves out the last.
     """
     passes: NDArray[np.bool_] = np.asarray(samples > least)
     final = list(chosen)

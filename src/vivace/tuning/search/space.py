@@ -15,9 +15,11 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from vivace.errors import RecipeError
+from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.machinery.technique import Component, Technique
 from vivace.recipes.recipe import Recipe
 from vivace.techniques import TECHNIQUES
+from vivace.techniques.steps import Steps
 from vivace.tuning.search.objective import Objective
 
 Why = Callable[[Technique], str | None]
@@ -65,6 +67,11 @@ def fit_targets(technique: Technique, components: Components) -> Technique:
     if targets == tuple(target for target in kind.declared.default_targets if target in components):
         targets = kind.declared.default_targets
     return technique if not targets else _made(kind, technique.values, targets) or technique
+
+
+def has_searched_steps(technique: Technique) -> bool:
+    """Whether a step cache computes steps that are listed one by one."""
+    return isinstance(technique, StepCache) and technique.mask is not None and technique.mask.isdigit()
 
 
 def is_usual(technique: Technique) -> bool:
@@ -145,13 +152,9 @@ class Space:
         judges: bool = True,
         components: Components = None,
     ) -> Space:
-        """Make the space of all techniques.
+        """Make the space of all techniques, and of those `reported` with other knobs and targets.
 
-        Args:
-            why_not: says why a technique cannot work here; None if nothing is known against it.
-            reported: techniques with the knobs and targets with which they were measured elsewhere.
-            judges: whether images are compared with the baseline's.
-            components: that the model has; None if unknown.
+        `why_not` says why a technique cannot work here; None if nothing is known against it.
         """
         space = cls(objective, judges=judges, components=components, _why_not=why_not)
         reported = tuple(fit_targets(option, components) for option in reported)
@@ -217,7 +220,11 @@ class Space:
 
     def holds(self, recipe: Recipe) -> bool:
         """Whether a recipe has all kept techniques and no removed option."""
-        return self.objective.has_kept(recipe) and all(self.allows(technique) for technique in recipe)
+        if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
+            return False
+        sets_steps = any(isinstance(t, Steps) or t.facts.trained_steps is not None for t in recipe)
+        # Steps that are listed one by one are of another number.
+        return not (sets_steps and any(map(has_searched_steps, recipe)))
 
     def _held(self, recipe: Recipe) -> Iterator[Recipe]:
         if self.holds(recipe):
@@ -226,14 +233,8 @@ class Space:
     def pool(
         self, value: Callable[[list[Recipe]], Any], around: list[Recipe], width: int = 4
     ) -> list[Recipe]:
-        """Return promising recipes: the neighbours of `around`, and the ends of repeated improvement by `value`.
-
-        The kept techniques by themselves are one of them.
-
-        Args:
-            value: returns the estimated value of each recipe, an array of floats.
-            width: recipes that are followed at a time.
-        """
+        """Return promising recipes: what is kept, the neighbours of `around`, and the ends of repeated improvement by
+        `value`, which estimates recipes, `width` of them followed at a time."""
         recipes: dict[Recipe, None] = dict.fromkeys(self._held(self.base()))
         for recipe in around:
             recipes.update(dict.fromkeys(self.neighbours(recipe)))

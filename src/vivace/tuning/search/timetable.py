@@ -51,12 +51,8 @@ class Timed(Protocol):
 
 @dataclass
 class Budget:
-    """A number of recipes, and a time of which enough is kept for the final.
-
-    Attributes:
-        number: recipes to measure, the baseline not counted; infinite if only time limits them.
-        minutes: infinite without a limit of time; then without a timetable.
-    """
+    """A number of recipes besides the baseline, and a time of which enough is kept for the final. Without a limit of
+    time there is no timetable."""
 
     number: float = math.inf
     minutes: float = math.inf
@@ -119,25 +115,17 @@ class Budget:
 
 @dataclass
 class Timetable:
-    """Estimates of the remaining steps, and deadlines.
-
-    Attributes:
-        judges: whether images are compared with the baseline's.
-        ends_at, total_s: of the clock, when the search has to end, and how long it may last; None for no limit.
-        starting_s: seconds before the baseline was measured.
-        looks: how many batches of a final's images there are of each recipe.
-        results: the last result of each recipe.
-    """
+    """Estimates of the remaining steps, and deadlines."""
 
     pace: Pace
     plan: ImagePlan
-    judges: bool
-    ends_at: float | None = None
+    judges: bool  # whether images are compared with the baseline's
+    ends_at: float | None = None  # of the clock; None without a limit
     total_s: float = 0.0
     clock: Callable[[], float] = time.monotonic
-    starting_s: float = 0.0
-    looks: dict[Recipe, int] = field(default_factory=dict)
-    results: dict[Recipe, Result] = field(default_factory=dict)
+    starting_s: float = 0.0  # before the baseline was measured
+    looks: dict[Recipe, int] = field(default_factory=dict)  # batches of a final's images
+    results: dict[Recipe, Result] = field(default_factory=dict)  # the last of each recipe
 
     def spend(self, minutes: float | None, began: float) -> None:
         """Set how long the search may last."""
@@ -163,10 +151,6 @@ class Timetable:
             return self.plan.prompts_at(min(_USUAL_LOOKS, len(self.plan.sizes)) - 1)
         is_over = self.looks.get(recipe, 1) >= len(self.plan.sizes)
         return 0.0 if is_over else self.plan.prompts_at(len(self.plan.sizes) - 1)
-
-    def seconds_of_trial(self, recipe: Recipe) -> float:
-        """Estimate the seconds of a screening, compiling included."""
-        return self.pace.of_trial(recipe)
 
     def seconds_of_batch(self, recipes: Sequence[Recipe]) -> float:
         judging = 0.5 if self.judges else 0.0
