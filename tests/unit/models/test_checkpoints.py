@@ -238,7 +238,7 @@ def description(kind: str) -> torch.Tensor:
         ({"weight_scale": torch.ones(1), "comfy_quant": description("nvfp4")}, "and no weight_scale_2"),
         (
             {"weight_scale": torch.ones(1), "comfy_quant": description("int8_tensorwise")},
-            "says 'int8_tensorwise'",
+            "int8_tensorwise by its description",
         ),
         ({"weight_scale": torch.ones(1), "comfy_quant": description("mxfp8")}, "not mxfp8"),
         ({"comfy_quant": description("float8_e4m3fn")}, "but has no scale"),
