@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class SchemeSettings:
     """The knobs that schemes read, and the machine that the layers run on.
 
+    rotation: of the input channels, or none.
     rank: of the low-rank branch beside the quantised weight; 0: none.
     layer_name: of the layer that is converted.
     input_scale: the scale of this layer's inputs, for a scheme that `is_calibrated`.
@@ -27,6 +28,7 @@ class SchemeSettings:
     convolutions: bool = False
     double_quantization: bool = True
     rank: int = 0
+    rotation: Literal["none", "hadamard"] = "none"
     layer_name: str = ""
     input_scale: torch.Tensor | None = None
 
@@ -65,6 +67,7 @@ class Scheme:
     reports_storage_dtype: its weights report the dtype of the stored bytes; layers whose model reads that are skipped.
     is_calibrated: the scale of a layer's inputs is fixed beforehand, from a few generated images.
     has_low_rank: knows rank.
+    has_rotation: knows rotation=hadamard.
     emulated_on: devices ("cpu") on which its matmuls are computed in fp32 of the same rounded numbers.
     """
 
@@ -82,6 +85,7 @@ class Scheme:
     reports_storage_dtype: bool = False
     is_calibrated: bool = False
     has_low_rank: bool = False
+    has_rotation: bool = False
     emulated_on: tuple[str, ...] = ()
 
 

@@ -52,7 +52,7 @@ def script_of(
     Where the pipeline is loaded into host memory they move one layer at a time to the GPU, as vivace does.
     """
     modules = target.modules(COMPONENTS)
-    if settings.convolutions:
+    if settings.convolutions or settings.rotation != "none":
         return None
     layer_script = _layer_script(*scheme, settings, is_packed(settings))
     if layer_script is _INT8 and target.machine.is_cuda and any(_has_bfloat16(modules[c]) for c in choices):
