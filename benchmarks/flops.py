@@ -1,11 +1,44 @@
-"""The operations of any call, or of one step of a denoiser with inputs of zeros."""
+"""The operations of any call, or of one step of a denoiser with inputs of zeros.
+
+PyTorch's FlopCounterMode cannot tell attention from GEMMs: on meta tensors attention is decomposed into the same `bmm`
+as `linear` on transposed inputs (three layers of every VAE), and the CPU's flash kernel is not counted at all. So
+attention is counted at its call, from the shapes of its inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from vivace.measure.flops import Flops, count_calls, counting
+Kind = Literal["gemm", "conv", "attention"]
+
+
+def kind_of(operator: object) -> Kind:
+    """Return the kind of an operator that PyTorch counts; matmuls may still be those of attention."""
+    name = str(operator)
+    return "attention" if "fused_attention" in name else "conv" if "convolution" in name else "gemm"
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOP by kind: matmuls of linear layers, convolutions, and the two matmuls of attention."""
+
+    gemm: int
+    conv: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        return self.gemm + self.conv + self.attention
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.gemm + other.gemm, self.conv + other.conv, self.attention + other.attention)
+
+    def __sub__(self, other: Flops) -> Flops:
+        return Flops(self.gemm - other.gemm, self.conv - other.conv, self.attention - other.attention)
 
 
 def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
@@ -14,11 +47,83 @@ def count_flops(call: Callable[[], Any], of: Any = None) -> Flops:
     Args:
         of: count only calls of this module, including its forward hooks.
     """
-    if of is not None:
-        return count_calls(call, {"": of})[""].flops
+    total = before = Flops(0, 0, 0)
     with counting() as so_far:
-        call()
-        return so_far()
+        if of is None:
+            call()
+            return so_far()
+
+        def begin(*_: Any) -> None:
+            nonlocal before
+            before = so_far()
+
+        def end(*_: Any) -> None:
+            nonlocal total
+            total += so_far() - before
+
+        # Around all other hooks: techniques may compute in theirs.
+        hooks = [of.register_forward_pre_hook(begin, prepend=True), of.register_forward_hook(end)]
+        try:
+            call()
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return total
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[], Flops]]:
+    """Count operations inside the context, without gradients; yield a function that returns the FLOP so far."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    attention = _attention_mode(counter.get_total_flops)
+
+    def so_far() -> Flops:
+        by_kind: Counter[Kind] = Counter()
+        for operator, flop in counter.get_flop_counts().get("Global", {}).items():
+            by_kind[kind_of(operator)] += flop
+        gemm = by_kind["gemm"] - attention.counted_below
+        return Flops(gemm, by_kind["conv"], attention.flop + by_kind["attention"])
+
+    with torch.no_grad(), counter, attention:
+        yield so_far
+
+
+def _attention_mode(total: Callable[[], int]) -> Any:
+    """Return a mode that counts attention from its inputs, and the increase of `total` inside (`counted_below`)."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    fused = {torch.nn.functional.scaled_dot_product_attention}
+    # Unfused attention multiplies two tensors of (batch, heads, tokens, channels); linear layers never do.
+    matmuls = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+
+    class CountAttention(TorchFunctionMode):  # type: ignore[misc]
+        flop = 0
+        counted_below = 0
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func in fused:
+                query, key, value = (
+                    args[i] if i < len(args) else kwargs[n] for i, n in enumerate(("query", "key", "value"))
+                )
+                flop = 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+            elif func in matmuls and args[0].dim() == 4 and args[1].dim() == 4:
+                flop = 2 * args[0].numel() * args[1].shape[-1]
+            else:
+                return func(*args, **kwargs)
+            before = total()
+            result = func(*args, **kwargs)
+            self.flop += flop
+            self.counted_below += total() - before
+            return result
+
+    return CountAttention()
 
 
 def count_denoiser(

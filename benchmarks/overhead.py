@@ -38,9 +38,9 @@ from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import median_interval
+from vivace.measure.accelerator import PipelineTimer
 from vivace.measure.machine import choose_device
 from vivace.measure.this_environment import environment, python_ms
-from vivace.measure.timer import PipelineTimer
 from vivace.models.find import SYNTHETIC, find_model
 from vivace.models.synthetic import build
 from vivace.recipes.resolve import resolve

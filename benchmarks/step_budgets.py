@@ -31,8 +31,8 @@ from vivace.measure.scorer import Lpips
 from vivace.models.find import find_model
 from vivace.models.prompts import PROMPT_SETS
 from vivace.recipes.resolve import resolve
+from vivace.runtime.cache_fits import SearchProgress, calibrate_schedule, evenly_spread
 from vivace.runtime.calls import generators_of, prompts_of
-from vivace.runtime.schedule_search import SearchProgress, calibrate_schedule, evenly_spread
 
 RESULTS = Path(__file__).parents[1] / "results"
 PROMPTS = PROMPT_SETS["tinyworld"]

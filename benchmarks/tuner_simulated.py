@@ -39,8 +39,7 @@ from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict_trial
 from vivace.runtime.workloads import workload_of
-from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.leverage import captures
+from vivace.tuning.model.by_model import ModelSampler, captures
 from vivace.tuning.model.peaks import Peaks, recorded
 from vivace.tuning.model.priors import effects, known_sources, measured_elsewhere
 from vivace.tuning.model.regression import Regression, merged

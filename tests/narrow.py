@@ -67,8 +67,110 @@ _NARROW: dict[str, dict[str, Any]] = {
     "CLIPTextModel": _CLIP,
     "CLIPTextModelWithProjection": _CLIP,
     "T5EncoderModel": {"d_model": 128, "d_kv": 16, "d_ff": 320, "num_heads": 8, "vocab_size": 1000},
+    "ChromaTransformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 128,
+        "axes_dims_rope": [8, 12, 12],
+        "approximator_hidden_dim": 64,
+    },
+    "CogView4Transformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "text_embed_dim": 64,
+        "time_embed_dim": 64,
+    },
+    "ErnieImageTransformer2DModel": {
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "ffn_hidden_size": 256,
+        "text_in_dim": 64,
+        "rope_axes_dim": [8, 12, 12],
+    },
+    "FluxTransformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 128,
+        "pooled_projection_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    "Flux2Transformer2DModel": {
+        "attention_head_dim": 32,
+        "axes_dims_rope": [8, 8, 8, 8],
+        "num_attention_heads": 2,
+        "joint_attention_dim": 192,
+    },
+    "Ideogram4Transformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "adaln_dim": 32,
+        "llm_features_dim": 832,
+        "mrope_section": [6, 5, 5],
+    },
+    "Krea2Transformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "axes_dims_rope": [8, 12, 12],
+        "text_hidden_dim": 64,
+        "text_num_attention_heads": 4,
+        "text_num_key_value_heads": 4,
+        "text_intermediate_size": 128,
+    },
+    "LongCatImageTransformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "pooled_projection_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    "OvisImageTransformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    "QwenImageTransformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    "QwenImage21Transformer2DModel": {
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "context_in_dim": 64,
+        "axes_dims_rope": [8, 12, 12],
+    },
+    "SanaTransformer2DModel": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "num_cross_attention_heads": 4,
+        "cross_attention_head_dim": 16,
+        "cross_attention_dim": 64,
+        "caption_channels": 64,
+        "sample_size": 16,
+    },
+    "SD3Transformer2DModel": {
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "caption_projection_dim": 64,
+        "joint_attention_dim": 128,
+        "pooled_projection_dim": 128,
+        "pos_embed_max_size": 32,
+        "sample_size": 16,
+    },
+    "ZImageTransformer2DModel": {
+        "dim": 64,
+        "n_heads": 2,
+        "n_kv_heads": 2,
+        "cap_feat_dim": 64,
+        "axes_dims": [8, 12, 12],
+    },
 }
-"""Changed arguments of networks that are not a family's denoiser, by class; others are language models."""
+"""Changed arguments of networks, by class; others are UNets and language models."""
 _FEW: dict[str, dict[str, Any]] = {
     "AutoencoderDC": {f"{part}_layers_per_block": [1] * 6 for part in ("encoder", "decoder")},
     "AutoencoderKLQwenImage": {"num_res_blocks": 1},
@@ -76,6 +178,24 @@ _FEW: dict[str, dict[str, Any]] = {
     "T5EncoderModel": {"num_layers": 1},
     "GlmModel": {"num_hidden_layers": 2, "pad_token_id": None},
     "Qwen3Model": {"num_hidden_layers": 2},
+    "ChromaTransformer2DModel": {"num_layers": 1, "num_single_layers": 2, "approximator_layers": 2},
+    "CogView4Transformer2DModel": {"num_layers": 2},
+    "ErnieImageTransformer2DModel": {"num_layers": 2},
+    "FluxTransformer2DModel": {"num_layers": 1, "num_single_layers": 2},
+    "Flux2Transformer2DModel": {"num_layers": 1, "num_single_layers": 2},
+    "Ideogram4Transformer2DModel": {"num_layers": 2},
+    "Krea2Transformer2DModel": {
+        "num_layers": 2,
+        "num_layerwise_text_blocks": 1,
+        "num_refiner_text_blocks": 1,
+    },
+    "LongCatImageTransformer2DModel": {"num_layers": 1, "num_single_layers": 2},
+    "OvisImageTransformer2DModel": {"num_layers": 1, "num_single_layers": 2},
+    "QwenImageTransformer2DModel": {"num_layers": 2},
+    "QwenImage21Transformer2DModel": {"num_layers": 2},
+    "SanaTransformer2DModel": {"num_layers": 2},
+    "SD3Transformer2DModel": {"num_layers": 2},
+    "ZImageTransformer2DModel": {"n_layers": 2, "n_refiner_layers": 1},
 }
 _READS_FIXED_LAYERS = ("FLUX.2", "Krea 2", "Ideogram 4")
 """Families whose pipelines read the states of some layers of a language model, the last of them the 27th to 35th."""
@@ -92,9 +212,9 @@ def _family(name: str) -> Family:
     return family
 
 
-def _narrow_denoiser(name: str, unet: ComponentConfig) -> dict[str, Any]:
-    if _family(name).narrow:
-        return dict(_family(name).narrow)
+def _narrow_denoiser(unet: ComponentConfig) -> dict[str, Any]:
+    if unet.class_name in _NARROW:
+        return _NARROW[unet.class_name]
     if "addition_embed_type" not in unet.config:
         return {"block_out_channels": [64, 64, 128, 128], "cross_attention_dim": 64}
     return {
@@ -126,7 +246,7 @@ def narrow(name: str) -> Architecture:
     """Return an architecture with the same blocks and at most a tenth of the channels."""
     architecture = ARCHITECTURES[name]
     changed = {
-        part: _narrow_denoiser(name, component)
+        part: _narrow_denoiser(component)
         if _is_denoiser(part)
         else _NARROW.get(component.class_name) or _narrow_language_model(component)
         for part, component in architecture.components.items()
@@ -141,7 +261,7 @@ def _is_denoiser(part: str) -> bool:
 
 def _few_blocks(name: str, part: str, component: ComponentConfig) -> dict[str, Any]:
     if _is_denoiser(part):
-        few = dict(_family(name).few_blocks) or {"layers_per_block": 1}
+        few = _FEW.get(component.class_name, {"layers_per_block": 1}) | {}
         if "transformer_layers_per_block" in component.config:
             few["transformer_layers_per_block"] = [1, 1, 1]
         return few | ({"dual_attention_layers": [0]} if "dual_attention_layers" in component.config else {})

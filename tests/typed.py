@@ -4,11 +4,14 @@ import contextlib
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from vivace.cli import main
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

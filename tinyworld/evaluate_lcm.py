@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from tinyworld import evaluate, train_lcm
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 
 SHIPPED = evaluate.WEIGHTS / train_lcm.FOLDER / train_lcm.FILE
 

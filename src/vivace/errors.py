@@ -114,7 +114,10 @@ class Cancelled(VivaceError):
 
 def nearest(text: str, candidates: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known name, or an empty string."""
-    match = difflib.get_close_matches(text.lower(), list(candidates), n=1, cutoff=0.55)
+    known = list(candidates)
+    text = text.lower()
+    begun = [name for name in known if len(name) > 3 and text.startswith(f"{name}-")]
+    match = [max(begun, key=len)] if begun else difflib.get_close_matches(text, known, n=1, cutoff=0.55)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 

@@ -17,18 +17,14 @@ from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import workload_of
 
 
-def test_recommend_reads_studies(tmp_path: Path) -> None:
-    """A row of a study's record counts beside the baseline of its own sitting."""
-    path = record_file("001", tmp_path)
-    assert list(committed_tables.of_study(own("001", tmp_path), path)) == []
-
+def write_study(path: Path, *timed: tuple[str, dict[str, float]]) -> dict[str, str]:
+    """Write a sitting of study 001 for each GPU with the seconds of rows by label; return the recipes by label."""
     (part,) = expand(read_study("001"), synthetic=True)
     recipes = {case.label: case.recipe for case in part.cases}
     located = find_model(part.measured_on)
-    gpu = make_environment().model_copy(update={"device": "cuda", "device_name": "NVIDIA H200"})
     sittings = [
         Sitting(
-            environment=gpu,
+            environment=make_environment().model_copy(update={"device": "cuda", "device_name": gpu}),
             model=located.model,
             workload=workload_of(located, part.study.workload, 1),
             device="cuda",
@@ -37,9 +33,20 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
                 for label, s in times.items()
             ),
         )
-        for times in ({"Baseline": 1.2, "Compiled": 0.4}, {"Baseline": 1.0, "Final": 0.2})
+        for gpu, times in timed
     ]
     write_sittings(path, sittings)
+    return recipes
+
+
+def test_recommend_reads_studies(tmp_path: Path) -> None:
+    """A row of a study's record counts beside the baseline of its own sitting."""
+    path = record_file("001", tmp_path)
+    assert list(committed_tables.of_study(own("001", tmp_path), path)) == []
+    card = "NVIDIA H200"
+    recipes = write_study(
+        path, (card, {"Baseline": 1.2, "Compiled": 0.4}), (card, {"Baseline": 1.0, "Final": 0.2})
+    )
     (table,) = committed_tables.of_study(own("001", tmp_path), path)
     assert (table.kind, table.place, table.model, table.random_weights) == (
         "committed",
@@ -64,29 +71,10 @@ def test_recommend_reads_studies(tmp_path: Path) -> None:
 
 def test_a_study_has_a_table_for_each_gpu(tmp_path: Path) -> None:
     path = record_file("001", tmp_path)
-    (part,) = expand(read_study("001"), synthetic=True)
-    recipes = {case.label: case.recipe for case in part.cases}
-    located = find_model(part.measured_on)
-    write_sittings(
+    recipes = write_study(
         path,
-        [
-            Sitting(
-                environment=make_environment().model_copy(update={"device": "cuda", "device_name": gpu}),
-                model=located.model,
-                workload=workload_of(located, part.study.workload, 1),
-                device="cuda",
-                rows=tuple(
-                    SittingRow(
-                        recipe=resolve(recipes[label]).spec, round=make_round(0, (s, 1.01 * s, 0.99 * s))
-                    )
-                    for label, s in times.items()
-                ),
-            )
-            for gpu, times in (
-                ("NVIDIA H200", {"Baseline": 1.2, "Compiled": 0.4}),
-                ("NVIDIA H100 80GB HBM3", {"Baseline": 2.0, "Final": 0.5}),
-            )
-        ],
+        ("NVIDIA H200", {"Baseline": 1.2, "Compiled": 0.4}),
+        ("NVIDIA H100 80GB HBM3", {"Baseline": 2.0, "Final": 0.5}),
     )
     tables = {table.gpu: table for table in committed_tables.of_study(own("001", tmp_path), path)}
     assert {gpu: [row.recipe for row in table.rows] for gpu, table in tables.items()} == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.energy import Device, loop, read_rows
 from benchmarks.energy import energy as command
 from benchmarks.energy_cases import CASES
-from docgen.energy import page
 
 QUICK = ["--device", "cpu", "--shrink", "48", "--seconds", "0.01", "--warmup-s", "0"]
 PRODUCTS = ["--only", "zeros", "--only", "tensor, qkv"]
@@ -68,31 +66,3 @@ def test_a_record_is_resumed(
     assert capfd.readouterr().out.count("(in the record already)") == len(rows) - 2
     assert run(command, [*arguments, "--shrink", "96"]) == 3
     assert "give --record another file" in capfd.readouterr().err
-
-
-def test_the_page_gives_joules_over_the_references(tmp_path: Path) -> None:
-    record = tmp_path / "energy-h200.json"
-    results = Path(__file__).parents[2] / "results"
-    assert "**Not measured yet**" in page("", results, record)
-    joules = {"tensor, down, normal": (0.16, 0.17), "tensor, down, zeros": (0.07, 0.08)}
-    rows = [
-        {
-            "case": name,
-            "repeat": repeat,
-            "us": 240.0,
-            "j": pair[repeat],
-            "w": 690.0,
-            "mhz": 1500.0,
-            "degrees": 50,
-        }
-        for name, pair in joules.items()
-        for repeat in range(2)
-    ]
-    rows += [{"case": "attention fp8, normal", "repeat": 0, "reason": "no package"}]
-    where = {"device_name": "NVIDIA H200", "libraries": {"torch": "2.11"}}
-    record.write_text(json.dumps({"environment": where, "shrink": 1, "rows": rows}))
-    text = page("", results, record)
-    assert "| `_scaled_mm`, one scale | `down`, normal | - | 1 | 240 | 0.165 | 690 | 1500 |" in text
-    assert "| `down`, zeros | 0.40 | 0.455 [0.424, 0.485] | 240 | 0.075 | 690 | 1500 |" in text
-    assert "| attention, e4m3 (cuDNN) | normal | 0.70 | none: no package | - | - | - | - |" in text
-    assert "**Not measured yet**" not in text

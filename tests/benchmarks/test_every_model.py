@@ -1,6 +1,5 @@
 """The script that measures every model: one record, resumed, stopped in time, held beside the plan."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from benchmarks.command import run
 from benchmarks.every_model import every_model as command
-from benchmarks.every_model import plan_file, read_records
+from benchmarks.every_model import read_records
 from tests.narrow import SIDE, make_all_small
 from vivace.foundation.spec.record import Outcome
 
@@ -68,18 +67,3 @@ def test_what_is_in_the_record_is_not_measured_again(folder: Path, capfd: pytest
     assert out == ["synthetic:sd15: in the record already", "synthetic:flux-schnell: in the record already"]
     assert (folder / "record.json").read_bytes() == before
     assert not (folder / "store").exists(), "no process was asked for anything"
-
-
-@pytest.mark.soak
-def test_the_plan_is_held_beside_what_a_gpu_measured(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = folder / "record.json"
-    assert run(command, [*_paths(folder), "--plan"]) == 0
-    assert "holds nothing that was measured on a GPU" in capfd.readouterr().err
-    content = json.loads(path.read_text())
-    content[2]["environment"]["device"] = "cuda"
-    path.write_text(json.dumps(content))
-    assert run(command, [*_paths(folder), "--plan"]) == 0
-    assert capfd.readouterr().out.startswith("synthetic:sd15: plan, baseline: model ")
-    (row,) = json.loads(plan_file(path).read_text())
-    assert (row["model"], row["recipe"], row["reason"]) == ("synthetic:sd15", "baseline", None)
-    assert row["peak_bytes"] >= row["model_bytes"] > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import every_technique, technique_cases
-from benchmarks.command import MEASURED_IN_PART, run
+from benchmarks.command import run
 from benchmarks.every_technique import every_technique as command
 from benchmarks.every_technique import finished, has_moved
 from benchmarks.technique_cases import (
@@ -16,7 +16,6 @@ from benchmarks.technique_cases import (
     COMPILED,
     alone,
     compiled,
-    configurations,
 )
 from benchmarks.technique_records import add, key_of, read_records
 from tests.narrow import make_all_small
@@ -62,16 +61,6 @@ def test_no_technique_of_the_same_picture_is_left_out() -> None:
         assert len(set(texts)) == len(everything) + 1, "half of its denoiser kept on the GPU"
 
 
-def test_the_study_has_ten_configurations() -> None:
-    for name in technique_cases.FAMILIES:
-        configured = configurations(name)
-        assert len(set(configured)) == 9, "and the baseline"
-    assert "quantize(int8)@denoiser,text_encoder_2,vae" in {
-        part for text in configurations("flux-dev") for part in text.split("+")
-    }
-    assert all("text_encoder_2" not in text for text in configurations("sd15"))
-
-
 def test_only_what_moved_is_measured_again(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,24 +80,6 @@ def test_only_what_moved_is_measured_again(
     assert requests == [RECIPES, RECIPES[2:]]
     records = read_records(tmp_path / "record.json")
     assert [key_of(record)[0] for record in records] == ["baseline", *RECIPES[:2], "baseline", RECIPES[2]]
-
-
-@pytest.mark.soak
-def test_every_technique_goes_on_where_it_stopped(
-    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    make_all_small(monkeypatch)
-    monkeypatch.setattr(every_technique, "has_moved", lambda *_: None)  # a busy host is not what is tested
-    (tmp_path / "record.json").write_bytes((measured / "record.json").read_bytes())
-    again = [MODEL, *_paths(tmp_path), *QUICK, *_only([*RECIPES, "fuse_qkv"])]
-    assert run(command, [*again, "--limit-s", "0"]) == MEASURED_IN_PART
-    assert "the same command goes on with fuse_qkv" in capfd.readouterr().err
-    assert run(command, again) == 0
-    records = read_records(tmp_path / "record.json")
-    assert [key_of(record)[0] for record in records][-2:] == ["baseline", "fuse_qkv"]
-    before = (tmp_path / "record.json").read_bytes()
-    assert run(command, again) == 0, "nothing is missing"
-    assert (tmp_path / "record.json").read_bytes() == before
 
 
 def _as_slow_as(record: Record, *seconds: float) -> Record:

@@ -4,8 +4,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 import vivace
 from benchmarks.technique_cases import RESULTS
 from benchmarks.technique_records import read_records
@@ -16,7 +14,6 @@ from docgen.targets import TARGETS, fastest_of
 from vivace.answers.formatting import seconds
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, StoreError
-from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.recipes.resolve import resolve
@@ -105,13 +102,6 @@ def is_of_one_gpu_and_every_step(text: str) -> bool:
     return recipe.same_picture and "parallel" not in text
 
 
-def test_a_record_of_fewer_steps_is_not_beaten_by_slower_ones_of_more() -> None:
-    """SDXL on an H200 was 1.77 s by compile, where records of 30 of 50 steps had 1.10, and of all have 1.08."""
-    (row,) = (r for r in fastest_known(all_measurements(), ["sdxl"]) if r.best.card == "NVIDIA H200")
-    assert "fused(fp8" in row.best.recipe
-    assert row.best.latency.point < 1.2
-
-
 PAGES = (
     "docs/models-measured.md",
     *(f"docs/performance/{name}.md" for name in ("flux", "today", "unets")),
@@ -175,24 +165,3 @@ def test_what_others_reported_counts_where_there_is_no_record() -> None:
     ]
     assert lines[0][5] == "`compile`"
     assert lines[0][6] == "3.00 s"
-
-
-def test_the_tables_take_in_what_others_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = EvidenceRow(
-        recipe="compile", num_techniques=1, same_picture=True, latency=Interval(5.0, None, None), num_rounds=2
-    )
-    table = EvidenceTable(
-        kind="community",
-        place="card.json",
-        model="sdxl",
-        random_weights=True,
-        gpu="NVIDIA GeForce RTX 4090",
-        height=1024,
-        width=1024,
-        steps=50,
-        baseline=BASELINE,
-        rows=(row,),
-    )
-    monkeypatch.setattr(fastest, "community_tables", lambda: (table,))
-    (made,) = (each for each in all_measurements.__wrapped__() if each.is_reported)
-    assert (made.card, made.record) == ("NVIDIA GeForce RTX 4090", "results/community/card.json")

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from benchmarks import memory_caps as caps
-from docgen import memory_caps as table
 
 ANSWER: dict[str, Any] = {
     "model": "sdxl",
@@ -85,52 +83,7 @@ def test_each_case_has_a_row_and_the_command_goes_on(
     assert cases == [8, 12], "what has a row is not run again"
 
 
-class _Gpu:
-    """Stands for torch.cuda of a GPU of 80 GB whose context takes 500 MB."""
-
-    fraction = 0.0
-
-    def install(self, monkeypatch: pytest.MonkeyPatch, total: int = 80_000_000_000) -> "_Gpu":
-        monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (total - 502_000_000, total))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2_000_000)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", self._limit)
-        return self
-
-    def _limit(self, fraction: float) -> None:
-        self.fraction = fraction
-
-
-def test_out_of_memory_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    _Gpu().install(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(caps, "built", lambda _: None)
-
-    def drawn(_: Any, __: Any) -> dict[str, Any]:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
-
-    monkeypatch.setattr(caps, "drawn", drawn)
-    row = caps.row_of(ANSWER)
-    assert (row["outcome"], row["cap_bytes"]) == ("out_of_memory", 7_500_000_000)
-    assert row["reason"] == "CUDA out of memory. Tried to allocate 9 GiB"
-    assert "out_of_memory: CUDA out of memory" in caps.line(row | ANSWER)
-
-
 # The page
-
-
-def test_the_table_says_what_fits_where_its_time_is_from_and_what_ran(answers: Path, tmp_path: Path) -> None:
-    ran = {"outcome": "ran", "image_s": 1.5, "gpu": "H100", "reserved_bytes": 7e9, "cap_bytes": 7.4e9}
-    failed = {"outcome": "out_of_memory", "reason": "CUDA out of memory."}
-    caps.append(tmp_path / "caps.jsonl", ANSWER | ran)
-    caps.append(tmp_path / "caps.jsonl", ANSWER | {"card_gb": 12} | failed)
-    first, second, third = table.section(answers, tmp_path / "caps.jsonl")[-3:]
-    assert "| sdxl | 8 | `offload(group)` | 2.00 GB | 9.00 s on RTX 4060 | operations |" in first
-    assert "7.00 GB of 7.40 GB, 1.50 s on H100" in first
-    assert "out of memory: CUDA out of memory." in second
-    assert "nothing was seen to fit" in third
-    assert "not run" in third
 
 
 def test_the_record_has_every_model_and_card() -> None:

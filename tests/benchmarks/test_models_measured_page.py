@@ -1,12 +1,10 @@
 """The page of all models, made of a record: figures where there are some, reasons where there are none."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import every_model
-from benchmarks.every_model import plan_file
 from benchmarks.record_files import write_records
 from docgen import generate, models_measured
 from tests.make import make_record, make_round
@@ -98,31 +96,3 @@ def test_each_purpose_has_a_table_and_each_model_a_line_at_a_glance(record: Path
         ("sdxl", "`compile`", "2.00x"),
         ("flux-schnell", "not proven: `compile`", "1.11x"),
     ], "the step cache was faster, and skips work; one round tells nothing below 10 %"
-
-
-def test_a_row_of_another_card_than_its_baseline_is_marked(record: Path) -> None:
-    def on(card: str, seconds: float = 1.0) -> Round:
-        times = (seconds, 1.01 * seconds, 0.99 * seconds)
-        return make_round(0, times).model_copy(update={"conditions": {"gpu_uuid": card}})
-
-    more = [
-        case("flux-schnell", "baseline", on("GPU-1")),
-        case("flux-schnell", "compile", on("GPU-2", 0.5)),
-        case("flux-schnell", "cuda_graph", on("GPU-1")),
-    ]
-    write_records(record, [*every_model.read_records(record).values(), *more])
-    page = models_measured.page(record, generate.NOTE)
-    assert page.count("`compile` †") == 1
-    (glance,) = [line for line in tables_in(page)["At a glance"] if line[0] == "flux-schnell"]
-    assert glance[7].endswith("] †")
-    assert "`cuda_graph` †" not in page
-    assert "†: measured on another card of the kind" in page
-
-
-def test_predictions_stand_beside_where_they_were_made(record: Path) -> None:
-    prediction = {"model": "synthetic:sdxl", "recipe": "compile", "peak_bytes": 459_000_000, "reason": None}
-    plan_file(record).write_text(json.dumps([prediction]))
-    headings, *rows = rows_in(models_measured.page(record, generate.NOTE))
-    assert headings[-1] == "peak by plan"
-    assert [row[-1] for row in rows] == ["-", "459 MB, +2.0 %", "-", "-", "-"]
-    assert {len(row) for row in rows} == {len(headings)}

@@ -1,15 +1,11 @@
 """From which strength witnesses see damage, from values that are made up; the crops of photographs; the page."""
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.photograph_crops import PHOTOGRAPHS
 from benchmarks.photograph_power import seen_strengths
-from benchmarks.photographs import RECORD
-from docgen.photographs import page
 from vivace.measure.damage import DAMAGE, HARMLESS
 
 KINDS = {kind.name: kind for kind in DAMAGE}
@@ -51,21 +47,3 @@ def test_damage_is_seen_from_where_nine_of_ten_values_are_beyond_the_harmless_on
     assert blur["power"][0] < 0.1
     assert blur["power"][2:] == [1.0, 1.0, 1.0]
     assert rows["shift"]["single"]["strength"] == KINDS["shift"].strengths[0]
-
-
-def test_the_page_says_what_the_record_says() -> None:
-    record = json.loads(RECORD.read_text())
-    text = page("", RECORD)
-    assert f"{sum(p['crops'] for p in record['photographs'])} crops of {len(PHOTOGRAPHS)} photographs" in text
-    assert (
-        "call 0 of the 132 crops broken; of 132 each they name 132 that are black, 132 that are flat" in text
-    )
-    banding = [line for line in text.splitlines() if line.startswith("| banding, levels |")]
-    assert banding[2] == "| banding, levels | – | – | – | – | – | – |", "no limit forbids it"
-    (blurred,) = (row for row in record["rows"] if (row["witness"], row["damage"]) == ("match", "blur"))
-    assert f"| blur, px | {blurred['single']['strength']:.2g} (" in text
-    for photograph in PHOTOGRAPHS:
-        assert (
-            f"| {photograph.name} | `{photograph.package}`: {photograph.file} | {photograph.licence} |"
-            in text
-        )

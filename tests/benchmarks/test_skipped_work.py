@@ -17,7 +17,7 @@ from benchmarks.skipped_work import (
 )
 from benchmarks.skipped_work import skipped_work as command
 from benchmarks.technique_records import read_records, rows_with_baselines
-from docgen.skipped_work import page, skipping_of
+from docgen.skipped_work import skipping_of
 from tests.narrow import make_all_small
 from vivace.foundation.spec.record import Outcome
 
@@ -82,33 +82,3 @@ def test_skipping_beside_its_ideal(measured: Path) -> None:
         assert entry is not None
         assert 1 < entry.ideal < 8 / 3
     assert skipping_of(cache, whole, {}) is None, "what was not counted has no ideal"
-
-
-@pytest.mark.soak
-def test_overhead_is_what_a_hit_takes_beyond_its_operations(measured: Path) -> None:
-    whole, _, cache, _, _ = rows_with_baselines(read_records(measured / "skipped-work-sd15.json"), BESIDE)
-
-    def overhead(hit: int) -> float:
-        skipped = skipping_of(cache, whole, {"deepcache": Operations(100, hit)})
-        assert skipped is not None
-        assert skipped.overhead is not None
-        return skipped.overhead.point
-
-    assert overhead(0) - overhead(30) == pytest.approx(0.3)
-
-
-@pytest.mark.soak
-def test_the_page(measured: Path) -> None:
-    text = page("note\n", measured)
-    assert "## sd15" in text
-    assert f"Speed-up, ideal and overhead are against `{BESIDE}`." in text
-    (first, *others) = [line for line in text.splitlines() if line.startswith("| `")]
-    assert first.startswith(f"| `{BESIDE}` |")
-    assert "| 1 | - | - | - | a step: " in first
-    assert sorted(line.split("`")[1] for line in others) == sorted(
-        recipe_of("sd15", text) for text in RECIPES
-    )
-    assert "Overhead of a skipped step: " in text
-    assert "Half the batch is half the work but takes " in text
-    assert "Still to be measured: `channels_last+deepcache(hits=0.3)`" in text
-    assert "\nStill to be measured: flux-dev, flux-schnell, sdxl." in text

@@ -1,6 +1,5 @@
 """benchmarks.step_budgets: methods at equal computed steps, and the interval of their difference."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +9,9 @@ import pytest
 from benchmarks.step_budgets import (
     BUDGETS,
     STEPS,
-    Row,
     bisect_threshold,
     difference,
-    line,
     methods,
-    read_rows,
-    write_rows,
 )
 from benchmarks.step_budgets import recipe_of as recipe_at
 from vivace.recipes.resolve import resolve
@@ -45,11 +40,3 @@ def test_differences_are_paired_by_prompt() -> None:
     assert (mean, low, high) == pytest.approx((0.01, 0.01, 0.01))
     mean, low, high = difference([0.0, 0.6, 0.9, 0.1, 0.5, 1.0], plain, 3)
     assert low < mean < high
-
-
-def test_rows_are_kept_as_they_were(tmp_path: Path) -> None:
-    row = Row("tiny-sd", 20, 5, "steps", "steps(5)", 5.0, [20.0], [0.8], None, None)
-    write_rows(tmp_path / "rows.json", [row, row], "cpu")
-    assert read_rows(tmp_path / "rows.json") == [row, row]
-    assert json.loads((tmp_path / "rows.json").read_text())["about"]["device"] == "cpu"
-    assert "SSIM 0.800" in line(row)

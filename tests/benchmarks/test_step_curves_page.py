@@ -1,8 +1,5 @@
 """The page of the curves, made of records: what dominates fewer steps and from where on, the front, the plot."""
 
-import csv
-import io
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +7,6 @@ import pytest
 
 from benchmarks.step_cases import Case, write_cases
 from benchmarks.step_curves import record_file
-from docgen import step_curves
-from docgen.generate import NOTE
 from docgen.step_curves import Against, families
 from tests.make import make_record, make_round
 from vivace.foundation.spec.figures import ImageFigures
@@ -86,34 +81,3 @@ def test_each_recipe_is_held_against_fewer_steps_of_the_same_speed(results: Path
     assert "taylorseer(8)" in front
     assert "cfg_cutoff(0.4)" in front
     assert not front & {"steps(13)", "steps(7)", "taylorseer(2)"}
-
-
-def test_the_words_say_what_dominates_and_from_where_on(results: Path) -> None:
-    page = step_curves.page(NOTE, results)
-    assert "**Caches that beat fewer steps: `taylorseer` from 2.00x up (its most aggressive setting" in page
-    assert "- `taylorseer`: worse at 1.25x, better at 2.00x to 4.00x." in page
-    assert "- `pyramid_attention`: no clear difference at 1.25x." in page
-    assert "- `cfg_cutoff`: beyond the fewest steps measured at 5.00x." in page
-    assert "8 images a recipe (8 prompts at 1 seed)" in page
-    assert "Measured on a CPU, so the plot shows savings in the denoiser's work" in page
-    assert "| `taylorseer(4)` | 50.0 % | 2.00x |" in page
-    assert "| `taylorseer(2)` |" not in page, "only the front"
-    (family,) = families(results)
-    rows = list(csv.DictReader(io.StringIO(step_curves.table(family))))
-    assert [row["recipe"] for row in rows if row["recipe"].startswith("taylorseer")] == [
-        "taylorseer(2)", "taylorseer(4)", "taylorseer(8)",
-    ]  # fmt: skip
-
-
-def test_the_plot_shows_every_point_and_marks_the_front(results: Path) -> None:
-    (family,) = families(results)
-    root = ElementTree.fromstring(step_curves.plot(family))
-    names = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    for point in family.points:
-        assert any(name and f"{point.row.recipe}, " in name for name in names), point.row.recipe
-    rings = [e for e in root.iter("{http://www.w3.org/2000/svg}circle") if e.get("class") == "ring"]
-    assert len(rings) == 1 + sum(point.on_front for point in family.points), "and the key's"
-    width, height = (float(number) for number in (root.get("viewBox") or "").split()[2:])
-    for text in root.iter("{http://www.w3.org/2000/svg}text"):
-        assert 0 <= float(text.get("x") or -1) <= width
-        assert 0 <= float(text.get("y") or -1) <= height

@@ -1,6 +1,5 @@
 """The script that measures the published studies in pieces, and the pages of its records."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 from benchmarks import studies as script
 from benchmarks import study_groups
 from benchmarks.command import MEASURED_IN_PART, run
-from benchmarks.sittings import write_sittings
-from benchmarks.study_groups import own, record_file
+from benchmarks.study_groups import own
 from docgen.study_pages import page, printed
 from tests import stub_worker
 from vivace.benchmark import Timing
@@ -18,7 +16,6 @@ from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.study_file import published_studies, read_study
 from vivace.evidence.studies.view import value_text
 from vivace.foundation.processes.launcher import Launcher
-from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Interval
 from vivace.foundation.untrusted.streams import markdown_cell
 
@@ -107,35 +104,3 @@ def test_the_page_has_every_table_of_the_source(name: str) -> None:
             if line.startswith((f"| {markdown_cell(cell.row)} |", f"| `{cell.row}` |"))
         ]
         assert any(f"| {cell_text}" in line for line in lines), cell
-
-
-@pytest.mark.soak
-def test_an_embedded_model_is_measured_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    places = ["--folder", str(tmp_path), "--store", str(tmp_path / "s")]
-    arguments = [
-        "003",
-        "--tiny",
-        "--part",
-        "remedies",
-        "--only",
-        "channels_last",
-        "--repeats",
-        "3",
-        "--warmup",
-        "1",
-    ]
-    assert run(script.command, [*arguments, *places]) == 0
-    (sitting,) = own("003", tmp_path)
-    assert [row.round.outcome for row in sitting.rows] == [Outcome.MEASURED] * 2
-    # The same through a store of `vivace study`: its rounds are not added twice.
-    shutil.copy(record_file("003", tmp_path), tmp_path / "copy.json")
-    from_store = [*arguments[:2], "--from-store", str(tmp_path / "s"), "--folder", str(tmp_path)]
-    assert run(script.command, from_store) == 0
-    assert "003: 0 rounds" in capfd.readouterr().out
-    write_sittings(record_file("003", tmp_path), [])
-    assert run(script.command, from_store) == 0
-    assert "003: 2 rounds" in capfd.readouterr().out
-    assert {row.recipe.text for part in own("003", tmp_path) for row in part.rows} == {
-        "baseline",
-        "channels_last",
-    }

@@ -1,6 +1,5 @@
 """The script that profiles the runs of study 002, and its section of the page."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from benchmarks import study_profiles as script
 from benchmarks.command import MEASURED_IN_PART, run
 from benchmarks.study_profiles import OTHERS, read_profiles, shortened
-from docgen.study_profiles import lines
 from tests.make import make_environment, make_trial
 from vivace.foundation.spec.profiling import OperatorTime, Profile, Share
 
@@ -62,24 +60,6 @@ def test_a_shortened_profile_has_the_same_totals(monkeypatch: pytest.MonkeyPatch
     assert [operator.name for operator in short.operators] == ["a", "b", f"{OTHERS} (2)"]
     assert (short.self_cpu_s, short.self_cuda_s) == (whole.self_cpu_s, whole.self_cuda_s)
     assert short.operators[-1].num_calls == 4
-
-
-def test_the_section_has_shares_and_what_changed(tmp_path: Path) -> None:
-    record = tmp_path / "record.jsonl"
-    assert any("Not measured yet" in line for line in lines(record, tiny=True))
-    first, last = (
-        case.recipe for case in (script.runs(tiny=True).cases[0], script.runs(tiny=True).cases[-1])
-    )
-    profiles = [profile(first, {"a": 4.0, f"{OTHERS} (3)": 1.0}), profile(last, {"a": 1.0, "b": 1.0})]
-    record.write_text("".join(each.model_dump_json() + "\n" for each in profiles))
-    assert read_profiles(record) == profiles
-    text = "\n".join(lines(record, tiny=True))
-    assert "| Initial | Test GPU | 5.00 s | 5.00 s | 5.00 s | 0.00 ms | 75% | 0% |" in text
-    assert text.count("| not measured |") == 5
-    assert "| a | 80.00% |" in text
-    assert re.search(r"\| a \| shrank \|.* -3.00 s", text)
-    assert "| b | new |" in text
-    assert f"{OTHERS} (3) | gone" not in text
 
 
 @pytest.mark.soak

@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.record_files import write_records
 from benchmarks.technique_cases import first_calls_file, record_file
-from benchmarks.technique_records import read_records
 from docgen import techniques_measured
 from docgen.generate import NOTE
 from tests.make import make_record, make_round
@@ -80,52 +79,3 @@ def test_rows_are_scaled_and_sorted_and_the_losers_are_shown(results: Path) -> N
     assert "- `channels_last`: the CPU ran Python 2.0 times as slowly" in page
     assert "## sd15" not in page, "there is no record of it"
     assert "Ten configurations" not in page, "they are not measured yet"
-
-
-def test_what_studies_claim_is_held_against_the_rows(tmp_path: Path) -> None:
-    path = tmp_path / record_file("flux-dev").name
-
-    def verdicts(**seconds: float) -> dict[str, str]:
-        """The page's verdicts, by a word of each claim; a baseline takes 10 s."""
-        named = {"int8": "quantize(int8)", "both": "quantize(int8)+compile", "compiled": "compile"}
-        rows = [case("baseline", 28, round_of(10.0))]
-        rows += [case(named.get(name, f"quantize({name})"), 28, round_of(s)) for name, s in seconds.items()]
-        write_records(path, rows)
-        by_claim = {}
-        for line in techniques_measured.page(NOTE, tmp_path).splitlines():
-            if line.startswith("- *"):
-                claim, rest = line[3:].split("*: **", 1)
-                by_claim[claim.split()[0] + (" and" if "and compiling" in claim else "")] = rest.split("**")[
-                    0
-                ]
-        return by_claim
-
-    assert verdicts() == {}
-    assert verdicts(int8=12.0) == {"8-bit": "confirmed"}
-    assert verdicts(int8=9.0) == {"8-bit": "not confirmed"}
-    assert verdicts(compiled=6.0, both=5.0) == {"8-bit and": "confirmed"}
-    assert verdicts(compiled=5.0, both=6.0) == {"8-bit and": "not confirmed"}
-    assert verdicts(fp8_static=5.0) == {"fp8": "confirmed"}
-    assert verdicts(fp8=9.0, fp8_weight=12.0) == {"torchao's": "confirmed in part"}
-
-
-def _on(gpu: str, record: Record) -> Record:
-    return record.model_copy(
-        update={"environment": record.environment.model_copy(update={"device_name": gpu})}
-    )
-
-
-def test_each_gpu_has_a_table_whose_rows_are_compared_on_it(results: Path) -> None:
-    path = results / record_file("flux-dev").name
-    more = [
-        _on("Another GPU", case(name, 8, round_of(s))) for name, s in (("baseline", 4.0), ("fuse_qkv", 2.0))
-    ]
-    write_records(path, [*read_records(path), *more])
-    page = techniques_measured.page(NOTE, results)
-    assert "### flux-dev on Test GPU\n" in page
-    table = page.split("### flux-dev on Another GPU\n")[1]
-    assert [(row[0], row[3].split()[0]) for row in rows_of(table)] == [
-        ("`fuse_qkv`", "2.00x"),
-        ("`baseline`", "1"),
-    ]
-    assert "`fuse_qkv`" not in page.split("Still to be measured")[1].splitlines()[0]

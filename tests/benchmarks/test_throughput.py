@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from benchmarks.technique_cases import RESULTS
@@ -29,8 +28,3 @@ def test_each_measured_case_is_a_row_with_its_images_a_second(tmp_path: Path) ->
     assert sorted(int(row[2]) for row in rows) == sorted(measured)
     assert all(float(row[3].split()[0]) == float(f"{int(row[2]) / 2:.3g}") for row in rows)
     assert all(row[4] == "2" for row in rows)
-
-
-def test_the_committed_record_is_on_the_page(tmp_path: Path) -> None:
-    shutil.copy(RECORD, tmp_path)
-    assert "| sdxl, 20, 8 | H200 | 4 | " in throughput.page("", tmp_path)

@@ -4,7 +4,6 @@
 --num-inference-steps 6 --format json`, with what the page shows.
 """
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -39,17 +38,3 @@ def test_a_search_becomes_a_table() -> None:
 
 def test_without_a_record_the_page_says_so() -> None:
     assert "No search is recorded yet." in tuned.filled(PAGE, [])
-
-
-def test_the_pick_stands_beside_what_was_known() -> None:
-    answer = copy.deepcopy(recorded_search())
-    answer |= {"model": "synthetic:flux-dev", "device": "NVIDIA H200", "recipe": "fused"}
-    for row in answer["final"]:
-        row["workload"] = {"height": 1024, "width": 1024, "num_inference_steps": 28}
-    answer["final"][1]["recipe"] = "fused"
-    text = tuned.section(answer)
-    assert "The fastest recipe that vivace's other records have" in text
-    assert "`fused(fp8, attention=fp8)" in text  # a cache, which is faster, changes the image
-    assert "teacache" not in text
-    answer["limits"]["max_memory_bytes"] = 1e9
-    assert "other records" not in tuned.section(answer)

@@ -1,12 +1,7 @@
 """Real runs of README's first two lines: what the script measures, what it skips, and what it makes of it."""
 
-import os
-import time
 from pathlib import Path
 from typing import Any
-
-import click
-import pytest
 
 from benchmarks.command import MEASURED_IN_PART
 from benchmarks.record_files import read_list
@@ -17,7 +12,6 @@ from benchmarks.tuner_runs import (
     in_words,
     measure,
     missing,
-    pairs_of_cores,
     row_of,
 )
 from docgen.tuner_runs import END, START, filled, with_range
@@ -61,23 +55,6 @@ def test_it_goes_on_where_it_stopped_and_says_what_was_picked(tmp_path: Path, ca
     readme = with_range(f"{START}\n{END}", record)
     assert "Of 2 runs" in readme
     assert "1 ended with a proven recipe, 2.0 to 2.0 times as fast" in readme
-
-
-def test_runs_at_once_have_two_cores_each(tmp_path: Path) -> None:
-    cores: set[frozenset[int]] = set()
-
-    def tuned(of: Planned, folder: Path) -> tuple[int, dict[str, Any]]:
-        cores.add(frozenset(os.sched_getaffinity(0)))
-        time.sleep(0.02)
-        return 0, answer("tiny_vae", 2.0)
-
-    before, jobs = os.sched_getaffinity(0), len(os.sched_getaffinity(0)) // 2
-    assert measure(tmp_path / "runs.json", None, jobs=max(1, jobs), repeats=3, tunes=tuned) == 0
-    assert os.sched_getaffinity(0) == before
-    assert all(len(pair) <= 2 for pair in cores)
-    assert len(read_list(tmp_path / "runs.json", TunerRun)) == 6
-    with pytest.raises(click.UsageError, match="cores"):
-        pairs_of_cores(len(before))
 
 
 def test_what_bench_calls_unclear_is_not_proven_and_counts_as_the_baseline() -> None:

@@ -3,33 +3,25 @@
 from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner
 
 from docgen.composition import page
 from tests.composition.recipes import (
     MODELS,
     NUM_RANDOM,
     Case,
-    is_legal,
     legal_pairs,
     named_recipes,
-    pair,
-    random_recipes,
 )
 from tests.composition.run import (
     Drawer,
     complaint,
     complaints,
-    declared,
-    main,
     read,
     sample,
     with_members,
     write,
 )
-from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
-from vivace.techniques.compile import Compile
 
 PAIRS, RANDOM = 25, 15
 NUM_LONG = 12
@@ -48,32 +40,6 @@ def test_the_sample_has_every_technique_and_both_models() -> None:
     assert {case.model for case in cases} == set(MODELS)
 
 
-@pytest.mark.soak
-def test_random_recipes_are_legal_different_and_the_same_each_time() -> None:
-    recipes = random_recipes()
-    assert recipes == random_recipes()
-    assert len({(case.model, case.recipe) for case in recipes}) == NUM_RANDOM
-    for case in recipes:
-        assert resolve(case.recipe).text == case.recipe
-        assert 3 <= len(resolve(case.recipe).techniques) <= 6
-
-
-def test_all_legal_pairs_are_listed() -> None:
-    pairs = legal_pairs()
-    assert all(is_legal(case.recipe) for case in pairs)
-    assert {case.names for case in pairs} >= {("dtype", "compile"), ("quantize", "quantize")}
-    assert pair("steps", "steps", "tiny-sd") is None, "one slot, and no target to choose"
-
-
-def test_named_recipes_are_ten_and_compile_with_inductor() -> None:
-    recipes = named_recipes()
-    assert len({(case.model, case.recipe) for case in recipes}) == 10
-    assert {case.model for case in recipes} == set(MODELS)
-    for case in recipes:
-        (compiling,) = [technique for technique in resolve(case.recipe) if isinstance(technique, Compile)]
-        assert compiling.backend == "inductor", case.recipe
-
-
 # One test for all, so that members shared by recipes are generated only once.
 @pytest.mark.parametrize(
     "number",
@@ -87,15 +53,6 @@ def test_recipes_compose_or_give_a_reason(drawer: Drawer, number: int) -> None:
     rows = [drawer.draw(case) for case in with_members(sample(PAIRS, RANDOM)[:number])]
     assert complaints(rows) == []
     assert sum(row["outcome"] == "measured" for row in rows) > len(rows) / 3, "many recipes run"
-
-
-@pytest.mark.soak
-def test_a_flat_image_is_retried_with_all_steps(drawer: Drawer) -> None:
-    names = ("prune", "scheduler")
-    drawn = drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_euler, karras=True)", names))
-    assert drawn["steps"] == 28
-    assert drawn["faults"] == []
-    assert "steps" not in drawer.draw(Case("pair", "tiny-flux", "prune+scheduler(flow_heun)", names))
 
 
 def row(recipe: str, names: tuple[str, ...], **changed: object) -> dict[str, object]:
@@ -141,34 +98,6 @@ def test_a_hanging_recipe_ends(drawer: Drawer) -> None:
     assert drawer.draw(Case("single", "tiny-sd", "steps(2)", ("steps",)))["outcome"] == "measured", (
         "the next case runs"
     )
-
-
-def test_a_record_is_read_as_written(tmp_path) -> None:
-    path = tmp_path / "composition.json"
-    record = read(path)
-    record["rows"].append(row("steps(2)", ("steps",)) | {"names": ["steps"]})
-    write(path, record)
-    assert read(path) == record
-
-
-def test_recipes_with_changed_declarations_run_again(tmp_path) -> None:
-    path = tmp_path / "composition.json"
-    record = read(path, named=True)
-    record["conditions"]["named"] = 7  # other techniques give other counts
-    unchanged, stale = (case.recipe for case in with_members(named_recipes())[:2])
-    record["rows"] = [
-        row(unchanged, (), kind="single", declared=declared(unchanged)),
-        row(stale, (), kind="single", declared="an older default"),
-    ]
-    write(path, record)
-    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
-    num = len(with_members(named_recipes()))
-    assert f"1 in the record, {num - 1} left" in ended.output
-    assert ended.exit_code == 4
-    record["conditions"]["libraries"]["torch"] = "1.0"
-    write(path, record)
-    ended = CliRunner().invoke(main, ["--named", "--out", str(path), "--limit-s", "0"])
-    assert "give another --out" in ended.output
 
 
 def test_the_page_counts_the_rows_of_the_record(tmp_path) -> None:

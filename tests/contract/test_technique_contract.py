@@ -17,7 +17,6 @@ from tests.forked_peers import forked_peers
 from tests.targets import target_of
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.technique import COMPONENTS, Arithmetic, Machine, Stage, Technique
-from vivace.measure.machine import this_machine
 from vivace.models import find_model
 from vivace.recipes.describe import states
 from vivace.recipes.resolve import resolve
@@ -276,7 +275,3 @@ def test_it_conflicts_with_itself(name: str) -> None:
     recipe = variants(TECHNIQUES[name])[0]
     with pytest.raises(RecipeError, match="keep one"):
         resolve(f"{recipe}+{recipe}")
-
-
-def test_machine_of_the_tests() -> None:
-    assert this_machine("cpu").device == "cpu"

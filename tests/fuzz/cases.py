@@ -206,31 +206,9 @@ def _options(chance: random.Random, folder: Path) -> list[str]:
         if option.is_flag:
             arguments.append(option.opts[0])
             continue
-        values = [
-            *map(str, NUMBERS),
-            "9" * 400,
-            "9" * 5000,
-            "",
-            "x",
-            ESCAPE,
-            "~nobody-here/x",
-            "a\ud800",
-            "/proc/x/y",
-        ]
-        values += [
-            "/dev/full",
-            ".",
-            "..",
-            "a" * 300,
-            "1e300",
-            "1,2",
-            "clip=nan",
-            "ssim=1e999",
-            "=,=",
-            "../x",
-            "-",
-            "--",
-        ]
+        values = [*map(str, NUMBERS), "9" * 400, "9" * 5000, "", "x", ESCAPE, "~nobody-here/x", "a\ud800"]
+        values += ["/proc/x/y", "/dev/full", ".", "..", "a" * 300, "1e300", "1,2", "clip=nan", "ssim=1e999"]
+        values += ["=,=", "../x", "-", "--"]
         arguments += [option.opts[0], *(chance.choice(values) for _ in range(option.nargs))]
     return arguments
 

@@ -20,9 +20,7 @@ from tests.targets import target_of
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends.cudnn_fp8 import attend, unsupported_on
 from vivace.machinery.fused.models.vae import attend_by_rows
-from vivace.machinery.fused.modulations import CAPACITY
 from vivace.machinery.kernels.reference import TokenLayout
-from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Target
 from vivace.measure.machine import this_machine
 from vivace.models.synthetic import fill
@@ -320,49 +318,6 @@ def test_loras_of_all_layers_of_a_unet_are_exchanged_in_a_graph(
     )
 
 
-def test_loras_of_modulations_are_exchanged_in_a_graph(tmp_path: Path) -> None:
-    pipe = vivace.load("tiny-flux", "baseline", device="cuda").pipe
-    own, other = (
-        write_lora(
-            pipe,
-            tmp_path / f"{rank}.safetensors",
-            rank,
-            rank,
-            0.1,
-            takes=lambda name: name.endswith("linear"),
-        )
-        for rank in (4, 8)
-    )
-    recipe = f"bf16+fused(fp8)+lora({own!r}, hot=True, max_rank=8)+cuda_graph"
-    hot = vivace.load("tiny-flux", recipe, device="cuda")
-    first = draw(hot)
-    graphs = hot.evidence()["cuda_graphs_recorded"]
-    hot.set_lora(other)
-    assert not np.array_equal(draw(hot), first)
-    hot.set_lora(own)
-    assert np.array_equal(draw(hot), first)
-    evidence = hot.evidence()
-    assert evidence["cuda_graphs_recorded"] == graphs
-    assert evidence["denoiser.modulations_computed_in_the_loop"] == 0, "all are found in the table"
-
-
-@pytest.mark.parametrize("recipe", ["bf16", "bf16+fused(fp8)"])
-def test_a_lora_is_exchanged_while_its_model_is_in_host_memory(recipe: str, tmp_path: Path) -> None:
-    pipe = vivace.load("tiny-flux", "baseline", device="cuda").pipe
-    own, other = (write_lora(pipe, tmp_path / f"{rank}.safetensors", rank, rank) for rank in (4, 8))
-    hot = f"lora({own!r}, hot=True, max_rank=8)"
-    plain, moved = (
-        vivace.load("tiny-flux", f"{recipe}+{hot}{more}", device="cuda") for more in ("", "+offload(model)")
-    )
-    for session in (plain, moved):
-        draw(session)
-        session.set_lora(other)
-    if "fused" not in recipe:
-        assert np.array_equal(draw(moved), draw(plain))
-    # In host memory a CPU rounds the columns, whose last bits may differ.
-    assert psnr(draw(moved), draw(plain)) > 35
-
-
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
 @pytest.mark.parametrize("more", ["", "+cuda_graph", "+teacache(hits=0.5)+cuda_graph"])
 def test_a_picture(recipe: str, more: str) -> None:
@@ -516,34 +471,3 @@ def test_an_offloaded_model_draws_the_same(model: str, recipe: str) -> None:
             assert evidence["denoiser.modulations_hoisted"] == calls * STEPS["flux"], "a row for each step"
             assert evidence["denoiser.modulations_computed_in_the_loop"] == 0
     assert moved.refuted({}) is None
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-@torch.no_grad()
-def test_modulations_are_hoisted_again_after_an_offload(precision: Any) -> None:
-    """The same arguments in each call, and the table's memory may come back at the same address."""
-    made, plain = transformer(), transformer()
-    made.to("cpu")
-    pipe = types.SimpleNamespace(
-        transformer=made,
-        components={"transformer": made},
-        scheduler=types.SimpleNamespace(timesteps=torch.tensor([1000.0, 700.0, 300.0], device="cuda")),
-        model_cpu_offload_seq="transformer",
-        _exclude_from_cpu_offload=[],
-        remove_all_hooks=lambda: None,
-        maybe_free_model_hooks=lambda: None,
-    )
-    on_host = target_of(machine=this_machine("cuda"), pipe=pipe, on_host=True)
-    Fused(precision=precision).apply(on_host)
-    table = made.vivace_fused.modulations
-    assert {tensor.device.type for tensor in (*made.parameters(), *made.buffers())} == {"cpu"}
-    assert len(table.table) == CAPACITY, "as the GPU has it"
-    offloader = ComponentOffloader(pipe, torch.device("cuda", 0), pin=True)
-    call = inputs(*SHAPES[2])
-    expected = plain(**call)[0]
-    for _ in range(3):
-        assert error(made(**call)[0], expected) < (0.01 if precision == "bf16" else 0.05)
-        assert table.keys.is_cuda
-        offloader.end_call()
-        assert not table.keys.is_cuda
-        assert table.num_computed == 0, "found in the table"

@@ -16,7 +16,7 @@ import vivace
 from tests.families import psnr, random_flux
 from tests.lora_files import write_lora
 from vivace.benchmark import Timing
-from vivace.errors import Unsupported, WorkerError
+from vivace.errors import WorkerError
 from vivace.foundation.spec.record import Outcome
 from vivace.machinery.multi_gpu.fused_exchange import SWITCH
 
@@ -227,19 +227,6 @@ def test_a_step_waits_for_no_gpu(rest: str) -> None:
         assert calls == 6
 
 
-def test_flux_takes_pytorchs_own_choice_of_a_kernel() -> None:
-    """Which in half precision is a fused one, on the packed tensors as on contiguous ones."""
-    with vivace.apply(even_flux(), "parallel(ulysses)") as sharded:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            sharded(PROMPT, num_inference_steps=2, output_type="latent", **SMALL)
-        ran = {event.key for event in profiler.key_averages()}
-        assert sharded.evidence()["messages_an_attention"] == 2
-    assert ran & {
-        "aten::_scaled_dot_product_cudnn_attention",
-        "aten::_scaled_dot_product_flash_attention",
-    }, ran
-
-
 def test_uneven_heads_are_padded() -> None:
     """Also in a process's second session, where PyTorch cannot split groups."""
     expected = draw(vivace.load("tiny-flux", device="cuda"))
@@ -248,23 +235,10 @@ def test_uneven_heads_are_padded() -> None:
             assert psnr(draw(sharded), expected) > SAME_DB
 
 
-@pytest.mark.parametrize("mode", ["ulysses", "all_gather"])
-def test_the_kernel_that_was_asked_for_attends(mode: str) -> None:
-    with vivace.apply(even_flux(), f"parallel({mode})+attention(cudnn)") as sharded:
-        draw(sharded, **SMALL)
-        assert sharded.evidence()["forwards_shared"] == 6
-        assert sharded.refuted(sharded.evidence()) is None
-
-
 def test_all_gather_in_fp32_and_with_uneven_heads() -> None:
     expected = draw(vivace.load("tiny-flux", "fp32", device="cuda"))
     with vivace.load("tiny-flux", "fp32+parallel(all_gather)", device="cuda") as sharded:
         assert psnr(draw(sharded), expected) > SAME_DB
-
-
-def test_ring_says_what_it_needs() -> None:
-    with pytest.raises(Unsupported, match="bf16 and fp16 alone"):
-        vivace.load("tiny-flux", "fp32+parallel(ring)", device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -294,27 +268,6 @@ def test_an_exchange_of_a_lora_reaches_every_gpu(model: str, recipe: str, tmp_pa
         session.set_lora(own)
         assert np.array_equal(draw(session), first)
         assert session.evidence().get("cuda_graphs_recorded") == graphs
-
-
-def test_a_killed_gpu_is_told_at_once_and_the_next_session_works() -> None:
-    with vivace.load("tiny-sd", "parallel(cfg)", device="cuda") as sharded:
-        draw(sharded)
-        (pid,) = pids(sharded)
-        threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match="SIGKILL"):
-            draw(sharded, num_inference_steps=1000)
-        assert time.monotonic() - start < 15
-    with vivace.load("tiny-sd", "parallel(cfg)", device="cuda") as again:
-        assert np.isfinite(draw(again)).all()
-
-
-def test_more_gpus_than_there_are() -> None:
-    number = torch.cuda.device_count()
-    if number >= 8:
-        pytest.skip("there are as many as can be asked for")
-    with pytest.raises(Unsupported, match=f"asked for {number + 1} GPUs, and this process sees {number}"):
-        vivace.load("tiny-sd", f"parallel(cfg, gpus={number + 1})", device="cuda")
 
 
 def test_a_bench_tells_what_the_other_gpu_held(tmp_path: Path) -> None:

@@ -92,7 +92,3 @@ def test_predicted_is_measured(name: str, text: str, batch: int) -> None:
     )
     assert abs(model_error) < 0.03
     assert abs(peak_error) < 0.10
-
-
-def test_enough_pairs() -> None:
-    assert len({(name, recipe) for name, recipe, _ in PAIRS}) >= 12

@@ -1,7 +1,6 @@
 """The example in CONTRIBUTING.md works in a copy of the package."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -9,11 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.targets import target_of
 from vivace.architectures.family import Family, Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -90,39 +87,6 @@ def test_the_technique_is_listed_and_explained(source: Path) -> None:
     assert "tokens must be a whole number, at least 8" in wrong[2]
 
 
-_DRAW = """
-import numpy, torch, vivace
-from vivace.errors import Unsupported
-def draw(recipe):
-    session = vivace.load("tiny-flux", recipe, device="cpu")
-    drawn = session("a red circle", generator=torch.Generator().manual_seed(0), num_inference_steps=2, output_type="np")
-    return session.effects, drawn.images
-effects, short = draw("text_length(16)")
-assert effects == {"text_length": {"text_tokens": 16, "text_tokens_before": 32}}, effects
-assert not numpy.array_equal(short, draw("baseline")[1])
-try:
-    vivace.load("tiny-sd", "text_length(16)")
-except Unsupported as error:
-    print(error)
-"""
-
-
-@pytest.mark.soak
-def test_it_does_what_it_declares(source: Path) -> None:
-    done = run(source, "-c", _DRAW)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "text_length: UNet2DConditionModel does not attend to padding, or takes prompts of one" in done.stdout
-    )
-
-
-def test_the_example_may_be_in_the_tree_already(source: Path, tmp_path: Path) -> None:
-    with_example(source / "vivace", tmp_path / "vivace")
-    for name in ("text_length.py", "__init__.py"):
-        first, again = (folder / "vivace" / "techniques" / name for folder in (source, tmp_path))
-        assert first.read_text() == again.read_text()
-
-
 def contract(source: Path, which: str) -> str:
     """Run the contract suite on the copy of the tree, and return what pytest says last."""
     done = run(source, "-m", "pytest", "-n0", "-m", "", "-k", which, "-c", str(ROOT / "pyproject.toml"),
@@ -131,40 +95,12 @@ def contract(source: Path, which: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("denoiser", "works"),
-    [
-        ("FluxTransformer2DModel", True),
-        ("QwenImageTransformer2DModel", False),
-        ("SanaTransformer2DModel", False),
-    ],
-)
-def test_it_refuses_where_the_length_changes_nothing(source: Path, denoiser: str, works: bool) -> None:
-    """Qwen-Image's pipeline takes the parameter, too, and does not pad to it."""
-    path = source / "vivace" / "techniques" / "text_length.py"
-    spec = importlib.util.spec_from_file_location("example_text_length", path)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    pipe = SimpleNamespace(transformer=type(denoiser, (), {})())
-    assert (example.TextLength(tokens=128).unsupported(target_of(pipe=pipe)) is None) is works
-
-
 @pytest.mark.long
 def test_the_contract_holds_for_it(source: Path) -> None:
     from tests.flow_models import EDITING, MODELS
 
     number = int(re.search(r"(\d+) passed", contract(source, "text_length"))[1])
     assert number >= 8 + 2 * len((*MODELS, *EDITING)), "every variant on every model"
-
-
-def test_adding_a_technique_comes_first_with_its_command() -> None:
-    headings = re.findall(r"^## (.+)$", GUIDE, flags=re.MULTILINE)
-    assert headings[0] == "Adding a technique"
-    section = GUIDE.partition("## Adding a technique")[2].partition("\n## ")[0]
-    assert "make contract NAME=text_length" in section.partition("### A complete example")[0]
-    assert re.search(r"^contract: ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
 def test_the_fields_that_it_names_are_those_of_a_family() -> None:

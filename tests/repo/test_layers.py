@@ -61,7 +61,13 @@ SIDEWAYS = {
     ("foundation.hardware", "errors"),
     ("machinery.multi_gpu", "machinery.fused"),
 }
-LATE_ROOMS = ("machinery.fused", "machinery.kernels", "machinery.multi_gpu")
+LATE_ROOMS = (
+    "machinery.fused",
+    "machinery.kernels",
+    "machinery.multi_gpu",
+    "machinery.compilation",
+    "machinery.attention_backends",
+)
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; files of these rooms that do so are imported where they are used."""
 HEAVY = {"torch", "diffusers", "transformers", "torchao", "accelerate"}

@@ -74,27 +74,3 @@ def test_a_printed_speed_up_is_the_quotient_of_printed_times(page: Path) -> None
     ratios = [*table_ratios(text), *conclusion_ratios(text)]
     assert [line for line, is_right in ratios if not is_right] == []
     assert len(ratios) > 10
-
-
-@pytest.mark.parametrize("page", STUDIES, ids=lambda page: page.stem)
-def test_a_ratio_of_two_times_has_one_interval(page: Path) -> None:
-    intervals: dict[tuple[str, ...], set[str]] = {}
-    bases: dict[int, str] = {}
-    for line in page.read_text().splitlines():
-        bases = bases if line.startswith("|") else {}
-        row = ""
-        for place, cell in enumerate(cell.strip() for cell in line.strip("|").split(" | ")):
-            row = row or cell
-            if base := _BASE.match(cell):
-                bases.setdefault(place, base["own"])
-            if match := _CELL.match(cell):
-                key = (row, match["own"], match["of"] or bases.get(place, ""), match["ratio"])
-                intervals.setdefault(key, set()).add(match["interval"])
-        for match in _PAIR.finditer(line) if line.startswith("  - here") else ():
-            end = line[match.end() - 1 :].partition("]")[0] + "]"
-            label = match["row"].rpartition("**. ")[2]
-            if not match["base_after"]:
-                key = (label, match["after"], match["before"], match["ratio"])
-                intervals.setdefault(key, set()).add(end)
-    assert {key: several for key, several in intervals.items() if len(several) > 1} == {}
-    assert intervals

@@ -67,18 +67,6 @@ def test_links_within_the_docs_exist() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_no_file_has_a_marker_of_a_merge_conflict() -> None:
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [
-        name
-        for name in tracked.stdout.split("\0")
-        if Path(name).suffix in {".py", ".md", ".toml", ".yml", ".txt"}
-    ]
-    assert len(names) > 500
-    marker = re.compile(r"^(<{7}|>{7}) ", flags=re.MULTILINE)
-    assert [name for name in names if marker.search((ROOT / name).read_text("utf-8"))] == []
-
-
 def test_constraints_pin_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

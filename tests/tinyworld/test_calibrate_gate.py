@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tinyworld import calibrate_gate, damage, evaluate, gate_pictures, gate_tables, gate_variants
-from tinyworld.gate_variants import CALIBRATED, KINDS, LATER, LATER_CALIBRATED, NEWEST, Variant
+from tinyworld import calibrate_gate, damage, gate_pictures, gate_tables, gate_variants
+from tinyworld.gate_variants import CALIBRATED, KINDS, LATER, LATER_CALIBRATED, NEWEST
 from vivace.foundation.spec.limits import Limits
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.scorers import find_scorer
@@ -18,18 +18,6 @@ from vivace.recipes.resolve import resolve
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
     return dict(json.loads(gate_tables.RECORD.read_text()))
-
-
-def test_what_is_counted() -> None:
-    rows = [
-        {"half": "held out", "label": "ruined", "39": "failed", "13": "unclear"},
-        {"half": "held out", "label": "ruined", "39": "passed"},
-        {"half": "calibrated", "label": "good", "39": "passed"},
-    ]
-    counts = gate_tables.tally(rows)
-    assert counts["39"]["held out"]["ruined"] == {"passed": 1, "failed": 1, "unclear": 0}
-    assert counts["13"]["held out"]["ruined"] == {"passed": 0, "failed": 0, "unclear": 1}
-    assert counts["39"]["calibrated"]["good"] == {"passed": 1, "failed": 0, "unclear": 0}
 
 
 @pytest.mark.parametrize("model", gate_variants.RECIPES)
@@ -83,18 +71,6 @@ def test_the_pages_quote_the_record(record: dict[str, Any]) -> None:
     assert gate_tables.readme_claim(record) in readme
 
 
-def test_the_share_that_is_right_is_told_by_kind_and_model() -> None:
-    rows = [
-        {"39": "failed", "label": "ruined"},
-        {"39": "unclear", "label": "ruined"},
-        {"39": "passed", "label": "ruined"},
-        {"39": "passed", "label": "good"},
-        {"39": "failed", "label": "between"},
-    ]
-    assert gate_tables.right_of(rows) == "ruined 1/3 (1 passed), good 1/1"
-    assert gate_tables.right_of(rows[-1:]) == "–"
-
-
 def test_everything_that_is_named_was_tried(record: dict[str, Any]) -> None:
     tried = {(row["model"], row["variant"]) for row in record["rows"]}
     for model in gate_variants.RECIPES:
@@ -135,32 +111,3 @@ def test_drawing_looking_and_judging(
     assert by_name["tiny_vae", "another picture"]["captions"] == 500, "the truth of the record"
     assert by_name["shift by 1 pixel", "same picture"]["match"] == [None, 1.0, None]
     assert by_name["denoiser, noise of 0.4", "another picture"]["fall"] > 0.5
-
-
-def test_processes_share_the_work_and_leave_no_claim(tmp_path: Path) -> None:
-    file = tmp_path / "model" / "a.json"
-    with gate_pictures.mine(file) as first, gate_pictures.mine(file) as second:
-        assert (first, second) == (True, False)
-    with pytest.raises(KeyboardInterrupt), gate_pictures.mine(file):
-        raise KeyboardInterrupt
-    with gate_pictures.mine(file) as again:
-        assert again, "an interrupted run goes on"
-        file.write_text("[]")
-    with gate_pictures.mine(file) as done:
-        assert not done
-
-
-def test_pictures_come_from_their_own_seeds_whatever_the_batch() -> None:
-    import vivace
-
-    session = vivace.load("tiny-sd", "steps(2)", device="cpu")
-    prompts, seeds = evaluate.held_out_captions(3), [5, 6, 7]
-    together = gate_pictures.draw(session, prompts, seeds, batch=3)
-    apart = gate_pictures.draw(session, prompts, seeds, batch=1)
-    assert abs(together.astype(int) - apart.astype(int)).max() <= 2
-
-
-def test_a_variants_file_is_its_names() -> None:
-    variant = Variant("tiny-sd", "steps", "steps(2)", "recipe")
-    assert variant.file == Variant("tiny-flux", "steps", "steps(2)", "recipe").file
-    assert variant.file != Variant("tiny-sd", "steps", "steps(3)", "recipe").file

@@ -54,14 +54,6 @@ def test_a_plain_load_draws_what_it_is_told(pipe):
     assert verifier.verify(np.array(made), caption).right
 
 
-def test_linear_widths_suit_every_quantiser(pipe):
-    for model in (pipe.unet, pipe.text_encoder):
-        for name, layer in model.named_modules():
-            if isinstance(layer, torch.nn.Linear):
-                assert layer.in_features % 32 == 0, name
-                assert layer.out_features % 32 == 0, name
-
-
 @pytest.mark.soak
 def test_accuracy_has_not_fallen(pipe):
     """12 held-out captions; on one thread in fp32 the shipped weights get all of them right."""
@@ -72,13 +64,6 @@ def test_accuracy_has_not_fallen(pipe):
     assert result["shape"]["accuracy"] >= 0.9, result
     assert result["where"]["accuracy"] >= 0.9, result
     assert result["everything"]["accuracy"] >= 0.8, result
-
-
-def test_too_few_steps_are_seen(pipe):
-    prompts = evaluate.held_out_captions(6)
-    setting = evaluate.Setting(scheduler="dpmpp_2m", dtype="fp32", steps=1)
-    result = verifier.score(evaluate.draw(pipe, prompts, setting), prompts)
-    assert result["everything"]["accuracy"] <= 0.4, result
 
 
 @pytest.mark.long
@@ -108,27 +93,3 @@ def test_round_trips_keep_the_picture(pipe, tiny_vae):
     assert psnr(float((own - true).square().mean())) >= 36
     assert abs(float(latents.mean())) < 0.3
     assert 0.7 < float(latents.std()) < 1.3, "the UNet was trained on latents of unit variance"
-
-
-@pytest.mark.parametrize("prompt", ["", "🙂", "zebra crossing at night", "word " * 1000])
-def test_any_prompt_draws(pipe, prompt):
-    made = pipe(
-        prompt, num_inference_steps=2, generator=torch.Generator().manual_seed(0), output_type="np"
-    ).images
-    assert made.shape == (1, 128, 128, 3)
-    assert np.isfinite(made).all()
-    assert made.std() > 0.01
-
-
-def test_same_seed_same_picture(pipe):
-    first, again, other = (
-        pipe(
-            "a pink star",
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(seed),
-            output_type="np",
-        )
-        for seed in (1, 1, 2)
-    )
-    assert np.array_equal(first.images, again.images)
-    assert not np.array_equal(first.images, other.images)

@@ -69,6 +69,7 @@ def test_a_blurred_picture_loses_its_shapes_first(true_scenes):
     assert result["everything"] < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subsampled", [True, False])
 def test_jpeg_loses_nothing_to_the_eye_and_to_the_verifier(true_scenes, subsampled):
     pictures, texts, _ = true_scenes

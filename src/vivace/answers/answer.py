@@ -62,9 +62,7 @@ class Table:
     """A table. Foreign text is escaped by whoever writes it.
 
     Attributes:
-        note: a remark below it.
         is_code: whether the first column is code, such as a recipe.
-        is_sorted: whether a page lets readers sort it, and numbers its rows.
     """
 
     columns: tuple[TableColumn, ...]
@@ -109,7 +107,6 @@ class Fact:
     Attributes:
         request: a command line or request that shows it, which a page folds.
         is_command: whether the value is a command line; `is_whole` if it is never broken into several.
-        is_detail: whether a short answer leaves it out.
     """
 
     name: str
@@ -156,7 +153,6 @@ class Bar:
     """A line of a bar chart: parts, or single measurements, beside a name and a value.
 
     Attributes:
-        note: below the name; `below` is below the value.
         marks: places of thin lines across the box.
         samples: instead of parts, round by round.
     """
@@ -192,7 +188,6 @@ class PlotPoint:
 
     Attributes:
         look: "baseline", "same", "changed", "good", "late" or "failed"; sets its mark.
-        label: what is shown on it.
         number, name: what the key below the plot says; None for a point without.
         is_out: whether it failed, and so counts for no front.
     """
@@ -256,7 +251,6 @@ class ImageGrid:
     """Images side by side, a row for each prompt and seed.
 
     Attributes:
-        columns: names of the columns.
         read: returns an image by its key, or the reason why there is none.
         has_reference: whether the first column is what the others are compared with.
         shows_difference: whether differences to it are always shown, with the place where they are largest; else
@@ -295,11 +289,7 @@ class File:
 
 @dataclass(frozen=True)
 class CiCase:
-    """What a CI job counts as a test: a question or a check, and how it ended.
-
-    Attributes:
-        request: a command line or request that shows it.
-    """
+    """What a CI job counts as a test: a question or a check, and how it ended."""
 
     name: str
     outcome: Literal["passed", "failure", "error", "skipped"]
@@ -312,21 +302,9 @@ class Answer:
     """What a command answers.
 
     Attributes:
-        command: the command's name, e.g. "bench --endpoint".
-        headline: the answer in a sentence.
-        data: the answer as JSON values.
-        table: the answer as flat rows, for CSV.
-        verdict: the answer in a word, for programs; "" without one.
-        about: what it is of: the model, the device, the workload.
-        paragraphs: sentences that go on from the headline.
-        sections: the rest.
         parts: answers that this one is made of, such as the runs of a store.
-        notes: remarks on how far it can be trusted.
-        commands: what to run next.
         reproduce: the command line that answers the same again; "" if unknown.
-        files: what a page offers to save.
         explains: whether a page explains the words of measurements.
-        is_code: whether the headline is code, such as a recipe.
         cases: what a CI job counts as tests; see `data.junit_of`.
     """
 
@@ -349,7 +327,6 @@ class Answer:
     cases: tuple[CiCase, ...] = ()
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of all sections, and of all parts."""
         for section in self.sections:
             yield from section.blocks
         for part in self.parts:

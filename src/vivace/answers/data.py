@@ -18,11 +18,7 @@ from vivace.foundation.untrusted.streams import csv_cell, plain
 
 
 def written(answer: Answer, format_: str) -> str:
-    """Return the answer as text that ends with a line.
-
-    Args:
-        format_: "table" or "text", "md", "latex", "json" or "csv".
-    """
+    """Return the answer as text that ends with a line."""
     if format_ == "json":
         return json.dumps(answer.data, indent=2) + "\n"
     if format_ == "csv":
@@ -108,11 +104,7 @@ def junit_of(answer: Answer) -> str:
 
 
 def dataframe(rows: Sequence[dict[str, Any]]) -> Any:
-    """Return rows as a pandas DataFrame.
-
-    Raises:
-        Unsupported: pandas is not installed.
-    """
+    """Return rows as a pandas DataFrame."""
     try:
         import pandas
     except ImportError:

@@ -86,11 +86,7 @@ class EmbeddedGrid:
 
 
 def embed(grid: ImageGrid, max_bytes: int) -> EmbeddedGrid:
-    """Return a grid with its images.
-
-    Args:
-        max_bytes: limit on all of them together; one row is shown in any case.
-    """
+    """Return a grid with its images."""
     rows: list[EmbeddedRow] = []
     left = max_bytes
     for row in grid.rows:

@@ -14,7 +14,6 @@ _LEFT: Mapping[str, Alignment] = {}
 
 
 def markdown_of(answer: Answer) -> str:
-    """Return the answer as Markdown that ends with a line."""
     return "\n".join(_lines(answer, "##")).rstrip() + "\n"
 
 
@@ -82,10 +81,6 @@ def table_markdown(table: Table) -> list[str]:
 def markdown_lines(
     headings: Sequence[str], rows: Iterable[Sequence[str]], aligned: Mapping[str, Alignment] = _LEFT
 ) -> list[str]:
-    """Return a table in Markdown; the cells are Markdown already.
-
-    Args:
-        aligned: headings of columns that are not on the left.
-    """
+    """Return a table in Markdown; the cells are Markdown already."""
     rules = [_RULES[aligned.get(heading, "left")] for heading in headings]
     return [f"| {' | '.join(cells)} |" for cells in (headings, rules, *rows)]

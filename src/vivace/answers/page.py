@@ -72,12 +72,10 @@ class _Page:
         )
 
     def sections(self, answer: Answer) -> list[Section]:
-        """Return the sections that have anything to show."""
         return [s for s in answer.sections if s.where != "text" and any(map(_is_filled, s.blocks))]
 
 
 def page_of(answer: Answer) -> str:
-    """Return the answer as one HTML document."""
     style, script = _template("style.css"), _template("sorting.js")
     # Only trusted texts are exempt from escaping: style sheet and script, whose bytes are hashed, and the policy.
     return _render(

@@ -54,12 +54,7 @@ class Axis:
         unit: str = "",
         may_start_at_zero: bool = True,
     ) -> Axis:
-        """Return a linear axis.
-
-        Args:
-            unit: written after each tick.
-            may_start_at_zero: whether it starts at zero unless all values would lie in its upper half.
-        """
+        """Return a linear axis."""
         low, high = min(values), max(values)
         pad = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
         low, high = (0.0 if may_start_at_zero and low <= high / 2 else low - pad), high + pad
@@ -97,7 +92,6 @@ class Axis:
         return round(self.start + (self.end - self.start) * share, 1)
 
     def span(self, interval: Interval) -> tuple[float, float] | None:
-        """Return the pixels of an interval's ends; None without them."""
         if interval.low is None or interval.high is None:
             return None
         return self.position(interval.low), self.position(interval.high)
@@ -137,7 +131,6 @@ class DrawnPlot:
 
     Attributes:
         front: the points that no other beats; `steps` is the line through them.
-        limits: (height, label) of dashed lines.
     """
 
     plot: Plot
@@ -159,7 +152,6 @@ class DrawnPlot:
 
 
 def draw(plot: Plot) -> DrawnPlot:
-    """Return a plot in pixels, its labels where they cover nothing."""
     left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM
     across = _ends(point.x for point in plot.points)
     x = (
@@ -299,7 +291,6 @@ class DrawnBar:
 
 
 def draw_bars(chart: Bars) -> list[DrawnBar]:
-    """Return the bars of a chart on one scale."""
     ends = [part.start + part.width for bar in chart.bars for part in bar.parts]
     scale = 100 / max([*ends, *(mark for bar in chart.bars for mark in bar.marks)], default=100.0)
     return [

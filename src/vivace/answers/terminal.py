@@ -27,16 +27,11 @@ Line = tuple[str, Look]
 
 
 def text_of(answer: Answer, *, width: int = PIPE_WIDTH, details: bool = True) -> str:
-    """Return the answer as text that ends with a line.
-
-    Args:
-        details: whether to add what a short answer leaves out.
-    """
+    """Return the answer as text that ends with a line."""
     return "\n".join(line for line, _ in lines_of(answer, width, details)) + "\n"
 
 
 def print_answer(answer: Answer, console: Console, *, details: bool = True) -> None:
-    """Print the answer to a terminal, in its width and with its colours."""
     from rich.text import Text
 
     for line, look in lines_of(answer, console.width, details):
@@ -44,7 +39,6 @@ def print_answer(answer: Answer, console: Console, *, details: bool = True) -> N
 
 
 def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
-    """Yield lines with their looks."""
     for about in answer.about:
         yield from _paragraph(about, width)
     if answer.about:

@@ -78,12 +78,10 @@ def family_of(denoiser: object) -> Family | None:
 
 
 def family_of_pipeline(class_name: str) -> Family | None:
-    """Return the family that a pipeline's class is of, or None."""
     return next((family for family in FAMILIES for each in family.pipelines if each.name == class_name), None)
 
 
 def pipeline_named(class_name: str) -> Pipeline | None:
-    """Return what is known of a pipeline by its class; None if no family has it."""
     return next((each for family in FAMILIES for each in family.pipelines if each.name == class_name), None)
 
 
@@ -94,7 +92,6 @@ def pipeline_doing(class_name: str) -> Pipeline | None:
 
 
 def family_of_model(name: str) -> Family | None:
-    """Return the family of a model of the catalogue, or None."""
     return next((family for family in FAMILIES for model in family.models if model.entry.name == name), None)
 
 

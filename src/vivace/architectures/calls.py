@@ -17,11 +17,7 @@ _OTHER_INPUTS = re.compile(r"^(control_|negative_|mask_)?images?$|strength$|vide
 
 @functools.cache
 def call_defaults(class_name: str) -> Mapping[str, object] | None:
-    """Return the parameters of a pipeline's call in the installed diffusers, in order, with their defaults.
-
-    Returns:
-        Values that are numbers or text; None for others. None: diffusers exports no such class.
-    """
+    """Return the parameters of a pipeline's call in the installed diffusers, with defaults that are numbers or text."""
     spec = find_spec("diffusers")
     for place in [] if spec is None else spec.submodule_search_locations or []:
         pipelines = Path(place) / "pipelines"

@@ -9,30 +9,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import FLOW, FLUX_VAE, T5_XXL, TAEF1, Architecture, of_diffusers
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.flux import NAMES
 from vivace.architectures.gains import MODULATION, SILU, SINUSOID, double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     return block.norm1(image, emb=call[1]["temb"][:, :6])[0]
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     layers = transformer.config.approximator_layers
     return [
         (r"distilled_guidance_layer\.in_proj", SINUSOID),
@@ -43,20 +30,13 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-_SIZES: dict[str, Any] = {
-    "attention_head_dim": 32,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 128,
-    "axes_dims_rope": [8, 12, 12],
-    "approximator_hidden_dim": 64,
-}
 # lodestones/Chroma1-HD: the class's default. Its scheduler was not at hand; it is FLUX.1 [schnell]'s.
 _PARTS = {
-    "transformer": of_diffusers("ChromaTransformer2DModel", num_layers=19, num_single_layers=38),
-    "vae": FLUX_VAE,
-    "text_encoder": T5_XXL,
+    "transformer": components.of_diffusers("ChromaTransformer2DModel", num_layers=19, num_single_layers=38),
+    "vae": components.FLUX_VAE,
+    "text_encoder": components.T5_XXL,
 }
-_SAMPLER = of_diffusers(FLOW, shift=1.0, use_dynamic_shifting=False)
+_SAMPLER = components.of_diffusers(components.FLOW, shift=1.0, use_dynamic_shifting=False)
 # Steps and guidance of diffusers' documentation; the pipeline's defaults are 35 and 5.
 _ENTRY = Entry(
     name="chroma1-hd",
@@ -71,24 +51,24 @@ _ENTRY = Entry(
 )
 
 _GUIDANCE = "distilled_guidance_layer"
-_NAMES: Names = NAMES | {
+_NAMES: family.Names = NAMES | {
     f"{_GUIDANCE}.in_proj": (f"{_GUIDANCE}.in_proj",),
     f"{_GUIDANCE}.layers.#.in_layer": (f"{_GUIDANCE}.layers.#.linear_1",),
     f"{_GUIDANCE}.layers.#.out_layer": (f"{_GUIDANCE}.layers.#.linear_2",),
     f"{_GUIDANCE}.norms.#": (f"{_GUIDANCE}.norms.#",),
     f"{_GUIDANCE}.out_proj": (f"{_GUIDANCE}.out_proj",),
 }
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
-        Signature(
+        family.Signature("Chroma (Radiance), which draws pixels", (f"{_GUIDANCE}.*", "nerf_*")),
+        family.Signature(
             "Chroma",
             (f"{_GUIDANCE}.*", "double_blocks.0.img_attn.qkv.weight"),
             (("img_in.weight", 0, 3072),),
             "chroma1-hd",
             "transformer",
         ),
-        Signature(
+        family.Signature(
             "Chroma of a size that vivace does not know, or written with other shapes", (f"{_GUIDANCE}.*",)
         ),
     ),
@@ -96,38 +76,36 @@ _FILES = SingleFiles(
     contains=("FLUX.1",),
 )
 
-CHROMA = Family(
+CHROMA = family.Family(
     name="Chroma",
     denoiser="ChromaTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "ChromaPipeline",
             tasks={"image": "ChromaImg2ImgPipeline", "inpaint": "ChromaInpaintPipeline"},
             max_text_length=512,
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES),
+    original=family.OriginalNames(_NAMES),
     lora_layers=("distilled_guidance_layer",),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
-            Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, TAEF1),
+            components.Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, components.TAEF1),
             title="Chroma1-HD",
             labels=r"chroma(?!.*(?:radiance|flash|dct))",
             step_flop=149_138_995_937_280,
         ),
     ),
-    random_weights={"ChromaTransformer2DModel": RandomWeights(_gains)},
-    narrow=_SIZES,
-    few_blocks={"num_layers": 1, "num_single_layers": 2, "approximator_layers": 2},
+    random_weights={"ChromaTransformer2DModel": family.RandomWeights(_gains)},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_ids,
+        grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
         are_counted=True,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),

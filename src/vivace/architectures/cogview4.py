@@ -8,34 +8,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import FLOW, KL, Architecture, of_diffusers, of_transformers
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_latents,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID, embedders
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     text, timestep = call[0][1:3]
     return block.norm1(image, text, timestep)[0]
 
 
-def _patch(transformer: Any) -> int:
-    return int(transformer.config.patch_size)
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
     return [
         (r"condition_embedder\.linear_1", SINUSOID),
@@ -83,7 +67,7 @@ _ENTRY = Entry(
 )
 _PARTS = {"transformer": _COGVIEW4, "vae": _VAE, "text_encoder": GLM4_9B}
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         _ENTRY,
         Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 1024}),
         title="CogView4",
@@ -92,30 +76,26 @@ _MODELS = (
     ),
 )
 
-COGVIEW4 = Family(
+COGVIEW4 = family.Family(
     name="CogView4",
     denoiser="CogView4Transformer2DModel",
-    pipelines=(
-        Pipeline(
-            "CogView4Pipeline",
-        ),
+    pipelines=(family.Pipeline("CogView4Pipeline"),),
+    files=family.SingleFiles(
+        (family.Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)
     ),
-    files=SingleFiles((Signature("CogView", ("patch_embed.text_proj.weight", "time_condition_embed.*")),)),
     models=_MODELS,
     random_weights={
-        "CogView4Transformer2DModel": RandomWeights(_gains),
+        "CogView4Transformer2DModel": family.RandomWeights(_gains),
     },
-    narrow={"attention_head_dim": 32, "num_attention_heads": 2, "text_embed_dim": 64, "time_embed_dim": 64},
-    few_blocks={"num_layers": 2},
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("patch_embed.proj"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("patch_embed.proj"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_latents(_patch),
+        grid=family.grid_of_latents(family.patch_size),
         text=1,
         returns_text_first=False,
     ),
     text_of_any_length=True,
-    cells=_patch,
+    cells=family.patch_size,
 )

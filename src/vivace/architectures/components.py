@@ -29,12 +29,10 @@ class ComponentConfig(Spec):
 
 
 class Architecture(Spec):
-    """A whole pipeline without its weights.
+    """A whole pipeline without its weights, of a native size in pixels; without a `tiny_vae` diffusers has none.
 
-    `components` have the names of the pipeline's constructor arguments. `text_lengths` is the number of tokens per
-    prompt for each text encoder. `arguments` are further arguments of the pipeline's constructor, besides components,
-    tokenizers and scheduler. `height` and `width` are the native size in pixels. `tiny_vae` is None where diffusers has
-    none for the latents.
+    `components` and further `arguments` are those of the pipeline's constructor; `text_lengths` is the number of tokens
+    per prompt for each text encoder.
     """
 
     name: str

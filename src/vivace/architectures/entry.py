@@ -10,11 +10,8 @@ from vivace.foundation.spec.base import Spec
 
 
 class StoredPart(Spec):
-    """Files of a Hugging Face hub repository at a commit.
-
-    As a component it is either the files of a folder (config.json and weights), or one .safetensors file that takes its
-    configuration from the pipeline.
-    """
+    """Files of a Hugging Face hub repository at a commit: as a component, a folder's (config.json and weights), or one
+    .safetensors file that takes its configuration from the pipeline."""
 
     repo: str
     revision: str
@@ -22,11 +19,8 @@ class StoredPart(Spec):
 
 
 class Embedded(Spec):
-    """Weights that ship with vivace: folders in diffusers' format below models/weights.
-
-    With a `base`, `folder` holds only the components that differ from the base model; with an index of its own it is
-    another pipeline, and components that it lacks are the base model's.
-    """
+    """Weights that ship with vivace: folders in diffusers' format below models/weights. Components that `folder` lacks
+    are those of the `base` model; an index of its own makes it another pipeline."""
 
     folder: str
     base: str | None = None
@@ -37,12 +31,11 @@ class Hub(Spec):
     """A Hugging Face hub repository in diffusers' format.
 
     revision: a commit, tag or branch; None is the main branch.
-    variants: weight variants in order of preference; "fp16" means files like model.fp16.safetensors. Weights
-        without a variant come last. None: half precision, in the dtype that suits the denoiser.
+    variants: in order of preference, "fp16" for model.fp16.safetensors, then weights without one. None: half precision,
+        in the dtype that suits the denoiser.
     parts: components that other repositories provide instead.
-    lora: a LoRA that is merged into the denoiser's weights, so that it adds no cost per step.
+    lora: a LoRA that is merged into the denoiser's weights.
     without: components that are left out.
-    download_bytes: approximate size of the whole download.
     """
 
     repo: str
@@ -63,13 +56,8 @@ class SamplerEntry(Spec):
 
 
 class FewSteps(Spec):
-    """A LoRA that makes a model draw in few steps, and its intended use.
-
-    lora: one file on the hub, or the path of an embedded file below models/weights.
-    steps: the numbers of steps that it was made for, the usual one first.
-    scale: the weight of the LoRA.
-    call: further arguments of the pipeline's call that it was made for.
-    """
+    """A LoRA, on the hub or embedded below models/weights, that makes a model draw in few steps, and the numbers of
+    steps (the usual one first), the scale and the further arguments of the call that it was made for."""
 
     kind: Literal["lcm", "lightning", "hyper", "turbo"]
     lora: StoredPart | str
@@ -81,7 +69,6 @@ class FewSteps(Spec):
 
     @property
     def where(self) -> str:
-        """The file, for the Record."""
         lora = self.lora
         return lora if isinstance(lora, str) else f"{lora.repo}/{lora.files[0]}@{lora.revision}"
 
@@ -89,18 +76,16 @@ class FewSteps(Spec):
 class Entry(Spec):
     """How a model's publishers intend it to be run. This defines `baseline`.
 
-    pipeline: its class in diffusers.
-    size_multiple: height and width must be multiples of this, in pixels.
-    cuda_dtype: the precision on a GPU ("fp16", "bf16"); CPUs run fp32.
+    size_multiple: of height and width, in pixels.
+    cuda_dtype: the precision on a GPU; CPUs run fp32.
     scheduler: replaces the repository's scheduler; None keeps it.
     clip_skip: number of CLIP layers to skip, as diffusers counts them: 0 is the pipeline's default layer, which for
         SDXL is the last but one.
     max_sequence_length: prompt length in tokens for pipelines that pad to one.
-    arguments: further arguments of the pipeline's call.
-    ignores_guidance: whether a guidance scale changes nothing.
-    threads: number of CPU threads. Images depend on it in their last bits, so it is fixed; None: all cores.
+    arguments: further ones of the pipeline's call.
+    threads: of a CPU. Images depend on it in their last bits, so it is fixed; None: all cores.
     prompt_set: the key in `vivace.models.prompts` of prompts that this model understands.
-    few_steps: LoRAs for inference in fewer steps, the usual one of each kind first.
+    few_steps: the usual LoRA of each kind first.
     scorer: the CLIP model that scores the images; None: any usual one that is available.
     """
 
@@ -136,7 +121,6 @@ class Entry(Spec):
 
 
 def few_steps_of(entry: Entry | None) -> tuple[FewSteps, ...]:
-    """Return the few-step LoRAs that are known for a model; none without an entry."""
     return () if entry is None else entry.few_steps
 
 

@@ -9,29 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import FLOW, Architecture, of_diffusers, of_transformers, rope
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    Family,
-    Handle,
-    Handles,
-    Note,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_latents,
-    input_of,
-    output_of,
-)
 from vivace.architectures.flux2 import FLUX2_VAE
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
 
 
-def _entering(transformer: Any, note: Note) -> Handle:
+def _entering(transformer: Any, note: family.Note) -> family.Handle:
     """Watch the tokens of the image and of the text, which the transformer joins, (batch, tokens, channels)."""
     image: list[Any] = []
 
@@ -40,21 +25,20 @@ def _entering(transformer: Any, note: Note) -> Handle:
 
         note(torch.cat([image.pop(), text], dim=1))
 
-    handles = output_of("x_embedder")(transformer, image.append), output_of("text_proj")(transformer, joined)
-    return Handles(handles)
+    handles = (
+        family.output_of("x_embedder")(transformer, image.append),
+        family.output_of("text_proj")(transformer, joined),
+    )
+    return family.Handles(handles)
 
 
-def _leaving(transformer: Any, note: Note) -> Handle:
-    return input_of("final_norm")(transformer, lambda tokens: note(tokens.transpose(0, 1)))
+def _leaving(transformer: Any, note: family.Note) -> family.Handle:
+    return family.input_of("final_norm")(transformer, lambda tokens: note(tokens.transpose(0, 1)))
 
 
-def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
+def _modulated(block: Any, tokens: Any, call: family.Arguments) -> Any:
     shift, scale = (vector[0][:, None] for vector in call[0][2][:2])  # the same for each token
     return block.adaLN_sa_ln(tokens) * (1 + scale) + shift
-
-
-def _patch(transformer: Any) -> int:
-    return int(transformer.config.patch_size)
 
 
 def _run_without_values(pipe: Any, _: int, __: int) -> None:
@@ -73,7 +57,7 @@ def _run_without_values(pipe: Any, _: int, __: int) -> None:
     pipe._pad_text = pad_text
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
     return [
         (r"time_embedding\.linear_1", SINUSOID),
@@ -118,7 +102,9 @@ _MINISTRAL_3B = of_transformers(
 _SAMPLER = of_diffusers(FLOW, shift=4.0, use_dynamic_shifting=False)
 
 
-def _publish(name: str, repo: str, title: str, labels: str, step_flop: int, **own: Any) -> PublishedModel:
+def _publish(
+    name: str, repo: str, title: str, labels: str, step_flop: int, **own: Any
+) -> family.PublishedModel:
     entry = Entry(
         name=name,
         licence="Apache-2.0",
@@ -129,7 +115,7 @@ def _publish(name: str, repo: str, title: str, labels: str, step_flop: int, **ow
     )
     parts = {"transformer": _TRANSFORMER, "vae": FLUX2_VAE, "text_encoder": _MINISTRAL_3B}
     architecture = Architecture.of(entry, parts, _SAMPLER, {"text_encoder": 512})
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 # Steps and guidance are the pipeline's defaults; of Turbo 8 steps, as its card says, and none.
@@ -158,36 +144,23 @@ _MODELS = (
     ),
 )
 
-ERNIE_IMAGE = Family(
+ERNIE_IMAGE = family.Family(
     name="ERNIE-Image",
     denoiser="ErnieImageTransformer2DModel",
-    pipelines=(
-        Pipeline(
-            "ErnieImagePipeline",
-            run_without_values=_run_without_values,
-        ),
-    ),
+    pipelines=(family.Pipeline("ErnieImagePipeline", run_without_values=_run_without_values),),
     models=_MODELS,
-    random_weights={"ErnieImageTransformer2DModel": RandomWeights(_gains)},
-    narrow={
-        "hidden_size": 128,
-        "num_attention_heads": 4,
-        "ffn_hidden_size": 256,
-        "text_in_dim": 64,
-        "rope_axes_dim": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 2},
+    random_weights={"ErnieImageTransformer2DModel": family.RandomWeights(_gains)},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("layers",),
         entering=_entering,
         leaving=_leaving,
         modulated=_modulated,
-        grid=grid_of_latents(_patch),
+        grid=family.grid_of_latents(family.patch_size),
         text=None,
         tokens_first=True,
     ),
-    doubled=BatchDoubling(off=1.0),
+    doubled=family.BatchDoubling(off=1.0),
     text_of_any_length=True,
     cells=lambda _: 2,
     fused="ernie_image",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from vivace.architectures.components import Architecture
 from vivace.architectures.entry import Entry
-from vivace.architectures.files import OriginalNames, SingleFiles
 from vivace.foundation.spec.task_names import Task
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Handle(Protocol):
-    """Ends a watch."""
-
     def remove(self) -> None: ...
 
 
@@ -111,14 +108,8 @@ class Blocks:
 
 @dataclass(frozen=True)
 class PublishedFit:
-    """What a step cache needs of a model, as it is published.
-
-    Attributes:
-        values: returns TeaCache's coefficients from the highest power down, or MagCache's ratios.
-        model: that it was measured on.
-        source: where it is published.
-        config: of the denoisers that it is for.
-    """
+    """What a step cache needs of a model, as it is published: TeaCache's coefficients from the highest power down, or
+    MagCache's ratios, the model that they were measured on, and the configuration of the denoisers they are for."""
 
     values: Callable[[], tuple[float, ...]]
     model: str
@@ -128,21 +119,16 @@ class PublishedFit:
 
 @dataclass(frozen=True)
 class BatchDoubling:
-    """Guidance as one call of a doubled batch.
-
-    Attributes:
-        off: at or below this guidance scale the batch is not doubled.
-    """
+    """Guidance as one call of a doubled batch; at or below the guidance scale `off` it is not doubled."""
 
     off: float = 1.0
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipeline of diffusers that draws with a family's weights as they are published.
+    """A pipeline of diffusers (its class) that draws with a family's weights as they are published.
 
     Attributes:
-        name: its class in diffusers.
         tasks: the pipelines that do its other tasks with the same weights; "edit" if its own is to edit an image.
         last_text_state: of a pipeline that reads of a language model nothing but the states behind some layers, the
             last of them: 27 is that behind 27 layers, -1 that behind all. None: it is not known what it reads.
@@ -179,14 +165,8 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class OwnDefaults:
-    """Steps and guidance of models that a value in their configuration tells from others of their class.
-
-    Attributes:
-        file: in the model's folder, e.g. "transformer/config.json".
-        key, value: what it says there.
-        steps, guidance: of these models.
-        max_text_length: tokens to which their call pads a prompt; None: as others.
-    """
+    """Steps, guidance and, if it is another, length of padded prompts of models that a value in their configuration
+    (`file` is "transformer/config.json", ...) tells from others of their class."""
 
     file: str
     key: str
@@ -201,7 +181,6 @@ class PublishedModel:
     """A model of the catalogue.
 
     Attributes:
-        entry: how its publishers run it, and where its weights are.
         architecture: its networks; None for the small ones that ship with vivace, which have files.
         title: what tables of others call it; "" if their operations are not counted.
         labels: a regular expression of such names. No other model's may fit, whatever the order.
@@ -217,7 +196,6 @@ class PublishedModel:
 
     @property
     def pixels(self) -> int:
-        """Of its own size."""
         return self.entry.height * self.entry.width
 
 
@@ -227,13 +205,8 @@ Rules = list[tuple[str, float]]
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """How a network is filled with random weights that keep its activations in the range of a trained one.
-
-    Attributes:
-        gains: of its layers, where they are not 1.
-        norms: mean weights of its norms, where they are not 1.
-        finish: changes weights once all are filled.
-    """
+    """How a network is filled with random weights that keep its activations in the range of a trained one: gains of its
+    layers and mean weights of its norms, where they are not 1; `finish` changes weights once all are filled."""
 
     gains: Callable[[Any], Rules]
     norms: Callable[[Any], Rules] = lambda _: []
@@ -242,13 +215,8 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class ControlNets:
-    """The ControlNets of a family.
-
-    Attributes:
-        name: their class in diffusers.
-        copy: its method that makes one of a denoiser.
-        arguments: further arguments of that method, from the denoiser.
-    """
+    """The ControlNets of a family: their class in diffusers, its method that makes one of a denoiser, and that method's
+    further arguments, from the denoiser."""
 
     name: str
     copy: str
@@ -257,19 +225,116 @@ class ControlNets:
 
 @dataclass(frozen=True)
 class DistilledFile:
-    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA. From their cards.
+    """How models are drawn that others distilled to few steps, for which the catalogue has no LoRA, by their cards.
 
-    Attributes:
-        of: the catalogue's name of the model that they are made of.
-        kind: of distillation, which the names of their files tell: "turbo", "dmd", ...
-        settings: those of `Entry` that differ.
-        named: how the names of their files begin, a regular expression; "" for any.
+    The names of their files tell the kind of distillation ("turbo", "dmd", ...), and begin as `named`, a regular
+    expression, says. `settings` are those of `Entry` that differ from the model's that they are made `of`.
     """
 
     of: str
     kind: str
     settings: Mapping[str, Any]
     named: str = ""
+
+
+# Of single files: by which tensors they are known, and what their authors call layers.
+Names = dict[str, tuple[str, ...]]
+Sizes = tuple[tuple[str, int, int], ...]
+"""Lengths of dimensions: the tensor, the dimension, the length."""
+UNET_PREFIX = "model.diffusion_model."
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """A VAE or text encoder in a file of a whole pipeline, by the prefix of its tensors' names; the pipeline may lack
+    the last layer, which is in the file."""
+
+    component: str
+    prefix: str
+    lacks_last: bool = False
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Tensors by which a file is known as one of a family, or as one that vivace does not read.
+
+    Attributes:
+        what: what such a file is; follows "FILE is ".
+        has: names of tensors, without their denoiser's prefix. A `*` at either end stands for anything.
+        sizes: of some of them.
+        entry: catalogue name of the model with the same configuration; None for a file that is refused. A model that
+            the catalogue lacks needs its configuration beside the file.
+        component: the only component that is read from the file; None for a whole pipeline.
+        parts: of a whole pipeline, all components but the denoiser.
+        tells_prediction: whether such a file may predict v instead of the noise, and says so.
+        advice: what to do with a file that is refused, in which {folder} and {supported} stand for what is said of any;
+            "" for that alone.
+        note: what is assumed.
+        notes_by_name: what is assumed if the file's name has a word.
+    """
+
+    what: str
+    has: tuple[str, ...]
+    sizes: Sizes = ()
+    entry: str | None = None
+    component: str | None = None
+    parts: tuple[FilePart, ...] = ()
+    tells_prediction: bool = False
+    advice: str = ""
+    note: str = ""
+    notes_by_name: Mapping[str, str] = field(default_factory=dict)
+
+
+def refuse(advice: str, *rows: tuple[str, tuple[str, ...]], sizes: Sizes = ()) -> tuple[Signature, ...]:
+    """Return signatures of files that are refused with the same advice."""
+    return tuple(Signature(what, has, sizes, advice=advice) for what, has in rows)
+
+
+@dataclass(frozen=True)
+class SingleFiles:
+    """The single files of a family.
+
+    Attributes:
+        signatures: the first that fits counts, so that those with the most tensors come first.
+        supported: names of the models whose files are read.
+        contains: names of families whose signatures its files fit too.
+        modules: beginnings of the names of the denoiser's tensors in a file without a prefix; () for all others'.
+        plain_prefixes, plain_sizes: those with which diffusers reads a file as it is; `is_plain_alone`: also without.
+        unused: tensors that files have and the authors' code does not use.
+    """
+
+    signatures: tuple[Signature, ...]
+    supported: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    plain_prefixes: tuple[str, ...] = ()
+    plain_sizes: Sizes = ()
+    is_plain_alone: bool = False
+    unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OriginalNames:
+    """What a denoiser's authors call its layers; many trainers of LoRAs keep these names.
+
+    Where the original has one layer for several of diffusers', its rows are theirs, one after the other.
+
+    Attributes:
+        layers: diffusers' layers, by the original name. `#` is a block's number.
+        of_layer: the original name of a layer of diffusers, or None, by the classes of all modules and the
+            configuration; for names that a table cannot list.
+        tensors: original names of tensors of no layer, by diffusers' names.
+        keeps_others: whether all other tensors have the same names in both.
+    """
+
+    layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    of_layer: Callable[[str, Mapping[str, str], Any], str | None] | None = None
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    keeps_others: bool = False
+
+
+def in_block(block: str, original: str, names: Names) -> Names:
+    return {f"{original}.{old}": tuple(f"{block}.{new}" for new in news) for old, news in names.items()}
 
 
 @dataclass(frozen=True)
@@ -282,8 +347,6 @@ class Family:
         pipelines: those that draw with it, each with what is known of it.
         models: those of the catalogue.
         random_weights: for its denoiser and what else no other family has, by class.
-        narrow: for tests, the denoiser's arguments with at most a tenth of its channels.
-        few_blocks: for tests, those with as few blocks as its kind allows.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
         doubled: how guidance doubles the batch; None if it does not.
@@ -313,8 +376,6 @@ class Family:
     pipelines: tuple[Pipeline, ...]
     models: tuple[PublishedModel, ...] = ()
     random_weights: Mapping[str, RandomWeights] = field(default_factory=dict)
-    narrow: Mapping[str, Any] = field(default_factory=dict)
-    few_blocks: Mapping[str, Any] = field(default_factory=dict)
     is_transformer: bool = True
     blocks: Blocks | None = None
     doubled: BatchDoubling | None = None
@@ -348,25 +409,17 @@ def move_to_meta(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def output_of(path: str) -> Watch:
-    """Watch what a module returns."""
-
     def watch(transformer: Any, note: Note) -> Handle:
-        handle: Handle = transformer.get_submodule(path).register_forward_hook(
-            lambda _, __, output: note(output)
-        )
-        return handle
+        module: Any = transformer.get_submodule(path)
+        return module.register_forward_hook(lambda _, __, output: note(output))  # type: ignore[no-any-return]
 
     return watch
 
 
 def input_of(path: str) -> Watch:
-    """Watch a module's first argument."""
-
     def watch(transformer: Any, note: Note) -> Handle:
-        handle: Handle = transformer.get_submodule(path).register_forward_pre_hook(
-            lambda _, args: note(args[0])
-        )
-        return handle
+        module: Any = transformer.get_submodule(path)
+        return module.register_forward_pre_hook(lambda _, args: note(args[0]))  # type: ignore[no-any-return]
 
     return watch
 
@@ -409,14 +462,17 @@ def grid_of_latents(patch: Callable[[Any], int]) -> Callable[[Any, Arguments], t
     return grid
 
 
+def modulated_by_time(block: Any, image: Any, call: Arguments) -> Any:
+    return block.norm1(image, emb=call[1]["temb"])[0]
+
+
+def patch_size(transformer: Any) -> int:
+    return int(transformer.config.patch_size)
+
+
 def grid_of_ids(_: Any, call: Arguments) -> tuple[int, int]:
-    """Return the grid of a transformer that takes the image's positions (tokens, 3 or 4): image, row, column.
-
-    Tokens of other images, which are given to be edited, come after its own.
-
-    Raises:
-        ValueError: the ids are not those of a whole image, row by row.
-    """
+    """Return the grid by the image's positions (tokens, 3 or 4): image, row, column; those of images to be edited come
+    after. ValueError where they are not a whole image's, row by row."""
     import torch
 
     ids_given = call[1]["img_ids"]

@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vivace.architectures.components import (
-    CLIP_L,
-    FLOW,
-    FLUX_VAE,
-    T5_XXL,
-    TAEF1,
-    Architecture,
-    ComponentConfig,
-    of_diffusers,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import (
     TAEF1_FILES,
     Embedded,
@@ -29,45 +20,15 @@ from vivace.architectures.entry import (
     StoredPart,
     embedded_entry,
 )
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    ControlNets,
-    DistilledFile,
-    Family,
-    OwnDefaults,
-    Pipeline,
-    PublishedFit,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import (
-    UNET_PREFIX,
-    FilePart,
-    Names,
-    OriginalNames,
-    Signature,
-    SingleFiles,
-    in_block,
-)
 from vivace.architectures.gains import double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     # Summed are time, guidance and the pooled text.
     return double_and_single(transformer, 3 if transformer.config.guidance_embeds else 2)
 
 
 def _of_controlnet(transformer: Any) -> dict[str, Any]:
-    """Return the size of published ControlNets, at most that of the transformer."""
     config = transformer.config
     return {
         "num_layers": min(4, config.num_layers),
@@ -77,10 +38,10 @@ def _of_controlnet(transformer: Any) -> dict[str, Any]:
     }
 
 
-_DEV = of_diffusers("FluxTransformer2DModel", guidance_embeds=True)
-_SCHNELL = of_diffusers("FluxTransformer2DModel", guidance_embeds=False)
-_DEV_SAMPLER = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
-_SCHNELL_SAMPLER = of_diffusers(FLOW, shift=1.0, use_dynamic_shifting=False)
+_DEV = components.of_diffusers("FluxTransformer2DModel", guidance_embeds=True)
+_SCHNELL = components.of_diffusers("FluxTransformer2DModel", guidance_embeds=False)
+_DEV_SAMPLER = components.of_diffusers(components.FLOW, shift=3.0, use_dynamic_shifting=True)
+_SCHNELL_SAMPLER = components.of_diffusers(components.FLOW, shift=1.0, use_dynamic_shifting=False)
 
 
 def _few_steps() -> tuple[FewSteps, ...]:
@@ -96,7 +57,7 @@ def _few_steps() -> tuple[FewSteps, ...]:
             steps=(steps,),
             scale=0.125,
             guidance_scale=3.5,
-            scheduler=SamplerEntry(class_name=FLOW),
+            scheduler=SamplerEntry(class_name=components.FLOW),
         )
         for steps in (8, 16)
     )
@@ -109,29 +70,34 @@ def _few_steps() -> tuple[FewSteps, ...]:
         ),
         steps=(8,),
         guidance_scale=3.5,
-        scheduler=SamplerEntry(class_name=FLOW),
+        scheduler=SamplerEntry(class_name=components.FLOW),
     )
     return (*hyper, turbo)
 
 
 def _publish(
     entry: Entry,
-    transformer: ComponentConfig,
-    sampler: ComponentConfig,
+    transformer: components.ComponentConfig,
+    sampler: components.ComponentConfig,
     title: str,
     labels: str,
     step_flop: int,
-) -> PublishedModel:
+) -> family.PublishedModel:
     text_length = entry.max_sequence_length
     assert text_length is not None
-    architecture = Architecture.of(
+    architecture = components.Architecture.of(
         entry,
-        {"transformer": transformer, "vae": FLUX_VAE, "text_encoder": CLIP_L, "text_encoder_2": T5_XXL},
+        {
+            "transformer": transformer,
+            "vae": components.FLUX_VAE,
+            "text_encoder": components.CLIP_L,
+            "text_encoder_2": components.T5_XXL,
+        },
         sampler,
         {"text_encoder": 77, "text_encoder_2": text_length},
-        TAEF1,
+        components.TAEF1,
     )
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _hub(repo: str, revision: str) -> Hub:
@@ -139,7 +105,7 @@ def _hub(repo: str, revision: str) -> Hub:
 
 
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-flux",
             summary="FLUX.1-dev's architecture, small: the same shapes, guidance distilled",
@@ -151,7 +117,7 @@ _MODELS = (
             max_sequence_length=32,
         )
     ),
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-flux-schnell",
             summary="FLUX.1-schnell's architecture, small: tiny-flux distilled to 4 steps",
@@ -240,14 +206,13 @@ def _ratios() -> tuple[float, ...]:
     return tuple(float(ratio) for ratio in FLUX_MAG_RATIOS)
 
 
-def _polynomial() -> tuple[float, ...]:
-    return 4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01
+_POLYNOMIAL = (4.98651651e02, -2.83781631e02, 5.58554382e01, -3.82021401e00, 2.64230861e-01)
 
 
 # The names in github.com/black-forest-labs/flux, and those of XLabs' LoRAs (github.com/XLabs-AI/x-flux).
 QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
 ADDED = ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")
-ATTENTION_NAMES: Names = {
+ATTENTION_NAMES: family.Names = {
     "img_attn.qkv": QKV,
     "txt_attn.qkv": ADDED,
     "img_attn.proj": ("attn.to_out.0",),
@@ -258,14 +223,14 @@ ATTENTION_NAMES: Names = {
     "txt_attn.norm.key_norm": ("attn.norm_added_k",),
 }
 
-OUTSIDE_NAMES: Names = {
+OUTSIDE_NAMES: family.Names = {
     "img_in": ("x_embedder",),
     "txt_in": ("context_embedder",),
     "final_layer.linear": ("proj_out",),
     "final_layer.adaLN_modulation.1": ("norm_out.linear",),
 }
-NAMES: Names = {
-    **in_block(
+NAMES: family.Names = {
+    **family.in_block(
         "transformer_blocks.#",
         "double_blocks.#",
         ATTENTION_NAMES
@@ -282,7 +247,7 @@ NAMES: Names = {
             "processor.proj_lora2": ("attn.to_add_out",),
         },
     ),
-    **in_block(
+    **family.in_block(
         "single_transformer_blocks.#",
         "single_blocks.#",
         {
@@ -306,9 +271,9 @@ _KEY_NORM = "double_blocks.0.img_attn.norm.key_norm.scale"
 _GUIDANCE = "guidance_in.in_layer.weight"
 _SIXTY_FOUR = (("img_in.weight", 1, 64),)
 _PARTS = (
-    FilePart("vae", "vae."),
-    FilePart("text_encoder", "text_encoders.clip_l.transformer."),
-    FilePart("text_encoder_2", "text_encoders.t5xxl.transformer."),
+    family.FilePart("vae", "vae."),
+    family.FilePart("text_encoder", "text_encoders.clip_l.transformer."),
+    family.FilePart("text_encoder_2", "text_encoders.t5xxl.transformer."),
 )
 _BUNDLE = ("text_encoders.clip_l.*", "text_encoders.t5xxl.*", "vae.*")
 _KONTEXT_BY_NAME = {
@@ -319,11 +284,11 @@ _NO_GUIDANCE = "no tensor takes a guidance scale: read as FLUX.1 [schnell], whic
 
 
 def _signatures(
-    *has: str, component: str | None = None, parts: tuple[FilePart, ...] = ()
-) -> tuple[Signature, ...]:
+    *has: str, component: str | None = None, parts: tuple[family.FilePart, ...] = ()
+) -> tuple[family.Signature, ...]:
     """Return those of [dev] and [schnell], by one of the blocks and the width of the input."""
     return (
-        Signature(
+        family.Signature(
             "FLUX.1 [dev]",
             (_KEY_NORM, _GUIDANCE, *has),
             _SIXTY_FOUR,
@@ -332,7 +297,7 @@ def _signatures(
             parts,
             notes_by_name=_KONTEXT_BY_NAME,
         ),
-        Signature(
+        family.Signature(
             "FLUX.1 [schnell]",
             (_KEY_NORM, *has),
             _SIXTY_FOUR,
@@ -344,21 +309,21 @@ def _signatures(
     )
 
 
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
         *_signatures(*_BUNDLE, parts=_PARTS),
         *_signatures(component="transformer"),
-        Signature(
+        family.Signature(
             "a FLUX.1 variant with inputs other than text: FLUX.1 Fill, whose input has an image and a mask",
             (_KEY_NORM,),
             (("img_in.weight", 1, 384),),
         ),
-        Signature(
+        family.Signature(
             "a FLUX.1 variant with inputs other than text: FLUX.1 Depth or Canny, whose input has a control image",
             (_KEY_NORM,),
             (("img_in.weight", 1, 128),),
         ),
-        Signature(
+        family.Signature(
             "a model with FLUX.1's blocks whose input (img_in.weight) is not FLUX.1's 64 channels, nor those of a "
             "variant that vivace knows: it is another model, or was written with other shapes",
             (_KEY_NORM, "img_in.weight"),
@@ -375,17 +340,17 @@ _FILES = SingleFiles(
         "guidance_in.",
         "final_layer.",
     ),
-    plain_prefixes=("", UNET_PREFIX),
+    plain_prefixes=("", family.UNET_PREFIX),
     plain_sizes=(("img_in.weight", 0, 3072),),
     is_plain_alone=True,
 )
 
 
-FLUX = Family(
+FLUX = family.Family(
     name="FLUX.1",
     denoiser="FluxTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "FluxPipeline",
             tasks={
                 "image": "FluxImg2ImgPipeline",
@@ -393,17 +358,19 @@ FLUX = Family(
                 "control": "FluxControlNetPipeline",
             },
             # FLUX.1 [schnell]
-            own_defaults=(OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),),
+            own_defaults=(
+                family.OwnDefaults("transformer/config.json", "guidance_embeds", False, 4, 0.0, 256),
+            ),
             max_text_length=512,
         ),
-        Pipeline(
+        family.Pipeline(
             "FluxKontextPipeline",
             tasks={"edit": "FluxKontextPipeline"},
             max_text_length=512,
         ),
     ),
     files=_FILES,
-    original=OriginalNames(NAMES),
+    original=family.OriginalNames(NAMES),
     lora_layers=(
         "img_mod_lin",
         "modulation_lin",
@@ -411,32 +378,26 @@ FLUX = Family(
         "single_blocks",
         "single_transformer_blocks",
     ),
-    distilled=(DistilledFile("flux-dev", "schnell", {"num_inference_steps": 4}),),
+    distilled=(family.DistilledFile("flux-dev", "schnell", {"num_inference_steps": 4}),),
     models=_MODELS,
-    random_weights={"FluxTransformer2DModel": RandomWeights(_gains)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 4,
-        "joint_attention_dim": 128,
-        "pooled_projection_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
-    blocks=Blocks(
+    random_weights={"FluxTransformer2DModel": family.RandomWeights(_gains)},
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_ids,
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_ids,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
     cache_fits={
-        "magcache": PublishedFit(_ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG),
-        "teacache": PublishedFit(
-            _polynomial, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
+        "magcache": family.PublishedFit(
+            _ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG
+        ),
+        "teacache": family.PublishedFit(
+            lambda: _POLYNOMIAL, "FLUX.1 [dev]", "published for FLUX.1 [dev] (TeaCache4FLUX)", _DEV_CONFIG
         ),
     },
-    controlnets=ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
+    controlnets=family.ControlNets("FluxControlNetModel", "from_transformer", _of_controlnet),
     fused="flux",
     divides_tokens=True,
 )

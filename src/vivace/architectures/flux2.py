@@ -9,36 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import (
-    FLOW,
-    KL,
-    QWEN3,
-    QWEN3_4B,
-    Architecture,
-    ComponentConfig,
-    of_diffusers,
-    of_transformers,
-    rope,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
 from vivace.architectures.flux import ATTENTION_NAMES, OUTSIDE_NAMES
 from vivace.architectures.gains import MODULATED, MODULATION, SILU, embedders, vae_gains
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     modulation = call[1]["temb_mod_img"]
     if modulation.ndim == 2:
         modulation = modulation.unsqueeze(1)
@@ -46,7 +23,7 @@ def _modulated(block: Any, image: Any, call: Arguments) -> Any:
     return (1 + scale) * block.norm1(image) + shift
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
     # The MLP's part of a single block's input to `to_out`; the attention's part is far smaller.
@@ -62,10 +39,12 @@ def _gains(transformer: Any) -> Rules:
 
 
 # Qwen/Qwen3-4B and Qwen3-8B, as text_encoder of FLUX.2 [klein] 4B and 9B.
-_QWEN3_4B = of_transformers("Qwen3ForCausalLM", **QWEN3_4B)
-_QWEN3_8B = of_transformers("Qwen3ForCausalLM", **QWEN3, hidden_size=4096, intermediate_size=12288)
+_QWEN3_4B = components.of_transformers("Qwen3ForCausalLM", **components.QWEN3_4B)
+_QWEN3_8B = components.of_transformers(
+    "Qwen3ForCausalLM", **components.QWEN3, hidden_size=4096, intermediate_size=12288
+)
 # mistralai/Mistral-Small-3.2-24B-Instruct-2506, as text_encoder of FLUX.2 [dev]; its vision tower is not called.
-MISTRAL_SMALL_24B = of_transformers(
+MISTRAL_SMALL_24B = components.of_transformers(
     "Mistral3ForConditionalGeneration",
     text_config={
         "model_type": "mistral",
@@ -79,17 +58,21 @@ MISTRAL_SMALL_24B = of_transformers(
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
-        "rope_parameters": rope(1_000_000_000.0),
+        "rope_parameters": components.rope(1_000_000_000.0),
     },
     vision_config={"model_type": "pixtral", "image_size": 1540, "patch_size": 14},
     tie_word_embeddings=False,
 )
 # black-forest-labs/FLUX.2-dev: 32 channels, normalised by running statistics where others have a scaling factor.
-FLUX2_VAE = of_diffusers("AutoencoderKLFlux2", **KL, sample_size=1024, latent_channels=32)
+FLUX2_VAE = components.of_diffusers(
+    "AutoencoderKLFlux2", **components.KL, sample_size=1024, latent_channels=32
+)
 # black-forest-labs/FLUX.2-dev: the class's default.
-FLUX2_DEV = of_diffusers("Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True)
+FLUX2_DEV = components.of_diffusers(
+    "Flux2Transformer2DModel", num_layers=8, num_single_layers=48, guidance_embeds=True
+)
 # black-forest-labs/FLUX.2-klein-4B and -9B: neither has a guidance input.
-FLUX2_KLEIN_4B = of_diffusers(
+FLUX2_KLEIN_4B = components.of_diffusers(
     "Flux2Transformer2DModel",
     num_layers=5,
     num_single_layers=20,
@@ -97,7 +80,7 @@ FLUX2_KLEIN_4B = of_diffusers(
     joint_attention_dim=7680,
     guidance_embeds=False,
 )
-FLUX2_KLEIN_9B = of_diffusers(
+FLUX2_KLEIN_9B = components.of_diffusers(
     "Flux2Transformer2DModel",
     num_layers=8,
     num_single_layers=24,
@@ -106,7 +89,7 @@ FLUX2_KLEIN_9B = of_diffusers(
     guidance_embeds=False,
 )
 # Its pipelines compute the shift themselves, from the number of tokens and of steps.
-_FLUX2_FLOW = of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True)
+_FLUX2_FLOW = components.of_diffusers(components.FLOW, shift=3.0, use_dynamic_shifting=True)
 
 
 # fal/FLUX.2-dev-Turbo: the sigmas that its card passes to the pipeline, and its guidance, an input of the model.
@@ -115,38 +98,34 @@ _TURBO = FewSteps(
     lora=StoredPart(repo="fal/FLUX.2-dev-Turbo", revision="main", files=("flux.2-turbo-lora.safetensors",)),
     steps=(8,),
     guidance_scale=2.5,
-    scheduler=SamplerEntry(class_name=FLOW),
+    scheduler=SamplerEntry(class_name=components.FLOW),
     call={"sigmas": [1.0, 0.6509, 0.4374, 0.2932, 0.1893, 0.1108, 0.0495, 0.00031]},
 )
 
 
 def _publish(
     entry: Entry,
-    transformer: ComponentConfig,
-    text_encoder: ComponentConfig,
+    transformer: components.ComponentConfig,
+    text_encoder: components.ComponentConfig,
     title: str,
     labels: str,
     step_flop: int,
     **arguments: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
-    architecture = Architecture.of(entry, parts, _FLUX2_FLOW, {"text_encoder": 512}, **arguments)
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    architecture = components.Architecture.of(entry, parts, _FLUX2_FLOW, {"text_encoder": 512}, **arguments)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _klein(
     size: str,
-    transformer: ComponentConfig,
-    text_encoder: ComponentConfig,
+    transformer: components.ComponentConfig,
+    text_encoder: components.ComponentConfig,
     step_flop: int,
     download_bytes: int,
     **own: Any,
-) -> tuple[PublishedModel, PublishedModel]:
-    """Return the distilled model and its base, which has the same networks.
-
-    Args:
-        step_flop: of the distilled one; the base calls its transformer twice in a step.
-    """
+) -> tuple[family.PublishedModel, family.PublishedModel]:
+    """Return the distilled model and its base, which has the same networks, and calls its transformer twice a step."""
     distilled = Entry(
         name=f"flux2-klein-{size.lower()}",
         summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
@@ -226,8 +205,8 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._unpack_latents_with_ids = unpack
 
 
-_NAMES: Names = {
-    **in_block(
+_NAMES: family.Names = {
+    **family.in_block(
         "transformer_blocks.#",
         "double_blocks.#",
         ATTENTION_NAMES
@@ -238,7 +217,7 @@ _NAMES: Names = {
             "txt_mlp.2": ("ff_context.linear_out",),
         },
     ),
-    **in_block(
+    **family.in_block(
         "single_transformer_blocks.#",
         "single_blocks.#",
         {
@@ -267,19 +246,21 @@ _SHARED = "single_stream_modulation.lin.weight"
 _HAS = (_SHARED, "double_blocks.0.img_attn.qkv.weight", "img_in.weight")
 
 
-def _signature(what: str, entry: str, width: int, *has: str, note: str = "") -> Signature:
+def _signature(what: str, entry: str, width: int, *has: str, note: str = "") -> family.Signature:
     sizes = (("img_in.weight", 0, width),)
-    return Signature(what, (*_HAS, *has), sizes, entry, "transformer", note=note)
+    return family.Signature(what, (*_HAS, *has), sizes, entry, "transformer", note=note)
 
 
 _DISTILLED = "no tensor says whether it is distilled: read as the one that draws in 4 steps"
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
         _signature("FLUX.2 [dev]", "flux2-dev", 6144, "guidance_in.in_layer.weight"),
         _signature("FLUX.2 [klein] 4B", "flux2-klein-4b", 3072, note=_DISTILLED),
         _signature("FLUX.2 [klein] 9B", "flux2-klein-9b", 4096, note=_DISTILLED),
-        Signature("FLUX.2 of a size that vivace does not know, or written with other shapes", (_SHARED,)),
-        Signature(
+        family.Signature(
+            "FLUX.2 of a size that vivace does not know, or written with other shapes", (_SHARED,)
+        ),
+        family.Signature(
             "FLUX.2 in diffusers' layout, without its VAE and text encoder",
             ("single_stream_modulation.linear.weight",),
         ),
@@ -289,22 +270,22 @@ _FILES = SingleFiles(
 )
 
 
-FLUX2 = Family(
+FLUX2 = family.Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "Flux2Pipeline",
             last_text_state=30,
             run_without_values=_run_without_values,
         ),
-        Pipeline(
+        family.Pipeline(
             "Flux2KleinPipeline",
             last_text_state=27,
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES),
+    original=family.OriginalNames(_NAMES),
     lora_layers=(
         "stream_modulation",
         "to_qkv_mlp_proj",
@@ -314,23 +295,16 @@ FLUX2 = Family(
     ),
     models=_MODELS,
     random_weights={
-        "Flux2Transformer2DModel": RandomWeights(_gains),
-        "AutoencoderKLFlux2": RandomWeights(vae_gains),
+        "Flux2Transformer2DModel": family.RandomWeights(_gains),
+        "AutoencoderKLFlux2": family.RandomWeights(vae_gains),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "axes_dims_rope": [8, 8, 8, 8],
-        "num_attention_heads": 2,
-        "joint_attention_dim": 192,
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
     not_by_diffusers="its single blocks return text and image as one tensor, its double blocks as two",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_ids,
+        grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
     fused="flux2",

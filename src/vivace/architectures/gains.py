@@ -50,11 +50,7 @@ def embedders(number: int) -> Rules:
 
 
 def double_and_single(transformer: Any, embedded: int) -> Rules:
-    """Gains of FLUX.1's blocks, each with modulations of its own, and of what is around them.
-
-    Args:
-        embedded: how many embeddings are summed.
-    """
+    """Gains of FLUX.1's blocks and of what is around them, such as a sum of `embedded` embeddings."""
     config = transformer.config
     # Each branch is multiplied by its gate.
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
@@ -82,15 +78,17 @@ def _language_model(encoder: Any) -> Rules:
     ]
 
 
+def root_of_moment(config: Any) -> float:
+    squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
+    return math.sqrt(sum(squares) / len(squares))
+
+
 def vae_gains(vae: Any) -> Rules:
     config = vae.config
     branches = {part: count(getattr(vae, part), "ResnetBlock2D") + 1 for part in ("encoder", "decoder")}
-    if config.get("latents_std") is not None:
-        squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
-        latents = math.sqrt(sum(squares) / len(squares))
-    else:
-        # FLUX.2's latents have running statistics instead, which are 0 and 1.
-        latents = 1 / config.get("scaling_factor", 1.0)
+    # FLUX.2's latents have running statistics instead, which are 0 and 1.
+    has_moments = config.get("latents_std") is not None
+    latents = root_of_moment(config) if has_moments else 1 / config.get("scaling_factor", 1.0)
     first = r"post_quant_conv" if config.use_post_quant_conv else r"decoder\.conv_in"
     return [
         (first, 1 / latents),
@@ -105,12 +103,9 @@ def vae_gains(vae: Any) -> Rules:
 
 
 def _qwen_vae(vae: Any) -> Rules:
-    config = vae.config
-    squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
-    latents = math.sqrt(sum(squares) / len(squares))
     branches = count(vae.decoder, "QwenImageResidualBlock") + 1
     return [
-        (r"^post_quant_conv", 1 / latents),
+        (r"^post_quant_conv", 1 / root_of_moment(vae.config)),
         (r"conv1\.", SILU * ONE_FRAME),
         (r"conv2\.", SILU * ONE_FRAME / math.sqrt(branches)),
         (r"attentions.*proj", 1 / math.sqrt(branches)),

@@ -10,23 +10,9 @@ import functools
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import FLOW, Architecture, of_diffusers, of_transformers
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Handle,
-    Handles,
-    Note,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    move_to_meta,
-    output_of,
-)
 from vivace.architectures.flux2 import FLUX2_VAE
 from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
 from vivace.architectures.qwen_image21 import QWEN3_VL_8B
@@ -35,7 +21,7 @@ _IMAGE = 2
 """What `indicator` says of the image's tokens."""
 
 
-def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
+def _modulated(block: Any, tokens: Any, call: family.Arguments) -> Any:
     scale = block.adaln_modulation(call[0][3]).chunk(4, dim=-1)[0]
     return block.attention_norm1(tokens) * (1.0 + scale)
 
@@ -55,29 +41,29 @@ class _ImageTokens:
             self.number = whole if indicator.is_meta else int((indicator[0] == _IMAGE).sum())
 
 
-def _entering(transformer: Any, note: Note) -> Handle:
+def _entering(transformer: Any, note: family.Note) -> family.Handle:
     """Watch the image's tokens, to which an embedding of what they are is added last."""
     count, latents = _ImageTokens(), list[Any]()
 
     def embedded(kinds: Any) -> None:
         note((latents.pop() + kinds)[:, -count.number :])
 
-    return Handles(
+    return family.Handles(
         (
             transformer.register_forward_pre_hook(count, with_kwargs=True),
-            output_of("input_proj")(transformer, latents.append),
-            output_of("embed_image_indicator")(transformer, embedded),
+            family.output_of("input_proj")(transformer, latents.append),
+            family.output_of("embed_image_indicator")(transformer, embedded),
         )
     )
 
 
-def _leaving(transformer: Any, note: Note) -> Handle:
+def _leaving(transformer: Any, note: family.Note) -> family.Handle:
     count = _ImageTokens()
-    last = input_of("final_layer")(transformer, lambda tokens: note(tokens[:, -count.number :]))
-    return Handles((transformer.register_forward_pre_hook(count, with_kwargs=True), last))
+    last = family.input_of("final_layer")(transformer, lambda tokens: note(tokens[:, -count.number :]))
+    return family.Handles((transformer.register_forward_pre_hook(count, with_kwargs=True), last))
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     positions = call[1]["position_ids"][0][call[1]["indicator"][0] == _IMAGE]
     rows, columns = (int(positions[:, axis].max() - positions[:, axis].min()) + 1 for axis in (1, 2))
     return rows, columns
@@ -94,8 +80,7 @@ def _angles(channels: int, ids: Any) -> tuple[Any, Any]:
 
 
 def _run_without_values(pipe: Any, _: int, __: int) -> None:
-    """Read the language model's states by its own call, where the pipeline asks its mask what is masked, and make the
-    sigmas on the CPU."""
+    """Read the language model's states by its own call, and make the sigmas on the CPU: no values are read then."""
     from diffusers.pipelines.ideogram4 import pipeline_ideogram4 as pipeline
 
     def states(encoder: Any, ids: Any, *_: Any) -> list[Any]:
@@ -106,14 +91,14 @@ def _run_without_values(pipe: Any, _: int, __: int) -> None:
     if not hasattr(pipeline._logit_normal_sigmas, "func"):
         pipeline._logit_normal_sigmas = functools.partial(_sigmas, pipeline._logit_normal_sigmas)
     pipe._get_text_encoder_hidden_states = states
-    pipe.unconditional_transformer.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    pipe.unconditional_transformer.register_forward_pre_hook(family.move_to_meta, with_kwargs=True)
     for transformer in (pipe.transformer, pipe.unconditional_transformer):
         # Within autocast, which takes no meta device.
         positions = transformer.rotary_emb
         positions.forward = functools.partial(_angles, positions.head_dim)
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     scaled = SCALED**-0.5
     return [
         (r"input_proj|llm_cond_proj|embed_image_indicator", 1.0),
@@ -128,7 +113,7 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _norms(transformer: Any) -> Rules:
+def _norms(transformer: Any) -> family.Rules:
     """Its branches end with a norm."""
     return [(r"(attention|ffn)_norm2", 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers)))]
 
@@ -159,11 +144,11 @@ _ENTRY = Entry(
     max_sequence_length=2048,
 )
 
-IDEOGRAM4 = Family(
+IDEOGRAM4 = family.Family(
     name="Ideogram 4",
     denoiser="Ideogram4Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "Ideogram4Pipeline",
             last_text_state=36,
             max_text_length=2048,
@@ -171,7 +156,7 @@ IDEOGRAM4 = Family(
         ),
     ),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
             Architecture.of(_ENTRY, _PARTS, of_diffusers(FLOW), {"text_encoder": 2048}),
             title="Ideogram 4",
@@ -180,18 +165,9 @@ IDEOGRAM4 = Family(
             step_flop=541_364_720_762_880,
         ),
     ),
-    random_weights={"Ideogram4Transformer2DModel": RandomWeights(_gains, _norms)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "intermediate_size": 128,
-        "adaln_dim": 32,
-        "llm_features_dim": 13 * 64,
-        "mrope_section": [6, 5, 5],
-    },
-    few_blocks={"num_layers": 2},
+    random_weights={"Ideogram4Transformer2DModel": family.RandomWeights(_gains, _norms)},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("layers",),
         entering=_entering,
         leaving=_leaving,

@@ -9,44 +9,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import (
-    FLOW,
-    QWEN3_4B,
-    QWEN_IMAGE_VAE,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-    rope,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
-def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
+def _modulated(block: Any, tokens: Any, call: family.Arguments) -> Any:
     shared = call[0][1]
     modulation = shared.unflatten(-1, (6, -1)) + block.scale_shift_table
     scale, shift = modulation.unbind(-2)[:2]
     return (1.0 + scale) * block.norm1(tokens) + shift
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
-    """Return the grid; its last token is that of the last row and column.
-
-    Raises:
-        ValueError: the positions are not those of a whole image.
-    """
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
+    """Return the grid; its last token is that of the last row and column. ValueError where they are no image's."""
     kwargs = call[1]
     rows, columns = (int(place) + 1 for place in kwargs["position_ids"][-1, 1:])
     count = kwargs["hidden_states"].shape[1]
@@ -55,7 +31,7 @@ def _grid(_: Any, call: Arguments) -> tuple[int, int]:
     return rows, columns
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     fusing = 1 / math.sqrt(2 * (config.num_layerwise_text_blocks + config.num_refiner_text_blocks))
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers))
@@ -73,19 +49,19 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _norms(_: Any) -> Rules:
+def _norms(_: Any) -> family.Rules:
     """All of its norms add 1 to their weight."""
     return [(r"norm", 0.0)]
 
 
 # Qwen/Qwen3-VL-4B-Instruct without its head, as text_encoder of Krea 2, which does not call its vision tower.
-QWEN3_VL_4B_BODY = of_transformers(
+QWEN3_VL_4B_BODY = components.of_transformers(
     "Qwen3VLModel",
     text_config={
         "model_type": "qwen3_vl_text",
-        **QWEN3_4B,
+        **components.QWEN3_4B,
         "max_position_embeddings": 262144,
-        "rope_parameters": rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+        "rope_parameters": components.rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
     },
     vision_config={
         "model_type": "qwen3_vl_vision",
@@ -98,12 +74,14 @@ QWEN3_VL_4B_BODY = of_transformers(
     tie_word_embeddings=True,
 )
 # krea/Krea-2-Raw and Krea-2-Turbo: the class's default.
-_KREA2 = of_diffusers("Krea2Transformer2DModel", num_layers=28)
+_KREA2 = components.of_diffusers("Krea2Transformer2DModel", num_layers=28)
 # Its pipeline computes the shift from the number of tokens; of Krea 2 Turbo it is 1.15.
-_KREA2_FLOW = of_diffusers(FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
+_KREA2_FLOW = components.of_diffusers(components.FLOW, use_dynamic_shifting=True, max_image_seq_len=6400)
 
 
-def _publish(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **own: Any) -> PublishedModel:
+def _publish(
+    kind: str, labels: str, step_flop: int, *, is_distilled: bool, **own: Any
+) -> family.PublishedModel:
     entry = Entry(
         name=f"krea-2-{kind.lower()}",
         licence="Krea 2 Community",
@@ -113,11 +91,11 @@ def _publish(kind: str, labels: str, step_flop: int, *, is_distilled: bool, **ow
         max_sequence_length=512,
         **own,
     )
-    parts = {"transformer": _KREA2, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
-    architecture = Architecture.of(
+    parts = {"transformer": _KREA2, "vae": components.QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
+    architecture = components.Architecture.of(
         entry, parts, _KREA2_FLOW, {"text_encoder": 512}, is_distilled=is_distilled
     )
-    return PublishedModel(entry, architecture, f"Krea 2 {kind}", labels, step_flop)
+    return family.PublishedModel(entry, architecture, f"Krea 2 {kind}", labels, step_flop)
 
 
 # Steps and guidance of both from diffusers' documentation; the card of the second is quoted with 52 steps and guidance
@@ -146,32 +124,20 @@ _MODELS = (
     ),
 )
 
-KREA2 = Family(
+KREA2 = family.Family(
     name="Krea 2",
     denoiser="Krea2Transformer2DModel",
-    pipelines=(Pipeline("Krea2Pipeline"),),
-    files=SingleFiles((Signature("Krea 2", ("txtfusion.projector.weight",)),)),
+    pipelines=(family.Pipeline("Krea2Pipeline"),),
+    files=family.SingleFiles((family.Signature("Krea 2", ("txtfusion.projector.weight",)),)),
     models=_MODELS,
     random_weights={
-        "Krea2Transformer2DModel": RandomWeights(_gains, _norms),
+        "Krea2Transformer2DModel": family.RandomWeights(_gains, _norms),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 256,
-        "axes_dims_rope": [8, 12, 12],
-        "text_hidden_dim": 64,
-        "text_num_attention_heads": 4,
-        "text_num_key_value_heads": 4,
-        "text_intermediate_size": 128,
-    },
-    few_blocks={"num_layers": 2, "num_layerwise_text_blocks": 1, "num_refiner_text_blocks": 1},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("img_in"),
-        leaving=input_of("final_layer"),
+        entering=family.output_of("img_in"),
+        leaving=family.input_of("final_layer"),
         modulated=_modulated,
         grid=_grid,
         text=None,

@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import FLOW, FLUX_VAE, TAEF1, Architecture, of_diffusers
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    output_of,
-)
 from vivace.architectures.gains import double_and_single
 from vivace.architectures.qwen_image import QWEN25_VL_7B
 
@@ -28,16 +18,8 @@ _IMAGE = 1
 """The first of the three positions of the image's tokens; of the text's it is 0, of an image to be edited 2."""
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
-    """Return the grid, whose positions begin behind the text's.
-
-    Raises:
-        ValueError: the positions are not those of a whole image.
-    """
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
+    """Return the grid, whose positions begin behind the text's; ValueError where they are no whole image's."""
     ids = call[1]["img_ids"]
     own = ids[ids[:, 0] == _IMAGE][:, 1:].long()
     rows, columns = (int(own[:, axis].max() - own[:, axis].min()) + 1 for axis in (0, 1))
@@ -46,7 +28,7 @@ def _grid(_: Any, call: Arguments) -> tuple[int, int]:
     return rows, columns
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     return double_and_single(transformer, embedded=1)
 
 
@@ -68,17 +50,12 @@ _ENTRY = Entry(
 )
 _PARTS = {"transformer": _TRANSFORMER, "vae": FLUX_VAE, "text_encoder": QWEN25_VL_7B}
 
-LONGCAT_IMAGE = Family(
+LONGCAT_IMAGE = family.Family(
     name="LongCat-Image",
     denoiser="LongCatImageTransformer2DModel",
-    pipelines=(
-        Pipeline(
-            "LongCatImagePipeline",
-            last_text_state=-1,
-        ),
-    ),
+    pipelines=(family.Pipeline("LongCatImagePipeline", last_text_state=-1),),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
             Architecture.of(_ENTRY, _PARTS, _SAMPLER, {"text_encoder": 512}, TAEF1),
             title="LongCat-Image",
@@ -86,21 +63,13 @@ LONGCAT_IMAGE = Family(
             step_flop=78_311_681_163_264,
         ),
     ),
-    random_weights={"LongCatImageTransformer2DModel": RandomWeights(_gains)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "pooled_projection_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
+    random_weights={"LongCatImageTransformer2DModel": family.RandomWeights(_gains)},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
         grid=_grid,
     ),
     fused="longcat_image",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vivace.architectures.files import Signature, refuse
+from vivace.architectures.family import Signature, refuse
 
 OTHER_NAMES = (
     r"\bsd(?![a-z])|xl\b|diffusion|qwen|pixart|hunyuan|lumina|kolors|klein|chroma|hidream|pony|playground|kandinsky"

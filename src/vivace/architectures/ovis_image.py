@@ -9,36 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import (
-    FLOW,
-    FLUX_VAE,
-    QWEN3,
-    TAEF1,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_ids,
-    input_of,
-    output_of,
-)
 from vivace.architectures.gains import MODULATION, SILU, double_and_single
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     last = 1 / (MODULATION * math.sqrt(2 * config.num_layers + config.num_single_layers))
     # Behind SwiGLU; the rest is FLUX.1's.
@@ -51,11 +27,11 @@ def _gains(transformer: Any) -> Rules:
 
 # AIDC-AI/Ovis-Image-7B: the class's default. Its text encoder is Ovis 2.5 2B's, Qwen3 1.7B.
 _PARTS = {
-    "transformer": of_diffusers("OvisImageTransformer2DModel", num_layers=6, num_single_layers=27),
-    "vae": FLUX_VAE,
-    "text_encoder": of_transformers(
+    "transformer": components.of_diffusers("OvisImageTransformer2DModel", num_layers=6, num_single_layers=27),
+    "vae": components.FLUX_VAE,
+    "text_encoder": components.of_transformers(
         "Qwen3Model",
-        **QWEN3
+        **components.QWEN3
         | {
             "num_hidden_layers": 28,
             "num_attention_heads": 16,
@@ -79,39 +55,32 @@ _ENTRY = Entry(
     arguments={"negative_prompt": ""},
 )
 
-OVIS_IMAGE = Family(
+OVIS_IMAGE = family.Family(
     name="Ovis-Image",
     denoiser="OvisImageTransformer2DModel",
-    pipelines=(Pipeline("OvisImagePipeline", max_text_length=256),),
+    pipelines=(family.Pipeline("OvisImagePipeline", max_text_length=256),),
     models=(
-        PublishedModel(
+        family.PublishedModel(
             _ENTRY,
-            Architecture.of(
+            components.Architecture.of(
                 _ENTRY,
                 _PARTS,
-                of_diffusers(FLOW, shift=3.0, use_dynamic_shifting=True),
+                components.of_diffusers(components.FLOW, shift=3.0, use_dynamic_shifting=True),
                 {"text_encoder": 284},
-                TAEF1,
+                components.TAEF1,
             ),
             title="Ovis-Image",
             labels=r"ovis[ _-]?image",
             step_flop=102_120_350_023_680,
         ),
     ),
-    random_weights={"OvisImageTransformer2DModel": RandomWeights(_gains)},
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 1, "num_single_layers": 2},
+    random_weights={"OvisImageTransformer2DModel": family.RandomWeights(_gains)},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks", "single_transformer_blocks"),
-        entering=output_of("x_embedder"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_ids,
+        entering=family.output_of("x_embedder"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_ids,
     ),
 )

@@ -12,43 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures.components import (
-    FLOW,
-    QWEN_IMAGE_VAE,
-    Architecture,
-    ComponentConfig,
-    of_diffusers,
-    of_transformers,
-    reconfigure,
-    rope,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    move_to_meta,
-    output_of,
-)
-from vivace.architectures.files import OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 if TYPE_CHECKING:
     import torch
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     kwargs = call[1]
     first, _ = block.img_mod(kwargs["temb"]).chunk(2, dim=-1)
     return block._modulate(block.img_norm1(image), first, kwargs.get("modulate_index"))[0]
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     """Return the grid; images to be edited come after the generated one."""
     _, rows, columns = call[1]["img_shapes"][0][0]
     return rows, columns
@@ -60,7 +38,7 @@ def _not_captured(transformer: Any) -> str:
     return "its transformer copies from the host which tokens are the sources'" if copies else ""
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     last = 1 / (MODULATION * math.sqrt(2 * transformer.config.num_layers))
     return [
         *embedders(1),
@@ -73,7 +51,7 @@ def _gains(transformer: Any) -> Rules:
 
 # Qwen/Qwen2.5-VL-7B-Instruct, as text_encoder of Qwen-Image, which loads its vision tower and does not call it, and of
 # Qwen-Image-Edit, which does. The rest of the tower's configuration is the class's default.
-QWEN25_VL_7B = of_transformers(
+QWEN25_VL_7B = components.of_transformers(
     "Qwen2_5_VLForConditionalGeneration",
     text_config={
         "model_type": "qwen2_5_vl_text",
@@ -86,16 +64,16 @@ QWEN25_VL_7B = of_transformers(
         "max_position_embeddings": 128000,
         "rms_norm_eps": 1e-6,
         "max_window_layers": 28,
-        "rope_parameters": rope(1_000_000.0) | {"mrope_section": [16, 24, 24]},
+        "rope_parameters": components.rope(1_000_000.0) | {"mrope_section": [16, 24, 24]},
     },
     vision_config={"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
 )
 # Qwen/Qwen-Image: the class's default.
-_QWEN_IMAGE = of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
+_QWEN_IMAGE = components.of_diffusers("QwenImageTransformer2DModel", num_layers=60, out_channels=16)
 # Qwen/Qwen-Image-Edit-2511: the tokens of its sources are modulated by a timestep of 0.
-_EDIT_2511 = reconfigure(_QWEN_IMAGE, zero_cond_t=True)
-QWEN_FLOW = of_diffusers(
-    FLOW, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+_EDIT_2511 = components.reconfigure(_QWEN_IMAGE, zero_cond_t=True)
+QWEN_FLOW = components.of_diffusers(
+    components.FLOW, use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
 )
 
 
@@ -105,12 +83,12 @@ def _publish(
     title: str,
     labels: str,
     step_flop: int,
-    transformer: ComponentConfig = _QWEN_IMAGE,
+    transformer: components.ComponentConfig = _QWEN_IMAGE,
     *,
     pipeline: str = "QwenImagePipeline",
     steps: int = 50,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     entry = Entry(
         name=name,
         licence="Apache-2.0",
@@ -123,16 +101,13 @@ def _publish(
         arguments={"true_cfg_scale": 4.0, "negative_prompt": " "},
         **own,
     )
-    parts = {"transformer": transformer, "vae": QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
-    architecture = Architecture.of(entry, parts, QWEN_FLOW, {"text_encoder": 1024})
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    parts = {"transformer": transformer, "vae": components.QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
+    architecture = components.Architecture.of(entry, parts, QWEN_FLOW, {"text_encoder": 1024})
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
-    """LoRAs of ModelTC's Qwen-Image-Lightning, by steps: distilled without guidance, at a shift of 3 for every size.
-
-    The sampler is that of its generate_with_diffusers.py.
-    """
+    """LoRAs of ModelTC's Qwen-Image-Lightning, with the sampler of its generate_with_diffusers.py: a shift of 3."""
     shift = math.log(3)
     sampler = {
         "base_image_seq_len": 256,
@@ -150,7 +125,7 @@ def _lightning(repo: str, files: dict[int, str]) -> tuple[FewSteps, ...]:
             lora=StoredPart(repo=f"lightx2v/{repo}", revision="main", files=(file,)),
             steps=(steps,),
             guidance_scale=1.0,
-            scheduler=SamplerEntry(class_name=FLOW, overrides=sampler),
+            scheduler=SamplerEntry(class_name=components.FLOW, overrides=sampler),
             call={"true_cfg_scale": 1.0},
         )
         for steps, file in files.items()
@@ -282,7 +257,7 @@ def _seeing(encoder: Any) -> Iterator[None]:
 
     model = encoder.model
     model.get_placeholder_mask = mask
-    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(move_to_meta, with_kwargs=True)
+    positions = model.visual.rotary_pos_emb.register_forward_pre_hook(family.move_to_meta, with_kwargs=True)
     try:
         yield
     finally:
@@ -299,15 +274,15 @@ def _edit_without_values(pipe: Any, height: int, width: int) -> None:
 
 
 _HAS = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight")
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature(
+        family.Signature(
             "Qwen-Image-Edit-2511, which edits images", (*_HAS, "img_in.weight", "__index_timestep_zero__")
         ),
-        Signature(
+        family.Signature(
             "Qwen-Image-Layered", (*_HAS, "img_in.weight", "time_text_embed.addition_t_embedding.weight")
         ),
-        Signature(
+        family.Signature(
             "Qwen-Image",
             (*_HAS, "img_in.weight"),
             (("img_in.weight", 0, 3072),),
@@ -318,8 +293,8 @@ _FILES = SingleFiles(
                 "without a source image; to edit images give it as a folder in diffusers' format"
             },
         ),
-        Signature("Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder", _HAS),
-        Signature(
+        family.Signature("Qwen-Image or Qwen-Image-Edit, without its VAE and text encoder", _HAS),
+        family.Signature(
             "Qwen-Image or Qwen-Image-Edit of a size that vivace does not know, or written with other shapes",
             ("txt_norm.weight", "transformer_blocks.0.*", "img_in.weight"),
         ),
@@ -328,24 +303,24 @@ _FILES = SingleFiles(
 )
 
 
-QWEN_IMAGE = Family(
+QWEN_IMAGE = family.Family(
     name="Qwen-Image",
     denoiser="QwenImageTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "QwenImagePipeline",
             tasks={"image": "QwenImageImg2ImgPipeline", "inpaint": "QwenImageInpaintPipeline"},
             last_text_state=-1,
             run_without_values=_run_without_values,
         ),
-        Pipeline(
+        family.Pipeline(
             "QwenImageEditPipeline",
             tasks={"edit": "QwenImageEditPipeline"},
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
         ),
-        Pipeline(
+        family.Pipeline(
             "QwenImageEditPlusPipeline",
             tasks={"edit": "QwenImageEditPlusPipeline"},
             last_text_state=-1,
@@ -356,23 +331,16 @@ QWEN_IMAGE = Family(
         ),
     ),
     files=_FILES,
-    original=OriginalNames(keeps_others=True),
+    original=family.OriginalNames(keeps_others=True),
     lora_layers=("img_mod_1",),
     models=_MODELS,
     random_weights={
-        "QwenImageTransformer2DModel": RandomWeights(_gains),
+        "QwenImageTransformer2DModel": family.RandomWeights(_gains),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "joint_attention_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 2},
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("img_in"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("img_in"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
         grid=_grid,
         added_between=("controlnet_block_samples",),

@@ -13,38 +13,34 @@ import functools
 import math
 from typing import Any
 
-from vivace.architectures.components import FLOW, QWEN3, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures import components, family
 from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    Blocks,
-    Family,
-    Handle,
-    Handles,
-    Note,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
+from vivace.architectures.gains import (
+    GELU,
+    MODULATION,
+    SCALED,
+    SILU,
+    THROUGH_TANH,
+    count,
+    embedders,
+    root_of_moment,
 )
-from vivace.architectures.files import Signature, SingleFiles
-from vivace.architectures.gains import GELU, MODULATION, SCALED, SILU, THROUGH_TANH, count, embedders
 from vivace.architectures.qwen_image import QWEN_FLOW
 
 
-def _modulated(block: Any, tokens: Any, call: Arguments) -> Any:
+def _modulated(block: Any, tokens: Any, call: family.Arguments) -> Any:
     kwargs = call[1]
     first, _ = kwargs["modulation"].chunk(2, dim=-1)
     return block._modulate(block.img_norm1(tokens), first, kwargs["target_token_mask"])[0]
 
 
-def _image_starts_at(call: Arguments) -> int:
+def _image_starts_at(call: family.Arguments) -> int:
     """Return where the image starts: behind the tokens whose keys and values the first step keeps."""
     kept = call[1]["cache_write_slice"]
     return 0 if kept is None else int(kept.stop)
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     """Return the grid; images to be edited come before the generated one."""
     _, rows, columns = call[1]["img_shapes"][0][-1]
     return rows, columns
@@ -61,20 +57,20 @@ class _Image:
         self.count = math.prod(args[0][-1])
 
 
-def _entering(transformer: Any, note: Note) -> Handle:
+def _entering(transformer: Any, note: family.Note) -> family.Handle:
     embedded: list[Any] = []
     hook = transformer.img_in.register_forward_hook(lambda _, __, output: embedded.append(output))
 
     def enters(_: Any, args: tuple[Any, ...]) -> None:
         note(embedded.pop()[:, -math.prod(args[0][-1]) :])
 
-    return Handles((hook, transformer.pos_embed.register_forward_pre_hook(enters)))
+    return family.Handles((hook, transformer.pos_embed.register_forward_pre_hook(enters)))
 
 
-def _leaving(transformer: Any, note: Note) -> Handle:
+def _leaving(transformer: Any, note: family.Note) -> family.Handle:
     image = _Image(transformer)
     hook = transformer.norm_out.register_forward_pre_hook(lambda _, args: note(args[0][:, -image.count :]))
-    return Handles((image.hook, hook))
+    return family.Handles((image.hook, hook))
 
 
 def _not_captured(transformer: Any) -> str:
@@ -84,7 +80,7 @@ def _not_captured(transformer: Any) -> str:
     return "its transformer reads back from the GPU where the image's tokens are"
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     last = 1 / (THROUGH_TANH * math.sqrt(2 * transformer.config.num_layers))
     return [
         *embedders(1),
@@ -96,18 +92,16 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _norms(_: Any) -> Rules:
+def _norms(_: Any) -> family.Rules:
     """The norm of its text adds 1 to its weight."""
     return [(r"text_norm", 0.0)]
 
 
-def _vae_gains(vae: Any) -> Rules:
+def _vae_gains(vae: Any) -> family.Rules:
     """Qwen-Image's with convolutions of one frame. Each stage adds its input to its output, which ends in a norm."""
-    config = vae.config
-    squares = [s**2 + m**2 for s, m in zip(config.latents_std, config.latents_mean, strict=True)]
     branches = count(vae.decoder, "QwenImage21ResidualBlock") + 1
     return [
-        (r"^post_quant_conv", math.sqrt(len(squares) / sum(squares))),
+        (r"^post_quant_conv", 1 / root_of_moment(vae.config)),
         (r"conv1\.", SILU),
         (r"conv2\.", SILU / math.sqrt(branches)),
         (r"attentions.*proj", 1 / math.sqrt(branches)),
@@ -117,22 +111,22 @@ def _vae_gains(vae: Any) -> Rules:
 
 # Qwen/Qwen3-VL-8B-Instruct, as text_encoder of Qwen-Image-2.1, which draws from text without its vision tower. The rest
 # of the tower's configuration is the class's default.
-QWEN3_VL_8B = of_transformers(
+QWEN3_VL_8B = components.of_transformers(
     "Qwen3VLForConditionalGeneration",
     text_config={
         "model_type": "qwen3_vl_text",
-        **QWEN3,
+        **components.QWEN3,
         "hidden_size": 4096,
         "intermediate_size": 12288,
         "max_position_embeddings": 262144,
-        "rope_parameters": rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
+        "rope_parameters": components.rope(5_000_000.0) | {"mrope_section": [24, 20, 20]},
     },
     vision_config={"model_type": "qwen3_vl_vision", "hidden_size": 1152, "out_hidden_size": 4096},
 )
 # Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
-_VAE = of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
+_VAE = components.of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
 # Qwen/Qwen-Image-2.1: the class's default.
-_QWEN_IMAGE21 = of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
+_QWEN_IMAGE21 = components.of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 
 # Steps, and no guidance, are the defaults of its pipeline, which diffusers' documentation calls Qwen's values. The
 # licence is that of the model's page; the download is counted from the parameters, the VAE's in fp32.
@@ -157,15 +151,15 @@ _ENTRY = Entry(
             ),
             steps=(4,),
             guidance_scale=1.0,
-            scheduler=SamplerEntry(class_name=FLOW, overrides={"shift_terminal": None}),
+            scheduler=SamplerEntry(class_name=components.FLOW, overrides={"shift_terminal": None}),
         ),
     ),
 )
 _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B}
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         _ENTRY,
-        Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
+        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
         title="Qwen-Image 2.1",
         labels=r"qwen[ _-]?image[ _-]?2\.1(?!.*turbo)",
         step_flop=66_003_600_356_147,
@@ -199,32 +193,25 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe.transformer.register_forward_pre_hook(_with_image_last, with_kwargs=True)
 
 
-QWEN_IMAGE21 = Family(
+QWEN_IMAGE21 = family.Family(
     name="Qwen-Image 2.1",
     denoiser="QwenImage21Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "QwenImage21Pipeline",
             last_text_state=-1,
             packages=("torchvision",),
             run_without_values=_run_without_values,
         ),
     ),
-    files=SingleFiles((Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
+    files=family.SingleFiles((family.Signature("Qwen-Image 2.1", ("txt_in.text_norm.weight",)),)),
     models=_MODELS,
     random_weights={
-        "QwenImage21Transformer2DModel": RandomWeights(_gains, _norms),
-        "AutoencoderKLQwenImage21": RandomWeights(_vae_gains),
+        "QwenImage21Transformer2DModel": family.RandomWeights(_gains, _norms),
+        "AutoencoderKLQwenImage21": family.RandomWeights(_vae_gains),
     },
-    narrow={
-        "attention_head_dim": 32,
-        "num_attention_heads": 2,
-        "context_in_dim": 64,
-        "axes_dims_rope": [8, 12, 12],
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it does not know what they return",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
         entering=_entering,
         leaving=_leaving,

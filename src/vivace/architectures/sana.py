@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vivace.architectures import family
 from vivace.architectures.components import (
     Architecture,
     ComponentConfig,
@@ -16,35 +17,17 @@ from vivace.architectures.components import (
     reconfigure,
 )
 from vivace.architectures.entry import Entry, Hub
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_latents,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Signature, SingleFiles
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, RELU, SILU, count, embedders
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     timestep = call[0][4]  # after the tokens, their mask, the text and its mask
     modulation = block.scale_shift_table[None] + timestep.reshape(image.shape[0], 6, -1)
     shift, scale = modulation.chunk(6, dim=1)[:2]
     return block.norm1(image) * (1 + scale) + shift
 
 
-def _patch(transformer: Any) -> int:
-    return int(transformer.config.patch_size)
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     branches = 3 * transformer.config.num_layers
     last = 1 / (MODULATION * math.sqrt(branches))
     return [
@@ -60,7 +43,7 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _vae_gains(vae: Any) -> Rules:
+def _vae_gains(vae: Any) -> family.Rules:
     return [
         (r"decoder\.conv_in", 1 / vae.config.scaling_factor),
         (r"conv2\.|conv_depth|conv_point", SILU),
@@ -68,18 +51,18 @@ def _vae_gains(vae: Any) -> Rules:
     ]
 
 
-def _vae_norms(vae: Any) -> Rules:
+def _vae_norms(vae: Any) -> family.Rules:
     """Its branches end with a norm."""
     branches = count(vae.decoder, "ResBlock") + 2 * count(vae.decoder, "EfficientViTBlock")
     return [(r"decoder\.up_blocks.*norm", 1 / math.sqrt(branches))]
 
 
-def _text_gains(encoder: Any) -> Rules:
+def _text_gains(encoder: Any) -> family.Rules:
     # Embeddings are multiplied by the root of their width.
     return [(r"embed_tokens", encoder.config.hidden_size**-0.5), (r"down_proj", GELU)]
 
 
-def _text_norms(encoder: Any) -> Rules:
+def _text_norms(encoder: Any) -> family.Rules:
     """Its norms add 1 to their weight, and its branches end with one."""
     branches = 2 * encoder.config.num_hidden_layers
     return [(r"post_(attention|feedforward)_layernorm", branches**-0.5 - 1), (r"norm", 0.0)]
@@ -121,7 +104,7 @@ def _publish(
     step_flop: int,
     repo: str,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     # One latent cell has 32 x 32 pixels. Weights are NVIDIA's, the text encoder is Gemma 2 with terms of its own.
     entry = Entry(
         name=name,
@@ -133,7 +116,7 @@ def _publish(
         **own,
     )
     parts = {"transformer": transformer, "vae": SANA_VAE, "text_encoder": GEMMA2_2B}
-    return PublishedModel(
+    return family.PublishedModel(
         entry, Architecture.of(entry, parts, sampler, {"text_encoder": 300}), title, labels, step_flop
     )
 
@@ -175,22 +158,22 @@ def _sprint_without_values(pipe: Any, height: int, width: int) -> None:
     del pipe.scheduler.set_timesteps
 
 
-SANA = Family(
+SANA = family.Family(
     name="Sana",
     denoiser="SanaTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "SanaPipeline",
         ),
-        Pipeline(
+        family.Pipeline(
             "SanaSprintPipeline",
             run_without_values=_sprint_without_values,
         ),
     ),
-    files=SingleFiles(
+    files=family.SingleFiles(
         (
-            Signature("Sana", ("attention_y_norm.weight",)),
-            Signature(
+            family.Signature("Sana", ("attention_y_norm.weight",)),
+            family.Signature(
                 "Sana in diffusers' layout",
                 ("caption_norm.weight", "transformer_blocks.0.ff.conv_inverted.weight"),
             ),
@@ -199,30 +182,20 @@ SANA = Family(
     lora_layers=("caption_projection",),
     models=_MODELS,
     random_weights={
-        "SanaTransformer2DModel": RandomWeights(_gains),
-        "AutoencoderDC": RandomWeights(_vae_gains, _vae_norms),
-        "Gemma2Model": RandomWeights(_text_gains, _text_norms),
+        "SanaTransformer2DModel": family.RandomWeights(_gains),
+        "AutoencoderDC": family.RandomWeights(_vae_gains, _vae_norms),
+        "Gemma2Model": family.RandomWeights(_text_gains, _text_norms),
     },
-    narrow={
-        "num_attention_heads": 4,
-        "attention_head_dim": 16,
-        "num_cross_attention_heads": 4,
-        "cross_attention_head_dim": 16,
-        "cross_attention_dim": 64,
-        "caption_channels": 64,
-        "sample_size": 16,
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("patch_embed"),
-        leaving=input_of("norm_out"),
+        entering=family.output_of("patch_embed"),
+        leaving=family.input_of("norm_out"),
         modulated=_modulated,
-        grid=grid_of_latents(_patch),
+        grid=family.grid_of_latents(family.patch_size),
         text=None,
         added_between=("controlnet_block_samples",),
     ),
-    doubled=BatchDoubling(),
-    cells=_patch,
+    doubled=family.BatchDoubling(),
+    cells=family.patch_size,
 )

@@ -8,47 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vivace.architectures.components import (
-    CLIP_L,
-    FLOW,
-    KL,
-    OPEN_CLIP_BIGG,
-    T5_XXL,
-    TAEF1,
-    Architecture,
-    ComponentConfig,
-    of_diffusers,
-    reconfigure,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import VAE_FILES, Entry, Hub, StoredPart
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    DistilledFile,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    grid_of_latents,
-    input_of,
-    output_of,
-)
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles, in_block
 from vivace.architectures.flux import ADDED, QKV
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
-    return block.norm1(image, emb=call[1]["temb"])[0]
-
-
-def _patch(transformer: Any) -> int:
-    return int(transformer.config.patch_size)
-
-
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     config = transformer.config
     branches = 2 * config.num_layers + len(config.dual_attention_layers)
     last = 1 / (MODULATION * math.sqrt(branches))  # each branch is multiplied by its gate
@@ -62,9 +28,9 @@ def _gains(transformer: Any) -> Rules:
 
 
 # stabilityai/stable-diffusion-3.5-large, -medium
-SD3_VAE = of_diffusers(
+SD3_VAE = components.of_diffusers(
     "AutoencoderKL",
-    **KL,
+    **components.KL,
     sample_size=1024,
     latent_channels=16,
     scaling_factor=1.5305,
@@ -74,7 +40,9 @@ SD3_VAE = of_diffusers(
     use_post_quant_conv=False,
 )
 # Its text encoder reads the projected vector.
-_CLIP_L = reconfigure(CLIP_L).model_copy(update={"class_name": "CLIPTextModelWithProjection"})
+_CLIP_L = components.reconfigure(components.CLIP_L).model_copy(
+    update={"class_name": "CLIPTextModelWithProjection"}
+)
 _SD3: dict[str, Any] = {
     "sample_size": 128,
     "attention_head_dim": 64,
@@ -82,7 +50,7 @@ _SD3: dict[str, Any] = {
     "pooled_projection_dim": 2048,
     "qk_norm": "rms_norm",
 }
-SD35_LARGE = of_diffusers(
+SD35_LARGE = components.of_diffusers(
     "SD3Transformer2DModel",
     **_SD3,
     num_layers=38,
@@ -91,7 +59,7 @@ SD35_LARGE = of_diffusers(
     pos_embed_max_size=192,
 )
 # Its first 13 blocks have a second attention, over the image alone.
-SD35_MEDIUM = of_diffusers(
+SD35_MEDIUM = components.of_diffusers(
     "SD3Transformer2DModel",
     **_SD3,
     num_layers=24,
@@ -100,20 +68,20 @@ SD35_MEDIUM = of_diffusers(
     pos_embed_max_size=384,
     dual_attention_layers=list(range(13)),
 )
-_SHIFTED = of_diffusers(FLOW, shift=3.0)
+_SHIFTED = components.of_diffusers(components.FLOW, shift=3.0)
 
 
 def _publish(
     name: str,
     title: str,
-    transformer: ComponentConfig,
+    transformer: components.ComponentConfig,
     *,
     parameters: str,
     labels: str,
     step_flop: int,
     download_bytes: int,
     **own: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     # The commit of its tiny VAE is not known.
     tiny_vae = StoredPart(repo="madebyollin/taesd3", revision="main", files=VAE_FILES)
     entry = Entry(
@@ -134,12 +102,16 @@ def _publish(
         "transformer": transformer,
         "vae": SD3_VAE,
         "text_encoder": _CLIP_L,
-        "text_encoder_2": OPEN_CLIP_BIGG,
-        "text_encoder_3": T5_XXL,
+        "text_encoder_2": components.OPEN_CLIP_BIGG,
+        "text_encoder_3": components.T5_XXL,
     }
     lengths = {"text_encoder": 77, "text_encoder_2": 77, "text_encoder_3": 256}
-    return PublishedModel(
-        entry, Architecture.of(entry, parts, _SHIFTED, lengths, TAEF1), title, labels, step_flop
+    return family.PublishedModel(
+        entry,
+        components.Architecture.of(entry, parts, _SHIFTED, lengths, components.TAEF1),
+        title,
+        labels,
+        step_flop,
     )
 
 
@@ -172,7 +144,7 @@ _MODELS = (
 
 
 # The names in github.com/Stability-AI/sd3.5.
-_BLOCK: Names = {
+_BLOCK: family.Names = {
     "x_block.attn.qkv": QKV,
     "x_block.attn.proj": ("attn.to_out.0",),
     "x_block.attn.ln_q": ("attn.norm_q",),
@@ -192,8 +164,8 @@ _BLOCK: Names = {
     "context_block.mlp.fc1": ("ff_context.net.0.proj",),
     "context_block.mlp.fc2": ("ff_context.net.2",),
 }
-_NAMES: Names = {
-    **in_block("transformer_blocks.#", "joint_blocks.#", _BLOCK),
+_NAMES: family.Names = {
+    **family.in_block("transformer_blocks.#", "joint_blocks.#", _BLOCK),
     "x_embedder.proj": ("pos_embed.proj",),
     "final_layer.linear": ("proj_out",),
     "final_layer.adaLN_modulation.1": ("norm_out.linear",),
@@ -208,17 +180,19 @@ _TENSORS = {
     "context_embedder.bias": "context_embedder.bias",
 }
 _HAS = ("joint_blocks.0.x_block.attn.ln_q.weight", "x_embedder.proj.weight")
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature("SD 3.5 Large", _HAS, (("x_embedder.proj.weight", 0, 2432),), "sd35-large", "transformer"),
-        Signature(
+        family.Signature(
+            "SD 3.5 Large", _HAS, (("x_embedder.proj.weight", 0, 2432),), "sd35-large", "transformer"
+        ),
+        family.Signature(
             "SD 3.5 Medium",
             (*_HAS, "joint_blocks.0.x_block.attn2.qkv.weight"),
             (("x_embedder.proj.weight", 0, 1536),),
             "sd35-medium",
             "transformer",
         ),
-        Signature(
+        family.Signature(
             "SD 3, or SD 3.5 of a size that vivace does not know, or written with other shapes",
             ("joint_blocks.0.*",),
         ),
@@ -227,43 +201,35 @@ _FILES = SingleFiles(
 )
 
 
-SD3 = Family(
+SD3 = family.Family(
     name="Stable Diffusion 3",
     denoiser="SD3Transformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "StableDiffusion3Pipeline",
             tasks={"image": "StableDiffusion3Img2ImgPipeline", "inpaint": "StableDiffusion3InpaintPipeline"},
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES, tensors=_TENSORS),
+    original=family.OriginalNames(_NAMES, tensors=_TENSORS),
     lora_layers=("joint_blocks",),
-    distilled=(DistilledFile("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),),
+    distilled=(
+        family.DistilledFile("sd35-large", "turbo", {"num_inference_steps": 4, "guidance_scale": 0.0}),
+    ),
     models=_MODELS,
     random_weights={
-        "SD3Transformer2DModel": RandomWeights(_gains),
+        "SD3Transformer2DModel": family.RandomWeights(_gains),
     },
-    narrow={
-        "attention_head_dim": 16,
-        "num_attention_heads": 4,
-        "caption_projection_dim": 64,
-        "joint_attention_dim": 128,
-        "pooled_projection_dim": 128,
-        "pos_embed_max_size": 32,
-        "sample_size": 16,
-    },
-    few_blocks={"num_layers": 2},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("transformer_blocks",),
-        entering=output_of("pos_embed"),
-        leaving=input_of("norm_out"),
-        modulated=_modulated,
-        grid=grid_of_latents(_patch),
+        entering=family.output_of("pos_embed"),
+        leaving=family.input_of("norm_out"),
+        modulated=family.modulated_by_time,
+        grid=family.grid_of_latents(family.patch_size),
         added_between=("block_controlnet_hidden_states",),
     ),
-    doubled=BatchDoubling(),
-    cells=_patch,
+    doubled=family.BatchDoubling(),
+    cells=family.patch_size,
     fused="sd3",
 )

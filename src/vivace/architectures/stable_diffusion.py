@@ -16,16 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vivace.architectures.components import (
-    CLIP_L,
-    KL,
-    OPEN_CLIP_BIGG,
-    TAESD,
-    Architecture,
-    ComponentConfig,
-    of_diffusers,
-    reconfigure,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import (
     VAE_FILES,
     Embedded,
@@ -36,18 +27,6 @@ from vivace.architectures.entry import (
     StoredPart,
     embedded_entry,
 )
-from vivace.architectures.family import (
-    BatchDoubling,
-    ControlNets,
-    DistilledFile,
-    Family,
-    OwnDefaults,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-)
-from vivace.architectures.files import UNET_PREFIX, FilePart, OriginalNames, Signature, SingleFiles, refuse
 from vivace.architectures.gains import GELU, SILU, SINUSOID, count
 
 _SIGMA_MAX = 14.6
@@ -58,7 +37,7 @@ _OWN_OUTPUT = 0.1
 """Scale of the remaining output of a UNet, which a single step from sigma_max multiplies by sigma_max."""
 
 
-def _gains(unet: Any) -> Rules:
+def _gains(unet: Any) -> family.Rules:
     config = unet.config
     layers = config.transformer_layers_per_block
     inner = 3 * (layers if isinstance(layers, int) else max(layers))  # self-attention, cross-attention, MLP
@@ -116,19 +95,21 @@ _LIGHTNING = "c9a24f48e1c025556787b0c58dd67a091ece2e44"  # of ByteDance/SDXL-Lig
 _HYPER = "bc08d970a87c74c71209491d64e3525845698863"  # of ByteDance/Hyper-SD
 _HALF_SDXL_BYTES = 6_940_000_000  # UNet 5.14 GB, text encoders 0.25 and 1.39, VAE 0.17
 
-_SD15_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=512, scaling_factor=0.18215)
+_SD15_VAE = components.of_diffusers("AutoencoderKL", **components.KL, sample_size=512, scaling_factor=0.18215)
 # `force_upcast`: its activations overflow fp16, so the pipeline decodes in fp32 where the weights are fp16.
-_SDXL_VAE = of_diffusers("AutoencoderKL", **KL, sample_size=1024, scaling_factor=0.13025, force_upcast=True)
-_PLAYGROUND_VAE = reconfigure(
+_SDXL_VAE = components.of_diffusers(
+    "AutoencoderKL", **components.KL, sample_size=1024, scaling_factor=0.13025, force_upcast=True
+)
+_PLAYGROUND_VAE = components.reconfigure(
     _SDXL_VAE,
     scaling_factor=0.5,
     latents_mean=[-1.6574, 1.886, -1.383, 2.5155],
     latents_std=[8.4927, 5.9022, 6.5498, 5.2299],
 )
-_SD15_UNET = of_diffusers(
+_SD15_UNET = components.of_diffusers(
     "UNet2DConditionModel", sample_size=64, cross_attention_dim=768, attention_head_dim=8
 )
-_SDXL_UNET = of_diffusers(
+_SDXL_UNET = components.of_diffusers(
     "UNet2DConditionModel",
     sample_size=128,
     down_block_types=["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
@@ -143,29 +124,30 @@ _SDXL_UNET = of_diffusers(
     projection_class_embeddings_input_dim=2816,
 )
 # The guidance scale is an embedded input, so there is no second, unconditional call (latent-consistency/lcm-sdxl).
-_LCM_UNET = reconfigure(_SDXL_UNET, time_cond_proj_dim=256)
+_LCM_UNET = components.reconfigure(_SDXL_UNET, time_cond_proj_dim=256)
 
 _BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 
-_PNDM = of_diffusers("PNDMScheduler", **_BETAS, skip_prk_steps=True, set_alpha_to_one=False)
-_EULER = of_diffusers("EulerDiscreteScheduler", **_BETAS, timestep_spacing="leading")
-_EULER_TRAILING = reconfigure(_EULER, timestep_spacing="trailing")
-_EULER_ANCESTRAL = of_diffusers("EulerAncestralDiscreteScheduler", **_BETAS, timestep_spacing="leading")
-_EULER_ANCESTRAL_TRAILING = reconfigure(_EULER_ANCESTRAL, timestep_spacing="trailing")
+_PNDM = components.of_diffusers("PNDMScheduler", **_BETAS, skip_prk_steps=True, set_alpha_to_one=False)
+_EULER = components.of_diffusers("EulerDiscreteScheduler", **_BETAS, timestep_spacing="leading")
+_EULER_TRAILING = components.reconfigure(_EULER, timestep_spacing="trailing")
+_EULER_ANCESTRAL = components.of_diffusers(
+    "EulerAncestralDiscreteScheduler", **_BETAS, timestep_spacing="leading"
+)
+_EULER_ANCESTRAL_TRAILING = components.reconfigure(_EULER_ANCESTRAL, timestep_spacing="trailing")
 # SDXL's scheduler config with another class, as the model cards of ByteDance/Hyper-SD and latent-consistency say.
-_DDIM_TRAILING = of_diffusers(
+_DDIM_TRAILING = components.of_diffusers(
     "DDIMScheduler", **_BETAS, clip_sample=False, set_alpha_to_one=False, timestep_spacing="trailing"
 )
-_LCM = of_diffusers("LCMScheduler", **_BETAS, set_alpha_to_one=False, timestep_spacing="leading")
-_EDM = of_diffusers(
+_LCM = components.of_diffusers("LCMScheduler", **_BETAS, set_alpha_to_one=False, timestep_spacing="leading")
+_EDM = components.of_diffusers(
     "EDMDPMSolverMultistepScheduler", sigma_min=0.002, sigma_max=80.0, sigma_data=0.5, rho=7.0
 )
 
 
 def _few_steps_of_sdxl() -> tuple[FewSteps, ...]:
     """From the cards. LCM: 2 to 8 steps, guidance off or 1 to 2. Lightning and Hyper-SD: as in `_lightning` and
-    hyper-sdxl-4step, with as many steps as the file's name says.
-    """
+    hyper-sdxl-4step, with as many steps as the file's name says."""
     trailing = {"timestep_spacing": "trailing"}
     return (
         _lcm(_lcm_lora("latent-consistency/lcm-lora-sdxl", "main")),
@@ -220,21 +202,20 @@ def _few_steps_of_sd15() -> tuple[FewSteps, ...]:
 
 def _publish(
     entry: Entry,
-    parts: dict[str, ComponentConfig],
-    scheduler: ComponentConfig,
-    tiny_vae: ComponentConfig = TAESD,
+    parts: dict[str, components.ComponentConfig],
+    scheduler: components.ComponentConfig,
+    tiny_vae: components.ComponentConfig = components.TAESD,
     title: str = "",
     labels: str = "",
     step_flop: int = 0,
     **arguments: Any,
-) -> PublishedModel:
+) -> family.PublishedModel:
     lengths = {name: 77 for name in parts if name.startswith("text_encoder")}
-    architecture = Architecture.of(entry, parts, scheduler, lengths, tiny_vae, **arguments)
-    return PublishedModel(entry, architecture, title, labels, step_flop)
+    architecture = components.Architecture.of(entry, parts, scheduler, lengths, tiny_vae, **arguments)
+    return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
 def _sdxl_base(**parts: Any) -> Hub:
-    """Return the components of SDXL 1.0, with some replaced."""
     common = {
         "repo": "stabilityai/stable-diffusion-xl-base-1.0",
         "revision": "462165984030d82259a11f4367a4eed129e94a7b",
@@ -248,13 +229,12 @@ def _sdxl_base(**parts: Any) -> Hub:
 def _sdxl(
     name: str,
     summary: str,
-    sampler: ComponentConfig,
-    unet: ComponentConfig = _SDXL_UNET,
-    vae: ComponentConfig = _SDXL_VAE,
+    sampler: components.ComponentConfig,
+    unet: components.ComponentConfig = _SDXL_UNET,
+    vae: components.ComponentConfig = _SDXL_VAE,
     counted: dict[str, Any] | None = None,
     **own: Any,
-) -> PublishedModel:
-    """Return a model of SDXL's architecture: SDXL's settings, changed by `own`."""
+) -> family.PublishedModel:
     common = {
         "licence": _RAIL,
         "origin": _sdxl_base(),
@@ -267,7 +247,12 @@ def _sdxl(
     entry = Entry.model_validate({"name": name, "summary": summary} | common | own)
     return _publish(
         entry,
-        {"unet": unet, "vae": vae, "text_encoder": CLIP_L, "text_encoder_2": OPEN_CLIP_BIGG},
+        {
+            "unet": unet,
+            "vae": vae,
+            "text_encoder": components.CLIP_L,
+            "text_encoder_2": components.OPEN_CLIP_BIGG,
+        },
         sampler,
         # Otherwise the pipeline adds a watermark if the watermarking library happens to be installed.
         force_zeros_for_empty_prompt=True,
@@ -276,7 +261,7 @@ def _sdxl(
     )
 
 
-def _lightning(num_steps: int) -> PublishedModel:
+def _lightning(num_steps: int) -> family.PublishedModel:
     """Return a Lightning model, by its card: Euler, trailing spacing, no guidance, the name's steps.
 
     The UNet, not the LoRA: its quality is better according to the card, and merged they cost the same.
@@ -300,7 +285,7 @@ def _lightning(num_steps: int) -> PublishedModel:
 
 
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-sd",
             summary="Stable Diffusion's architecture, small: coloured shapes on plain backgrounds",
@@ -335,7 +320,7 @@ _MODELS = (
             cuda_dtype="fp16",
             few_steps=_few_steps_of_sd15(),
         ),
-        {"unet": _SD15_UNET, "vae": _SD15_VAE, "text_encoder": CLIP_L},
+        {"unet": _SD15_UNET, "vae": _SD15_VAE, "text_encoder": components.CLIP_L},
         _PNDM,
         title="SD 1.5",
         labels=r"\bsd[ -]?1\.?5\b|stable-diffusion-v1-5",
@@ -361,7 +346,7 @@ _MODELS = (
         "sdxl-turbo",
         "SDXL, distilled adversarially to 1 to 4 steps at 512x512",
         _EULER_ANCESTRAL_TRAILING,
-        reconfigure(_SDXL_UNET, sample_size=64),
+        components.reconfigure(_SDXL_UNET, sample_size=64),
         licence="Stability AI Non-Commercial Research Community",
         origin=Hub(
             repo="stabilityai/sdxl-turbo",
@@ -480,7 +465,6 @@ _IN_BLOCK = re.compile(
 
 
 def _original_name(name: str, modules: Mapping[str, str], config: Any) -> str | None:
-    """Return a layer's name in the code of Stable Diffusion; None if it has none."""
     layers_per_block = config.get("layers_per_block")
     if not isinstance(layers_per_block, int):
         return None
@@ -513,38 +497,41 @@ _VAE = "first_stage_model.*"
 _SDXL_TEXT = "conditioner.embedders.1.model.positional_embedding"
 _SD1_TEXT = "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
 _SD2_TEXT = "cond_stage_model.model.*"
-_OWN_VAE = FilePart("vae", "first_stage_model.")
+_OWN_VAE = family.FilePart("vae", "first_stage_model.")
 _SDXL_PARTS = (
     _OWN_VAE,
-    FilePart("text_encoder", "conditioner.embedders.0.transformer."),
-    FilePart("text_encoder_2", "conditioner.embedders.1.model."),
+    family.FilePart("text_encoder", "conditioner.embedders.0.transformer."),
+    family.FilePart("text_encoder_2", "conditioner.embedders.1.model."),
 )
-_SD1_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.transformer."))
-_SD2_PARTS = (_OWN_VAE, FilePart("text_encoder", "cond_stage_model.model.", lacks_last=True))
+_SD1_PARTS = (_OWN_VAE, family.FilePart("text_encoder", "cond_stage_model.transformer."))
+_SD2_PARTS = (_OWN_VAE, family.FilePart("text_encoder", "cond_stage_model.model.", lacks_last=True))
 _REST = (
     "give the file that holds the whole model, or a folder in diffusers' format with all parts ({supported})"
 )
 
 
-def _with_other_input(what: str, num_channels: int, *has: str) -> Signature:
-    return Signature(f"{what}, not a text-to-image model", (_FIRST, *has), ((_FIRST, 1, num_channels),))
+def _with_other_input(what: str, num_channels: int, *has: str) -> family.Signature:
+    return family.Signature(
+        f"{what}, not a text-to-image model", (_FIRST, *has), ((_FIRST, 1, num_channels),)
+    )
 
 
 def _whole(
-    what: str, entry: str, parts: tuple[FilePart, ...], *has: str, tells_prediction: bool = True
-) -> Signature:
-    return Signature(what, (_FIRST, _VAE, *has), _FOUR, entry, parts=parts, tells_prediction=tells_prediction)
+    what: str, entry: str, parts: tuple[family.FilePart, ...], *has: str, tells_prediction: bool = True
+) -> family.Signature:
+    return family.Signature(
+        what, (_FIRST, _VAE, *has), _FOUR, entry, parts=parts, tells_prediction=tells_prediction
+    )
 
 
-def _alone(what: str, entry: str, width: int, block: str, *has: str) -> Signature:
-    """Return that of a UNet alone, by the width of the text that its attention takes."""
+def _alone(what: str, entry: str, width: int, block: str, *has: str) -> family.Signature:
     sizes = (*_FOUR, (f"{block}.1.transformer_blocks.0.attn2.to_k.weight", 1, width))
-    return Signature(what, (_FIRST, *has), sizes, entry, "unet", tells_prediction=True)
+    return family.Signature(what, (_FIRST, *has), sizes, entry, "unet", tells_prediction=True)
 
 
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature(
+        family.Signature(
             "Stable Video Diffusion, which makes videos",
             ("input_blocks.1.0.time_stack.*",),
             advice="vivace makes single images from text; {supported}",
@@ -554,7 +541,7 @@ _FILES = SingleFiles(
         _with_other_input("an image editing model", 8),
         _with_other_input("an upscaler", 7),
         _with_other_input("a model that starts from a depth map", 5),
-        Signature(
+        family.Signature(
             "CosXL, which predicts v over EDM's noise levels",
             (_FIRST, "edm_vpred.sigma_max"),
             advice="vivace has no sampler for it ({supported})",
@@ -562,7 +549,7 @@ _FILES = SingleFiles(
         _whole("Playground v2.5", "playground", _SDXL_PARTS, _SDXL_TEXT, "edm_mean", tells_prediction=False),
         _whole("SDXL", "sdxl", _SDXL_PARTS, _SDXL_TEXT),
         _whole("SD 1.5", "sd15", _SD1_PARTS, _SD1_TEXT),
-        Signature(
+        family.Signature(
             "SDXL's refiner, which refines images of another model",
             (_FIRST, "conditioner.embedders.0.model.*"),
             advice="{supported}",
@@ -570,11 +557,11 @@ _FILES = SingleFiles(
         _whole("an SD 2 model", "sd2", _SD2_PARTS, _SD2_TEXT),
         _alone("SDXL's UNet", "sdxl", 2048, "input_blocks.4", "label_emb.0.0.weight"),
         _alone("SD 1.5's UNet", "sd15", 768, "input_blocks.1"),
-        *refuse(
+        *family.refuse(
             "vivace reads a UNet's own weights (model.diffusion_model.*); give the file that has them",
             ("a model with averaged weights (EMA) of its UNet alone", ("model_ema.diffusion_model*",)),
         ),
-        *refuse(
+        *family.refuse(
             _REST,
             ("an SD 2 model without its VAE", (_FIRST, _SD2_TEXT)),
             ("SDXL without its VAE", (_FIRST, _SDXL_TEXT)),
@@ -587,13 +574,13 @@ _FILES = SingleFiles(
             ("a UNet without its VAE and text encoders", (_FIRST,)),
             sizes=_FOUR,
         ),
-        Signature(
+        family.Signature(
             f"a UNet whose input ({_FIRST}) has not 4 channels, or was written with another shape", (_FIRST,)
         ),
     ),
     supported=("SD 1.5", "SDXL"),
     modules=("input_blocks.", "middle_block.", "output_blocks.", "out.", "time_embed.", "label_emb."),
-    plain_prefixes=(UNET_PREFIX,),
+    plain_prefixes=(family.UNET_PREFIX,),
 )
 
 _TURBO: dict[str, Any] = {
@@ -604,11 +591,11 @@ _TURBO: dict[str, Any] = {
     ),
 }
 
-STABLE_DIFFUSION = Family(
+STABLE_DIFFUSION = family.Family(
     name="Stable Diffusion",
     denoiser="UNet2DConditionModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "StableDiffusionPipeline",
             tasks={
                 "image": "StableDiffusionImg2ImgPipeline",
@@ -617,7 +604,7 @@ STABLE_DIFFUSION = Family(
             },
             rounds_steps_down=True,
         ),
-        Pipeline(
+        family.Pipeline(
             "StableDiffusionXLPipeline",
             tasks={
                 "image": "StableDiffusionXLImg2ImgPipeline",
@@ -626,27 +613,27 @@ STABLE_DIFFUSION = Family(
             },
             # Playground v2.5
             own_defaults=tuple(
-                OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)
+                family.OwnDefaults("scheduler/scheduler_config.json", "_class_name", sampler, 50, 3.0)
                 for sampler in ("EDMDPMSolverMultistepScheduler", "EDMEulerScheduler")
             ),
             rounds_steps_down=True,
         ),
-        Pipeline("LatentConsistencyModelPipeline"),
+        family.Pipeline("LatentConsistencyModelPipeline"),
     ),
     files=_FILES,
-    original=OriginalNames(of_layer=_original_name),
+    original=family.OriginalNames(of_layer=_original_name),
     lora_layers=("output_blocks", "up_blocks"),
     by_text_width={768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 2048: "SDXL"},
     # SDXL Turbo itself draws in 1 to 4 steps at 512 x 512; most of those that are made of it at 1024.
     distilled=(
-        DistilledFile(
+        family.DistilledFile(
             "sdxl",
             "turbo",
             _TURBO | {"num_inference_steps": 1, "height": 512, "width": 512},
             named=r"sd[-_ ]?xl[-_ ]turbo",
         ),
-        DistilledFile("sdxl", "turbo", _TURBO),
-        DistilledFile(
+        family.DistilledFile("sdxl", "turbo", _TURBO),
+        family.DistilledFile(
             "sdxl",
             "dmd",
             {
@@ -658,10 +645,10 @@ STABLE_DIFFUSION = Family(
     ),
     models=_MODELS,
     random_weights={
-        "UNet2DConditionModel": RandomWeights(_gains, finish=_carry_noise_through),
+        "UNet2DConditionModel": family.RandomWeights(_gains, finish=_carry_noise_through),
     },
-    doubled=BatchDoubling(),
-    controlnets=ControlNets("ControlNetModel", "from_unet"),
+    doubled=family.BatchDoubling(),
+    controlnets=family.ControlNets("ControlNetModel", "from_unet"),
     is_transformer=False,
     cells=lambda _: 1,
     fused="unet",

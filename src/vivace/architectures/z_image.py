@@ -10,45 +10,24 @@ import functools
 import math
 from typing import Any
 
-from vivace.architectures.components import (
-    FLOW,
-    FLUX_VAE,
-    QWEN3_4B,
-    TAEF1,
-    Architecture,
-    of_diffusers,
-    of_transformers,
-)
+from vivace.architectures import components, family
 from vivace.architectures.entry import TAEF1_FILES, Embedded, Entry, Hub, embedded_entry
-from vivace.architectures.family import (
-    Arguments,
-    BatchDoubling,
-    Blocks,
-    Family,
-    Pipeline,
-    PublishedModel,
-    RandomWeights,
-    Rules,
-    input_of,
-    returned_by,
-)
-from vivace.architectures.files import Names, OriginalNames, Signature, SingleFiles
 from vivace.architectures.gains import MODULATION, SCALED, SILU, SINUSOID
 
 
-def _modulated(block: Any, image: Any, call: Arguments) -> Any:
+def _modulated(block: Any, image: Any, call: family.Arguments) -> Any:
     modulation = call[0][3]  # after the tokens, their mask and positions
     scale = block.adaLN_modulation(modulation).unsqueeze(1).chunk(4, dim=2)[0]
     return block.attention_norm1(image) * (1.0 + scale)
 
 
-def _grid(_: Any, call: Arguments) -> tuple[int, int]:
+def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
     args, kwargs = call
     latents = (args[0] if args else kwargs["x"])[0]  # (channels, frames, height, width)
     return latents.shape[-2] // 2, latents.shape[-1] // 2
 
 
-def _gains(transformer: Any) -> Rules:
+def _gains(transformer: Any) -> family.Rules:
     scaled = SCALED**-0.5
     return [
         (r"t_embedder\.mlp\.0", SINUSOID),
@@ -60,18 +39,18 @@ def _gains(transformer: Any) -> Rules:
     ]
 
 
-def _norms(transformer: Any) -> Rules:
+def _norms(transformer: Any) -> family.Rules:
     """Its branches end with a norm."""
     return [(r"(attention|ffn)_norm2", 1 / (MODULATION * math.sqrt(2 * transformer.config.n_layers)))]
 
 
 # Qwen/Qwen3-4B without its head, as text_encoder of Z-Image.
-QWEN3_4B_BODY = of_transformers("Qwen3Model", **QWEN3_4B)
+QWEN3_4B_BODY = components.of_transformers("Qwen3Model", **components.QWEN3_4B)
 # Tongyi-MAI/Z-Image-Turbo
-Z_IMAGE_6B = of_diffusers(
+Z_IMAGE_6B = components.of_diffusers(
     "ZImageTransformer2DModel", dim=3840, n_layers=30, n_heads=30, n_kv_heads=30, axes_lens=[1536, 512, 512]
 )
-_SHIFTED = of_diffusers(FLOW, shift=3.0)
+_SHIFTED = components.of_diffusers(components.FLOW, shift=3.0)
 
 
 # DistilledModel to 8 steps, without guidance. Its card asks for 9, and says that the transformer is called 8 times;
@@ -86,9 +65,9 @@ _TURBO = Entry(
     guidance_scale=0.0,
     max_sequence_length=512,
 )
-_PARTS = {"transformer": Z_IMAGE_6B, "vae": FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
+_PARTS = {"transformer": Z_IMAGE_6B, "vae": components.FLUX_VAE, "text_encoder": QWEN3_4B_BODY}
 _MODELS = (
-    PublishedModel(
+    family.PublishedModel(
         embedded_entry(
             name="tiny-z-image",
             summary="Z-Image's architecture, small: blocks of one stream, with guidance",
@@ -99,9 +78,9 @@ _MODELS = (
             guidance_scale=3.0,
         )
     ),
-    PublishedModel(
+    family.PublishedModel(
         _TURBO,
-        Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, TAEF1),
+        components.Architecture.of(_TURBO, _PARTS, _SHIFTED, {"text_encoder": 512}, components.TAEF1),
         title="Z-Image-Turbo",
         labels=r"z[ _-]?image[ _-]?turbo",
         step_flop=55_120_597_221_376,
@@ -142,7 +121,7 @@ def _run_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._encode_prompt = functools.partial(_embeddings, pipe)
 
 
-_NAMES: Names = {
+_NAMES: family.Names = {
     f"{block}.#.attention.{old}": tuple(f"{block}.#.attention.{new}" for new in news)
     for block in ("layers", "noise_refiner", "context_refiner")
     for old, news in {
@@ -157,9 +136,9 @@ _NAMES: Names = {
     "final_layer.adaLN_modulation.1": ("all_final_layer.2-1.adaLN_modulation.1",),
 }
 _OTHER_SIZE = "Z-Image of a size that vivace does not know, or written with other shapes"
-_FILES = SingleFiles(
+_FILES = family.SingleFiles(
     (
-        Signature(
+        family.Signature(
             "Z-Image",
             ("cap_embedder.0.weight", "layers.0.adaLN_modulation.0.weight", "x_embedder.weight"),
             (("x_embedder.weight", 0, 3840),),
@@ -167,19 +146,19 @@ _FILES = SingleFiles(
             "transformer",
             note="no tensor says whether it is distilled: read as Z-Image Turbo, which draws in 9 steps",
         ),
-        Signature(_OTHER_SIZE, ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
-        Signature(_OTHER_SIZE, ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
+        family.Signature(_OTHER_SIZE, ("cap_embedder.*", "noise_refiner.0.adaLN_modulation.0.weight")),
+        family.Signature(_OTHER_SIZE, ("cap_embedder.*", "layers.0.adaLN_modulation.0.weight")),
     ),
     supported=("Z-Image",),
     unused=("norm_final.weight",),
 )
 
 
-Z_IMAGE = Family(
+Z_IMAGE = family.Family(
     name="Z-Image",
     denoiser="ZImageTransformer2DModel",
     pipelines=(
-        Pipeline(
+        family.Pipeline(
             "ZImagePipeline",
             tasks={"image": "ZImageImg2ImgPipeline", "inpaint": "ZImageInpaintPipeline"},
             reads_padding=False,
@@ -187,26 +166,24 @@ Z_IMAGE = Family(
         ),
     ),
     files=_FILES,
-    original=OriginalNames(_NAMES, keeps_others=True),
+    original=family.OriginalNames(_NAMES, keeps_others=True),
     lora_layers=("feed_forward",),
     models=_MODELS,
     random_weights={
-        "ZImageTransformer2DModel": RandomWeights(_gains, _norms),
+        "ZImageTransformer2DModel": family.RandomWeights(_gains, _norms),
     },
-    narrow={"dim": 64, "n_heads": 2, "n_kv_heads": 2, "cap_feat_dim": 64, "axes_dims": [8, 12, 12]},
-    few_blocks={"n_layers": 2, "n_refiner_layers": 1},
     not_by_diffusers="it has no enable_cache",
-    blocks=Blocks(
+    blocks=family.Blocks(
         chains=("layers",),
-        entering=returned_by("_build_unified_sequence"),
-        leaving=input_of("all_final_layer.2-1"),
+        entering=family.returned_by("_build_unified_sequence"),
+        leaving=family.input_of("all_final_layer.2-1"),
         modulated=_modulated,
         grid=_grid,
         text=None,
         added_between=("controlnet_block_samples",),
         outside="the refining blocks",
     ),
-    doubled=BatchDoubling(off=0.0),
+    doubled=family.BatchDoubling(off=0.0),
     rows_in_lists=True,
     pads_captions=True,
     fused="z_image",

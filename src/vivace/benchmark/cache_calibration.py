@@ -144,11 +144,8 @@ def settings(cache: str) -> tuple[str, float, float]:
 
 
 def bisected(low: float, high: float, runs: int, is_ratio: bool) -> Iterator[float]:
-    """Yield settings to try, starting in the middle; `send` whether each one passed the gate.
-
-    Args:
-        is_ratio: use the geometric mean as the middle, so that the middle of 0.1 and 0.9 is 0.3.
-    """
+    """Yield settings to try, starting in the middle (the geometric mean for a ratio); `send` whether each passed the
+    gate."""
     for _ in range(runs):
         middle = math.sqrt(low * high) if is_ratio else (low + high) / 2
         setting = float(f"{middle:.2g}")

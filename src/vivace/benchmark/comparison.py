@@ -47,7 +47,6 @@ class Comparison:
     rival_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def trials(self, device: str) -> list[Trial]:
-        """Return a trial for each recipe, on torch's type of device."""
         texts = [recipe.text for recipe in self.recipes]
         return [
             Trial(
@@ -110,11 +109,7 @@ def quality_flags(study: Study) -> list[str]:
 
 
 def check_quality_options(located: LocatedModel, *flags: str) -> None:
-    """Refuse options about image quality for a model with random weights.
-
-    Args:
-        flags: options about image quality, as typed; may be empty.
-    """
+    """Refuse options about image quality, as they were typed, for a model with random weights."""
     if flags and located.model.is_synthetic and located.entry is not None:
         raise UsageError(
             f"{flags[0]}: {located.model.name} has random weights, so its images have no quality to measure; "
@@ -123,11 +118,7 @@ def check_quality_options(located: LocatedModel, *flags: str) -> None:
 
 
 def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]:
-    """Return the recipes, each one with a step cache followed by its rivals, unless they are there already.
-
-    Args:
-        num_inference_steps: the workload's number of steps, for recipes that do not set it.
-    """
+    """Return the recipes, each one with a step cache followed by its rivals, unless they are there already."""
     there = {recipe.text for recipe in recipes}
     recipes_with_rivals = []
     for recipe in recipes:
@@ -140,12 +131,7 @@ def with_rivals(recipes: list[Recipe], num_inference_steps: int) -> list[Recipe]
 def owners(
     recipes: list[Recipe], all_recipes: list[Recipe], num_inference_steps: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return, by the index of each rival in `all_recipes`, the indices of the recipes whose rival it is.
-
-    Args:
-        recipes: the requested ones, none of which is a rival.
-        all_recipes: what `with_rivals` made of them.
-    """
+    """Return, by the index of each rival that `with_rivals` added, the indices of the recipes whose rival it is."""
     texts = {recipe.text for recipe in recipes}
     places = {recipe.text: index for index, recipe in enumerate(all_recipes)}
     owners_of: dict[int, tuple[int, ...]] = {}

@@ -62,11 +62,7 @@ def run_demo(
 
 
 def demo_recipes(times_s: dict[str, float]) -> list[str]:
-    """Return the recipes: the baseline, then each with one more technique than the one before.
-
-    Args:
-        times_s: the result of the race between the baseline and the candidates, seconds by recipe.
-    """
+    """Return the baseline, then recipes with one more technique each, by the seconds of the race of candidates."""
     fastest = min(times_s, key=times_s.__getitem__)
     helps = [fastest] if times_s[fastest] < _CLEARLY_FASTER * times_s["baseline"] else []
     changes = [*helps, *_CHANGES]

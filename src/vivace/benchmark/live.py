@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.benchmark.comparison import Comparison
-from vivace.benchmark.rounds.worker import answer
-from vivace.benchmark.rounds.worker_requests import WORKER, AnyRequest
+from vivace.benchmark.rounds.worker_requests import WORKER, WorkerRequest
 from vivace.errors import UsageError, VivaceError
 from vivace.foundation.processes.launcher import Ending, Launcher, OnEvent
 from vivace.foundation.spec.trial import Model
@@ -28,11 +27,7 @@ _SAMPLES = 256  # values of each tensor that identify weights
 
 @dataclass(frozen=True)
 class LiveModel(LocatedModel):
-    """A pipeline of this process.
-
-    Attributes:
-        device: torch's type of device, where it is.
-    """
+    """A pipeline of this process, and torch's type of device where it is."""
 
     kind: str = ""
     device: str = "cpu"
@@ -74,11 +69,11 @@ class InThisProcess(Launcher):
         import torch
 
         threads, log = torch.get_num_threads(), io.StringIO()
-        asked: AnyRequest = request
+        asked: WorkerRequest = request
         try:
             torch.set_num_threads(asked.threads or threads)
             with contextlib.redirect_stderr(log):
-                value = answer(asked, on_event)
+                value = asked.answer(on_event)
         except VivaceError as error:
             value = {"error": str(error)}
         finally:
@@ -91,11 +86,7 @@ class InThisProcess(Launcher):
 
 @contextlib.contextmanager
 def live_model(source: Any) -> Iterator[LiveModel]:
-    """Make a model of a pipeline, or of a function that makes one, which is found by its name inside the context.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Make a model of a pipeline, or of a function that makes one, which is found by its name inside the context."""
     from diffusers import DiffusionPipeline
 
     pipe = source() if callable(source) and not isinstance(source, type | DiffusionPipeline) else source
@@ -123,11 +114,7 @@ def live_model(source: Any) -> Iterator[LiveModel]:
 
 
 def check_live(comparisons: Sequence[Comparison]) -> None:
-    """Refuse what needs processes of its own.
-
-    Raises:
-        UsageError: naming the recipe.
-    """
+    """Raise UsageError for a recipe that needs processes of its own."""
     for recipe in (recipe for comparison in comparisons for recipe in comparison.recipes):
         if any(technique.facts.num_gpus > 1 for technique in recipe):
             raise UsageError(

@@ -161,12 +161,8 @@ def _has(round_: Round, timing: Timing) -> bool:
 
 
 def measure_pairs(measure: Callable[[int], list[Record]], num_stored: int, settings: PairSettings) -> Paired:
-    """Measure pair by pair, and look at fixed numbers of pairs until the decision is final or a limit is reached.
-
-    Args:
-        measure: measures up to a number of pairs, stored ones included, and returns the records.
-        num_stored: pairs that the store has.
-    """
+    """Measure pair by pair, and look at fixed numbers of pairs until the decision is final or a limit is reached; the
+    store has `num_stored` of them."""
     steps = looks(settings.max_pairs)
     num_looks = len(steps) + 1  # one more if time runs out
     until = time.monotonic() + 60 * settings.max_minutes
@@ -200,7 +196,6 @@ REGRESSED, NOT_MEASURED, UNCLEAR = 1, 4, 5
 
 
 def answer_of(paired: Paired) -> Answer:
-    """Return the answer; its data has the exit code."""
     status, verdict, result = _judge(paired)
     data = paired.to_dict() | {"exit_code": status}
     b = paired.records[1].trial.title

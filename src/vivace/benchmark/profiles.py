@@ -148,14 +148,8 @@ def profiled(
     report: Report,
     sources: Path | None = None,
 ) -> Profile:
-    """Profile one whole call after the warm-up.
-
-    A call in which something is compiled or tuned is discarded and counts as warm-up.
-
-    Args:
-        num_calls: to profile; the figures are those of the call of median length.
-        file: for its Chrome trace, compressed if its name ends in .gz; None to write none.
-    """
+    """Profile whole calls after the warm-up; the figures are those of the call of median length, and so is the trace
+    `file`."""
     try:
         return _profiled(
             Measurement(trial, timing, report, sources), trial, num_calls, environment, file, report
@@ -252,7 +246,6 @@ def _part(file: Path, index: int) -> Path:
 
 
 def _finish(part: Path, file: Path) -> None:
-    """Move a trace to its final name, compressed if that ends in .gz."""
     if file.suffix != ".gz":
         part.replace(file)
         return

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from vivace.foundation.spec.record import Round
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
 
 
-class Progress(Protocol):
-    """Receives events while trials run, for a terminal or a log.
+class Progress:
+    """Receives events while trials run, for a terminal or a log; this one shows nothing.
 
     `index` is that of the trial; the baseline is 0. `todo` lists the rounds that will run, as (trial, index). `quality`
     says what the quality pass does, and how many of its images are done. An `event` is what a worker tells of a round,
@@ -30,59 +30,19 @@ class Progress(Protocol):
     def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
 
 
-@dataclass(frozen=True)
-class Silent:
-    """A Progress that shows nothing."""
-
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None: ...
-    def start_round(self, index: int, round_index: int) -> None: ...
-    def event(self, event: dict[str, Any]) -> None: ...
-    def end_round(self, index: int, round_: Round) -> None: ...
-    def end(self) -> None: ...
-    def quality(self, what: str, done: int, total: int) -> None: ...
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
-
-
-SILENT = Silent()
+SILENT = Progress()
 
 
 @dataclass
-class Forwarding:
-    """A Progress that passes every event on to another."""
+class Forwarding(Progress):
+    """A Progress that passes on to another one every event that a subclass does not receive itself."""
 
     progress: Progress
 
-    def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
-        self.progress.begin(trials, timing, todo)
-
-    def start_round(self, index: int, round_index: int) -> None:
-        self.progress.start_round(index, round_index)
-
-    def event(self, event: dict[str, Any]) -> None:
-        self.progress.event(event)
-
-    def end_round(self, index: int, round_: Round) -> None:
-        self.progress.end_round(index, round_)
-
-    def end(self) -> None:
-        self.progress.end()
-
-    def quality(self, what: str, done: int, total: int) -> None:
-        self.progress.quality(what, done, total)
-
-    def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None:
-        self.progress.end_quality(num_scored, num_drawn, seconds)
-
-
-@dataclass
-class CountingRounds(Forwarding):
-    """A Progress that counts the rounds that end."""
-
-    num_rounds: int = field(default=0, init=False)
-
-    def end_round(self, index: int, round_: Round) -> None:
-        self.num_rounds += 1
-        super().end_round(index, round_)
+    def __post_init__(self) -> None:
+        for name in [name for name in vars(Progress) if not name.startswith("_")]:
+            if getattr(type(self), name) is getattr(Progress, name):
+                setattr(self, name, getattr(self.progress, name))
 
 
 _LEAST_S = 2.0
@@ -114,7 +74,6 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.at - self.clock()
 
     @property
@@ -127,11 +86,8 @@ class Deadline:
         return self._took_s / self._expected_s if self._expected_s else 1.0
 
     def allows(self, trial: int, index: int, due: Sequence[int]) -> bool:
-        """Whether a round still fits.
-
-        Args:
-            due: the trials whose round of this index has not run yet, this one included.
-        """
+        """Whether a round still fits; `due` are the trials whose round of this index has not run yet, this one
+        included."""
         left = self.left_for_rounds_s
         if left <= 0:
             return False
@@ -145,14 +101,12 @@ class Deadline:
         return self.slowness * sum(self._estimate(other) for other in before) < left
 
     def has_time_for(self, trials: Sequence[int]) -> bool:
-        """Whether a round of each of these still fits."""
         return self.slowness * sum(map(self._estimate, trials)) < self.left_for_rounds_s
 
     def begin(self) -> None:
         self._began = self.clock()
 
     def end(self, trial: int, index: int) -> None:
-        """Update the estimates with a finished round."""
         self._took_s += self.clock() - self._began
         self._expected_s += self._estimate(trial)
         self._measured.setdefault(index, []).append(trial)
@@ -163,7 +117,6 @@ class Deadline:
 
 
 def is_over(deadline: Deadline | None) -> bool:
-    """Whether the deadline has passed."""
     return deadline is not None and deadline.left_s <= 0
 
 

@@ -118,11 +118,8 @@ def answer_of_stores(
     title: str | None = None,
     command: str = "report",
 ) -> Answer:
-    """Return the answer of all runs in the stores; the newest command of each store comes first.
-
-    Args:
-        title: what is said instead of a run's own headline.
-    """
+    """Return the answer of all runs in the stores, the newest command of each store first, with a headline of its own
+    if there is a title."""
     read = reader(folders)
     parts = [
         answer_of(rows, command=command, read=read, reproduce=run.command, started_at=run.started_at)
@@ -188,7 +185,6 @@ def svg_files(rows: Sequence[Row]) -> dict[str, str]:
 def _runs(
     folders: Sequence[Path], limits: Limits, price_per_hour: float | None
 ) -> list[tuple[Compared, list[Row]]]:
-    """Return the comparisons of all stores with their rows."""
     runs = []
     with ExitStack() as stack:
         for folder in dict.fromkeys(folders):

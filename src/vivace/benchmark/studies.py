@@ -7,18 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from vivace.benchmark.comparison import Comparison, comparisons
 from vivace.benchmark.places.local_pool import gpu_pool, gpus_of_this_host
 from vivace.benchmark.places.spread_trials import Pool, SpreadTrials
-from vivace.benchmark.progress import CountingRounds
 from vivace.benchmark.rounds.quality_pass import add_figures, draw_noise_floor
 from vivace.benchmark.rounds.runner import (
     ask_environment,
     ask_largest_batch,
     run_trials,
-    sources_folder,
     with_batch,
 )
 from vivace.benchmark.rounds.work import add_work, plan_again
@@ -97,7 +96,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
     if settings.is_spread:
         check_one_gpu(checked)
     judges = [find_judges(each.located, study.quality, is_judged=each.judged) for each in checked]
-    counting = CountingRounds(settings.progress)
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(settings.folder))
         launcher = settings.launcher or stack.enter_context(start_launcher(study.device))
@@ -107,7 +106,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         for comparison in checked:
             if comparison.sources is not None:
                 save_sources(store.folder / "sources", comparison.sources.by_sha)
-        given = replace(settings, progress=counting, launcher=launcher, pool=pool)
+        given = replace(settings, launcher=launcher, pool=pool)
 
         def measure(rounds: int) -> Run:
             timing = study.timing.model_copy(update={"rounds": rounds})
@@ -123,7 +122,7 @@ def run_study(study: Study, settings: RunSettings = DEFAULT_SETTINGS) -> Run:
         else:
             assert isinstance(settings.until, Until), "texts are parsed"
             run = go_on(measure, settings.until, study.timing.rounds, settings.max_minutes)
-        if settings.plan and counting.num_rounds:
+        if settings.plan and any(r.started_at >= began for record in run.records for r in record.rounds):
             run = replace(run, planned=tuple(plan_again(run.records, launcher)))
     return run
 
@@ -140,19 +139,17 @@ class _Comparing:
     settings: RunSettings
 
     def run(self) -> list[Compared]:
-        """Run it in the places of the settings' pool, or else with this process's worker."""
         command = self.settings.command or _bench_command(self.comparison)
         if self.settings.pool is None:
             return [self._here(command)]
         return self._spread(self.settings.pool, command)
 
     def _here(self, command: str) -> Compared:
-        """Run it with this process's worker; the largest batch is searched for first, if the study requests it."""
         timing = self._timing()
         environment = ask_environment(self.launcher, self.study.device, timing.threads)
         trials = self.comparison.trials(environment.device)
         if self.comparison.largest_batch:
-            batch = ask_largest_batch(self.launcher, trials[0], timing, sources_folder(self.store))
+            batch = ask_largest_batch(self.launcher, trials[0], timing, self.store.sources)
             trials = [with_batch(trial, batch) for trial in trials]
         run = self.store.start_run(
             command, trials, environment, self._scorer_id(), timing.rounds, self.settings.purpose
@@ -169,7 +166,6 @@ class _Comparing:
         return self._judged(records, run)
 
     def _spread(self, pool: Pool, command: str) -> list[Compared]:
-        """Run it in the places of a pool; return the comparison of each place that measured a trial."""
         timing = self._timing()
         live = pool.environments(timing.threads)
         spread = SpreadTrials(
@@ -196,7 +192,6 @@ class _Comparing:
         return [self._judged(records, run) for records, run in runs]
 
     def _judged(self, records: list[Record], run: Invocation) -> Compared:
-        """Judge the recipes' images and count their work on this host, after all timing."""
         if self.comparison.judged and records:
             threads = self._timing().threads
             device = records[0].environment.device
@@ -208,7 +203,6 @@ class _Comparing:
         return Compared(tuple(records), self.store.quality_pass(run), run)
 
     def _judge(self, records: list[Record], device: str, threads: int | None) -> None:
-        """Draw the noise floor and compute the images' metrics, with progress."""
         start = time.perf_counter()
         store, launcher, settings = self.store, self.launcher, self.settings
         show = settings.progress.quality
@@ -252,7 +246,6 @@ def check_one_gpu(checked: Sequence[Comparison]) -> None:
 
 
 def start_pool(settings: RunSettings, device: str, launcher: Launcher) -> Pool:
-    """Return the places that the settings' `gpus` or `ray` name."""
     if settings.ray is not None:
         from vivace.benchmark.places.ray_nodes import RayNodes
 
@@ -264,13 +257,8 @@ def start_pool(settings: RunSettings, device: str, launcher: Launcher) -> Pool:
 def find_judges(
     located: LocatedModel, quality: QualityRequest, *, is_judged: bool = True
 ) -> LocatedScorer | None:
-    """Return the CLIP model that scores a model's images, with the second witness on request; None for no scores.
-
-    With "auto", a scorer other than the model's own is used only if it is on this machine: it is never downloaded.
-
-    Args:
-        is_judged: whether the images show anything.
-    """
+    """Return the CLIP model that scores a model's images, with the second witness on request; None for no scores. With
+    "auto", a scorer other than the model's own is never downloaded."""
     if not is_judged:
         return None
     scorer, witness = _find_scorer(located, quality.scorer), quality.witness
@@ -298,7 +286,6 @@ def _find_scorer(located: LocatedModel, name: str | None) -> LocatedScorer | Non
 
 
 def _bench_command(comparison: Comparison) -> str:
-    """Return the `vivace bench` command line of a comparison's model, task and recipes."""
     parts = ["vivace", "bench", "--model", comparison.located.model.name]
     if comparison.workload.task != "text":
         parts += ["--task", comparison.workload.task]
@@ -308,11 +295,7 @@ def _bench_command(comparison: Comparison) -> str:
 
 
 def go_on(run_rounds: Callable[[int], Run], until: Until, least: int, max_minutes: float) -> Run:
-    """Add rounds until every recipe has an answer, or the time is over; return the run with them.
-
-    Args: run_rounds: measures the missing rounds, up to a number.
-        least: rounds to begin with.
-    """
+    """Add rounds, from `least` on, until every recipe has an answer or the time is over; return the run with them."""
     start = time.monotonic()
     numbers = [number for number in looks(MOST_ROUNDS) if number > max(2, least)]
     numbers.insert(0, max(2, least))

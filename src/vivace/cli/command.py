@@ -58,7 +58,6 @@ def command(
 
 
 def command_line() -> str:
-    """Return the command line that was typed, as text that can be stored."""
     return shlex.join(["vivace", *sys.argv[1:]])
 
 
@@ -70,7 +69,6 @@ def interrupted(kept: str) -> int:
 
 
 def _settings_of(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Return the settings of a command's parameters."""
     fields: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if (nested := _nested(field)) is not None:
@@ -161,8 +159,6 @@ def _options(name: str, field: FieldInfo, option: Option) -> list[click.Paramete
 
 
 def _callback(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a callback that reads the text of an option."""
-
     def convert(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if value is None:
             return None
@@ -257,11 +253,7 @@ def _check_first(name: str, settings: Settings) -> None:
 
 
 def _with_best(settings: S) -> S:
-    """Return settings whose recipes have the best known one in the place of `best`; what it is goes to stderr.
-
-    Raises:
-        UsageError: there are several models, of which each has another.
-    """
+    """Return settings whose recipes have the best known one in the place of `best`; what it is goes to stderr."""
     values = dict(settings)
     names = ("recipe", "recipes", "against", "start", "a", "b")
     # Of a server's rows, `against` is a file.

@@ -79,11 +79,7 @@ def app() -> None:
 
 
 def run(settings: dict[str, Any]) -> None:
-    """Run the command line of this process, and exit.
-
-    Args:
-        settings: the object of its context.
-    """
+    """Run the command line of this process, and exit."""
     # Set before any import of transformers: its advice is not part of vivace's output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     part: CommandPart | None = settings["part"]

@@ -140,7 +140,6 @@ def doctor(settings: DoctorCommand) -> int:
 
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
-    """Return the evidence for each technique on this device, and why some evidence cannot be read."""
     from vivace.errors import StoreError
     from vivace.evidence.committed import committed_tables
     from vivace.evidence.community import community_tables

@@ -99,7 +99,6 @@ def _write(
     force: bool,
     is_read: Callable[[], None],
 ) -> int:
-    """Load the model, apply the recipe, and write or print the script."""
     from vivace.measure.machine import check_works
     from vivace.runtime.export import source_files, write_script
     from vivace.runtime.workloads import default_threads

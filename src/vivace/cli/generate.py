@@ -109,11 +109,7 @@ def generate(settings: GenerateCommand) -> int:
 
 
 def _writer(context: click.Context, out: Path, output: Path | None, num_images: int) -> Write:
-    """Check that the output can be written, and return the function that writes an image.
-
-    Raises:
-        UsageError, OutputError: it cannot.
-    """
+    """Check that the output can be written, and return the function that writes an image."""
     if output is None:
         if out.exists() and not out.is_dir():
             raise OutputError(f"--out {out} is a file; give a folder")
@@ -143,7 +139,6 @@ def _draw(
     threads: int,
     is_read: Callable[[], None],
 ) -> int:
-    """Load the model, apply the recipe, and generate and save the images."""
     import torch
 
     from vivace.answers.formatting import seconds
@@ -229,11 +224,7 @@ def _source_facts(workload: Workload) -> dict[str, str]:
 
 
 def truncation(pipe: Any, prompt: str, arguments: Mapping[str, Any] | None = None) -> list[str]:
-    """Return a note if the model truncates the prompt, for some or all of its text encoders.
-
-    Args:
-        arguments: of the pipeline's call.
-    """
+    """Return a note if the model truncates the prompt, for some or all of its text encoders."""
     counts: dict[str, tuple[int, int]] = {}
     for name in ("tokenizer", "tokenizer_2", "tokenizer_3"):
         tokenizer = getattr(pipe, name, None)

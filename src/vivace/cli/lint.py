@@ -86,7 +86,6 @@ def lint(settings: LintCommand) -> int:
 
 
 def finding_text(finding: Finding) -> str:
-    """Return a finding as text."""
     where = (
         f"{finding.file}:{finding.row}"
         if finding.unit == "line"

@@ -37,11 +37,7 @@ _SIZE = re.compile(r"\s*([-+]?[\d.]+(?:e[-+]?\d+)?|[-+]?inf|nan)\s*(?:gb?)?\s*",
 
 
 def parse_card(value: str) -> float | Gpu:
-    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Parse a size in GB, or the name of a GPU, which has one. "4090" is a name."""
     from vivace.foundation.hardware import counted, known_gpu, named_gpu
 
     value = counted(value)[1]
@@ -59,7 +55,6 @@ class CardMemory:
     """The memory that a recipe must fit, and the card that has it.
 
     Attributes:
-        name: in words.
         gpu: None where only the size is known, or vivace does not know the GPU.
     """
 
@@ -69,15 +64,7 @@ class CardMemory:
 
 
 def card_of(card: float | Gpu | None, gpu: str | None) -> tuple[Chip | None, CardMemory | None]:
-    """Return the chip that limits the time, and the memory to fit; None where unknown.
-
-    Args:
-        card: a size in GB, or a GPU.
-        gpu: its name. Without a card it has the memory to fit, too; without both, this machine's GPU has.
-
-    Raises:
-        UsageError: no GPU of this name is known.
-    """
+    """Return the chip that limits the time, and the memory to fit; None where unknown."""
     from vivace.foundation.hardware import Gpu, counted, known_gpu, named_gpu, present_gpu
 
     named = None if gpu is None else named_gpu(counted(gpu)[1])
@@ -282,7 +269,6 @@ def _ranking(
 
 
 def _brief(settings: PlanCommand, planned: Prediction, card: CardMemory | None, fit: CardFit) -> Brief:
-    """Return what a person asks first, with the memory that was predicted."""
     from dataclasses import replace
 
     from vivace.evidence.recommendation.answer import (
@@ -421,7 +407,6 @@ def _details(
 
 
 def _work(predicted: Prediction) -> str:
-    """Return the operations of the call; "" if there are none."""
     parts, total = [], 0
     for part in predicted.work.components:
         flop = part.gemm_flop + part.conv_flop + part.attention_flop
@@ -467,7 +452,6 @@ def _alternatives(card: CardMemory, fit: CardFit) -> Iterator[tuple[str, str, st
 
 
 def _bench(predicted: Prediction, fit: CardFit) -> Iterator[str]:
-    """Yield the command that measures the recipes that fit."""
     if fit.ranking is None or not fit.changes:
         return
     parts = ["vivace", "bench", "--model", predicted.model]

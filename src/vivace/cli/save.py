@@ -88,7 +88,6 @@ def _save(
     proof: Sequence[Record],
     is_read: Callable[[], None],
 ) -> int:
-    """Load, apply, write, and say what was written."""
     import torch
 
     from vivace.answers.formatting import size
@@ -113,7 +112,6 @@ def _save(
 def _write(
     located: LocatedModel, recipe: Recipe, device: str, destination: Path, is_read: Callable[[], None]
 ) -> int:
-    """Write the denoiser as one file, and say what is in it."""
     import torch
 
     from vivace.answers.formatting import size

@@ -130,11 +130,7 @@ async def _workers(settings: ServeSettings) -> WorkerSource:
 
 
 def _listening(settings: ServeSettings) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        UsageError: the host is not this machine's, or the port is taken.
-    """
+    """Return a socket that listens."""
     host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -156,11 +152,7 @@ def _check_installed() -> None:
 
 
 def _tuned(settings: ServeSettings, minutes: float) -> tuple[str, str]:
-    """Search for a recipe, and return it with its proof.
-
-    Raises:
-        Unsupported: nothing was proven.
-    """
+    """Search for a recipe, and return it with its proof."""
     from vivace.tuning import tune
 
     tuned = tune(settings.model, minutes=minutes, device=settings.device)

@@ -18,5 +18,4 @@ TABLES = TypeAdapter(tuple[EvidenceTable, ...])
 
 @cache
 def committed_tables() -> tuple[EvidenceTable, ...]:
-    """Return the tables of the records that ship with vivace."""
     return TABLES.validate_json(resources.files("vivace.evidence").joinpath(FILE).read_bytes())

@@ -16,5 +16,4 @@ FILE = "community.json"
 
 @cache
 def community_tables() -> tuple[EvidenceTable, ...]:
-    """Return the tables of the contributions that ship with vivace."""
     return TABLES.validate_json(resources.files("vivace.evidence").joinpath(FILE).read_bytes())

@@ -28,14 +28,7 @@ DECIDES_ON_NOISE = "with random weights the cache's threshold decides on noise"
 
 
 def tables_of_store(folder: Path, limits: Limits | None = None) -> list[EvidenceTable]:
-    """Return a table for each comparison in a store, the newest first.
-
-    Args:
-        limits: of the quality gate; None for its own.
-
-    Raises:
-        StoreError: the folder is not a store.
-    """
+    """Return a table for each comparison in a store, the newest first."""
     with Store.read_only(folder) as store:
         return [
             table_of("own", str(folder), compared.rows(limits or DEFAULT_LIMITS))
@@ -46,11 +39,7 @@ def tables_of_store(folder: Path, limits: Limits | None = None) -> list[Evidence
 def table_of(
     kind: Kind, place: str, rows: Sequence[Row], given_rows: Sequence[EvidenceRow] | None = None
 ) -> EvidenceTable:
-    """Return the table of rows that were compared with the first.
-
-    Args:
-        given_rows: of each row, if its times were scaled.
-    """
+    """Return the table of rows that were compared with the first."""
     trial, environment = rows[0].record.trial, rows[0].record.environment
     workload = trial.workload
     return EvidenceTable(
@@ -87,12 +76,7 @@ def evidence_row_of(
     timed_steps: int | None = None,
     is_disturbed: bool = False,
 ) -> EvidenceRow:
-    """Return a row's figures.
-
-    Args:
-        latency, gain, verdict: instead of the row's own, where its times were scaled to more steps.
-        is_disturbed: other programs delayed the process or the baseline's, or the CPU's speed changed between them.
-    """
+    """Return a row's figures."""
     record, recipe = row.record, row.record.trial.recipe
     outcome, reason = record.outcome.value, record.reason or ""
     if outcome == "measured" and record.trial.model.is_synthetic and decides_on_values(recipe):
@@ -127,7 +111,6 @@ def evidence_row_of(
 
 
 def _few_calls(row: Row) -> tuple[float, ...]:
-    """Return the seconds of the calls where they are too few for an interval."""
     if row.latency is None or row.latency.median.low is not None:
         return ()
     return tuple(round(s, 4) for of_round in row.latency.samples_s for s in of_round)
@@ -161,7 +144,6 @@ def decides_on_values(recipe: RecipeSpec) -> bool:
 
 
 def judgement_of(row: Row) -> JudgedQuality | None:
-    """Return the quality gate's judgement of a row; None without a quality pass, and for a baseline."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return None
     fidelity = row.fidelity

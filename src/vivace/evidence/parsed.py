@@ -10,9 +10,5 @@ from vivace.recipes.resolve import resolve as resolved
 
 @lru_cache(maxsize=4096)
 def resolve(text: str) -> Recipe:
-    """Return the recipe of a text; see `vivace.recipes.resolve.resolve`.
-
-    Raises:
-        RecipeError: it is not a recipe.
-    """
+    """Return the recipe of a text; see `vivace.recipes.resolve.resolve`."""
     return resolved(text)

@@ -26,22 +26,18 @@ class RecordedFigures:
 
     @property
     def steps(self) -> int:
-        """The steps that were timed."""
         return self.parts.steps
 
     @property
     def rest_s(self) -> float:
-        """Seconds of a call outside of the denoising steps."""
         return self.parts.rest_s
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
         return self.parts.step_s
 
     @property
     def model_bytes(self) -> int:
-        """Memory of the weights."""
         return self.parts.model_bytes
 
     def seconds(self, steps: int) -> float:
@@ -64,7 +60,6 @@ def recorded_figures(model: str, recipe: str, height: int, width: int, steps: in
 
 @cache
 def _recipes_by_device(model: str, height: int, width: int) -> Counter[str]:
-    """Return the number of recorded recipes of each device."""
     return Counter(
         device
         for (name, _, *size), figures in all_recorded().items()

@@ -49,7 +49,6 @@ class TechniqueClaim:
     """The claim that a technique, with one of its choices, runs on a device.
 
     Attributes:
-        state: as `vivace.recipes.describe.states` has it.
         why: the reason of a refusal; the devices of the records; "" otherwise.
     """
 
@@ -63,17 +62,11 @@ class TechniqueClaim:
 
     @property
     def devices(self) -> str:
-        """The devices of the records; "" without one."""
         return "" if self.standing is ClaimBasis.REFUSED else self.why
 
 
 def claims(machine: Machine, name: str, tables: Iterable[EvidenceTable]) -> list[TechniqueClaim]:
-    """Return a claim for each choice of each technique on a device.
-
-    Args:
-        name: of the GPU, as its driver reports it; any for a CPU.
-        tables: the user's own, those that ship with vivace, and those that others contributed.
-    """
+    """Return a claim for each choice of each technique on a device."""
     records = records_by_choice(tables)
     return [
         _claim(state, records[choices(variant)], machine, name)
@@ -96,7 +89,6 @@ def only_compiled(recipe: Recipe, capability: tuple[int, int] | None) -> list[st
 
 
 def has_records(name: str, tables: Iterable[EvidenceTable]) -> bool:
-    """Whether one of the tables is of a GPU or of another of its generation."""
     return any(near(name, table.gpu) is not Near.OTHER for table in tables if table.device == "cuda")
 
 

@@ -19,11 +19,7 @@ class JudgedQuality(Spec):
     """The judgement of a recipe's images.
 
     Attributes:
-        gate: the verdict; None if nothing judged them.
-        reason: why, in a sentence.
         clip, match: the bounds that the gate compared with its limits (see `vivace.report.fidelity.Kept`).
-        ssim, psnr_db: to the baseline's images.
-        num_prompts: of the images; 0 if unknown.
         is_lost: whether images are broken or show something else, which fails at any limits.
         of: the embedded model whose images these are; "" for the model's own.
     """
@@ -45,7 +41,6 @@ class CallSpread(Spec):
 
     Attributes:
         p99_s: None below 200 timed calls.
-        num_calls: timed calls; None if the source does not say.
     """
 
     p50_s: float
@@ -59,11 +54,8 @@ class CallParts(Spec):
     """The parts of a call on a GPU, to estimate a call of another number of steps.
 
     Attributes:
-        steps: the timed number.
         rest_s: seconds outside of the denoising steps; of the whole call where the recipe sets the number of steps,
             which takes as long whatever the workload's is.
-        step_s: seconds of a step; 0 where the recipe sets their number.
-        model_bytes: memory of the weights.
     """
 
     steps: int
@@ -76,23 +68,15 @@ class EvidenceRow(Spec):
     """One recipe of a table, with its figures. Unknown figures are None.
 
     Attributes:
-        recipe: in canonical form.
-        label: the source's name of the row, where it has one.
-        outcome: "measured", or how the trial ended.
-        reason: why there are no figures, or none to compare.
-        latency: seconds per image.
         steps_s: those of them that the denoising steps take; None if unknown, or if the time was scaled.
         gain: the speed-up over the table's baseline, paired by round where the source measured so.
         is_counted: the gain is computed from the denoiser's operations, not timed.
         verdict: on `gain`, as vivace's tables give it; None for published numbers and for the baseline.
         peak_bytes: peak memory: of the GPU's allocator, or the process's resident set on a CPU.
-        first_call_s: seconds of the first call, compilation included.
-        batch: images per call.
         num_rounds: processes that were timed; None if the source does not say.
         timed_steps: the number of steps that was timed, where the time was scaled from fewer to the table's.
         calls_s: the timed calls, where they are too few for an interval.
         predicted_from: the GPU whose record the time is projected from, or "its operations"; None if it was measured.
-        measured_s: the time in that record.
         parts: the parts of the timed calls, for single images of random weights on a GPU.
     """
 
@@ -122,7 +106,6 @@ class EvidenceRow(Spec):
 
     @property
     def is_known(self) -> bool:
-        """Whether it was timed, or its gain is known."""
         return self.latency is not None or self.gain is not None
 
     @property
@@ -135,15 +118,8 @@ class EvidenceTable(Spec):
     """Recipes that one source compared on one model and device.
 
     Attributes:
-        place: the store's folder, the file of the record, or the study.
-        model: without "synthetic:".
         of: the model that was measured, where `model` is a file or a folder of its architecture; "" else.
         random_weights: times and memory are the architecture's, and images have no content.
-        device: "cuda" or "cpu".
-        gpu: the device's name, as the source gives it.
-        height, width, steps: of the workload; None if the source does not say.
-        task: what the images start from.
-        baseline: the recipe that the others are compared with.
         rows: the baseline first, if it was measured.
         at: when the newest round started, UTC; "" if unknown.
         profiled: its times are of calls under a profiler, compilation included.
@@ -170,5 +146,4 @@ class EvidenceTable(Spec):
 
     @property
     def compared(self) -> list[EvidenceRow]:
-        """The rows that were timed, or whose gain is known."""
         return [row for row in self.rows if row.is_known]

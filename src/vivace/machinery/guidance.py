@@ -83,7 +83,6 @@ class GuidanceProgress:
 
     @property
     def is_running(self) -> bool:
-        """Whether this thread is in a call of the session."""
         return self._thread == threading.get_ident()
 
     @property
@@ -234,7 +233,6 @@ class CutCalls:
 
     @contextmanager
     def around_call(self) -> Iterator[None]:
-        """Watch a call of the pipeline."""
         try:
             with self._progress.around_call():
                 yield
@@ -259,7 +257,6 @@ class CutCalls:
 
 
 def _take_slot(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Route a module's calls through a function, and return their previous target."""
     before: Callable[..., Any] = module._compiled_call_impl or module._call_impl
     # A module that `torch.compile` wrapped passes plain assignments on to what it wraps.
     vars(module)["_compiled_call_impl"] = call
@@ -318,11 +315,7 @@ def num_calls(pipe: Any) -> int:
 
 
 def step_of_each_call(scheduler: Any, calls: int) -> list[int]:
-    """Return, for each call of the denoiser in a loop of that length, the index of its step.
-
-    Heun's, DPM2's and DPM++ SDE's steps have two calls each but the last, which has one. PNDM begins with three
-    Runge-Kutta steps of four calls, or, if it skips them, with one of two.
-    """
+    """Return the step of each call of the denoiser: some samplers' steps have two calls, PNDM begins with four each."""
     if hasattr(scheduler, "prk_timesteps"):
         return _of_pndm(scheduler, calls)
     order = int(getattr(scheduler, "order", 1))

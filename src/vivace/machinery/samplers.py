@@ -23,8 +23,7 @@ _BY_INDEX = (
 
 
 def refused_steps(pipe: Any, call: Mapping[str, Any]) -> str | None:
-    """Return why the pipeline's sampler refuses a call's number of steps, and which it accepts; None if it accepts
-    it."""
+    """Return why the sampler refuses a call's number of steps, and which it accepts; None if it accepts it."""
     steps = call.get("num_inference_steps")
     if not isinstance(steps, int) or any(call.get(name) is not None for name in ("timesteps", "sigmas")):
         return None
@@ -81,10 +80,7 @@ def takes_zero_snr(kind: Any) -> bool:
 
 
 def refused_by_model(scheduler: Any) -> str | None:
-    """Return why a scheduler cannot read the model's predictions, in diffusers' words, or ends in noise; else None.
-
-    It makes one step on a few numbers.
-    """
+    """Return why a scheduler cannot read the model's predictions, by one step on a few numbers, or ends in noise."""
     import torch
 
     accepted = inspect.signature(scheduler.set_timesteps).parameters

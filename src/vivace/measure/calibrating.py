@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vivace.errors import StoreError, UsageError
+from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.figures import ImageFigures
 from vivace.foundation.spec.limits import SeenDamage, WitnessCalibration
 from vivace.foundation.stats import MIN_GROUPS
@@ -26,7 +27,6 @@ from vivace.measure.damage import HARMLESS, SHIFT, DamageKind
 from vivace.measure.image_metrics import Pixels, aligned, faults, pixels
 from vivace.measure.this_environment import environment
 from vivace.measure.witness_limits import keep
-from vivace.models.find import LocatedModel
 from vivace.models.scorers import LocatedJudge
 from vivace.report.fidelity import KeptShare, PairedFigures, fidelity
 
@@ -67,15 +67,11 @@ def calibrate_witness(
     is_read: Callable[[], None] = lambda: None,
     on_image: OnImage = lambda done, total: None,
 ) -> WitnessCalibration:
-    """Calibrate a witness on images that are drawn, and keep the result for this model.
-
-    Args:
-        grade: of the damage that must fail, from 1.
-    """
+    """Calibrate a witness on images that are drawn, and keep the result for this model."""
     scores = score_images(images, judge, kinds, device, is_read, on_image)
     chosen = choose_limit(scores, kinds, grade, judge.scorer.name)
     calibration = WitnessCalibration(
-        model=identity_of(prepared.located),
+        model=prepared.located.model.identity,
         scorer=judge.scorer.id,
         kind=judge.kind,
         limit=chosen.limit,
@@ -94,20 +90,10 @@ def calibrate_witness(
     return calibration
 
 
-def identity_of(located: LocatedModel) -> str:
-    """Return NAME@REVISION of a model."""
-    return f"{located.model.name}@{located.model.revision}"
-
-
 def choose_limit(
     scores: Sequence[ImageScores], kinds: Sequence[DamageKind], grade: int, scorer: str
 ) -> ChosenLimit:
-    """Choose the limit of a witness.
-
-    Args:
-        grade: of the damage that must fail, from 1 to the number of strengths.
-        scorer: its name, for messages.
-    """
+    """Choose the limit of a witness."""
     sound = [row for row in scores if row.changed is not None]
     prompts = {row.prompt for row in sound}
     if len(prompts) < MIN_GROUPS:
@@ -122,10 +108,15 @@ def choose_limit(
             f"{scorer} scores the baseline's images no higher with their own prompts ({margin:+.2f} points) than with "
             "others: it does not understand these images or prompts; give another --witness"
         )
-    harmless = {change.name: _low(_kept_share(sound, change.name)) for change in HARMLESS}
+    lows = {change.name: _kept_share(sound, change.name).bounds.low for change in HARMLESS}
+    harmless = {name: -math.inf if low is None else low for name, low in lows.items()}
     least = min(STRICTEST, *harmless.values())
-    shares = {kind.name: _shares_of(sound, kind) for kind in kinds}
-    at_grade = {name: _high(of[grade - 1]) for name, of in shares.items()}
+    shares = {
+        kind.name: [_kept_share(sound, label(kind, grade)) for grade in range(len(kind.strengths))]
+        for kind in kinds
+    }
+    highs = {name: of[grade - 1].bounds.high for name, of in shares.items()}
+    at_grade = {name: math.inf if high is None else high for name, high in highs.items()}
     failing = [high for high in at_grade.values() if high < least]
     limit = _between(max(failing), least) if failing else None
     return ChosenLimit(
@@ -171,10 +162,6 @@ def _power(share: KeptShare, limit: float) -> float:
     return normal.cdf((limit - bounds.high) / error)
 
 
-def _shares_of(scores: Sequence[ImageScores], kind: DamageKind) -> list[KeptShare]:
-    return [_kept_share(scores, label(kind, grade)) for grade in range(len(kind.strengths))]
-
-
 def _kept_share(scores: Sequence[ImageScores], change: str) -> KeptShare:
     """Return the share of the margin that images keep after a change, as the gate computes it."""
     rows, references = [], []
@@ -192,24 +179,10 @@ def _kept_share(scores: Sequence[ImageScores], change: str) -> KeptShare:
     return compared.clip
 
 
-def _low(share: KeptShare) -> float:
-    return -math.inf if share.bounds.low is None else share.bounds.low
-
-
-def _high(share: KeptShare) -> float:
-    return math.inf if share.bounds.high is None else share.bounds.high
-
-
 def least_detected(powers: Sequence[float], strengths: Sequence[float], power: float = 0.9) -> float | None:
-    """Return the lowest strength from which damage is detected with this power; None if it never is.
-
-    Between two strengths the power is interpolated over their logarithms. If the lowest is detected already, it is
-    returned: an upper bound.
-
-    Args:
-        powers: the probability that damage is detected at each strength.
-        strengths: positive and growing.
-    """
+    """Return the lowest strength from which damage is detected with this power; None if it never is. Between two
+    strengths the power is interpolated over their logarithms. If the lowest is detected already, it is returned: an
+    upper bound."""
     for k, reached in enumerate(powers):
         if min(powers[k:]) < power:
             continue
@@ -229,12 +202,7 @@ OnImage = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class CalibrationImages:
-    """The images of one model and workload.
-
-    Attributes:
-        folder: of the images and of their scores.
-        prompts: of each image.
-    """
+    """The images of one model and workload."""
 
     folder: Path
     prompts: tuple[str, ...]
@@ -254,8 +222,7 @@ class CalibrationImages:
             yield k, open_image(self.path(k)).convert("RGB")
 
 
-@dataclass(frozen=True)
-class ImageScores:
+class ImageScores(Spec):
     """The scores of one image.
 
     Attributes:
@@ -293,14 +260,18 @@ def score_images(
     names = [*(change.name for change in HARMLESS)]
     names += [label(kind, grade) for kind in kinds for grade in range(len(kind.strengths))]
     scores = [_kept(folder / f"{k:05d}.json", prompt) for k, prompt in enumerate(images.prompts)]
-    todo = [k for k, row in enumerate(scores) if not _is_complete(row, names)]
+    todo = [
+        k
+        for k, row in enumerate(scores)
+        if row is None or not (row.faults or set(names) <= (row.changed or {}).keys())
+    ]
     if todo:
         distinct = list(dict.fromkeys(images.prompts))
         score = _scorer(judge, distinct, device)
         is_read()
         for done, (k, image) in enumerate(((k, i) for k, i in images.read() if k in set(todo)), start=1):
             row = _scores_of(pixels(image), images.prompts[k], distinct, kinds, score, k)
-            replace(folder / f"{k:05d}.json", json.dumps(_as_json(row)).encode())
+            replace(folder / f"{k:05d}.json", row.model_dump_json(exclude={"prompt"}).encode())
             scores[k] = row
             on_image(len(scores) - len(todo) + done, len(scores))
     return [row for row in scores if row is not None]
@@ -310,15 +281,16 @@ def _scores_of(
     image: Pixels, prompt: str, prompts: list[str], kinds: Sequence[DamageKind], score: Score, seed: int
 ) -> ImageScores:
     if problems := faults(image):
-        return ImageScores(prompt, faults=tuple(problems))
+        return ImageScores(prompt=prompt, faults=tuple(problems))
     whole = np.asarray(score([_as_image(image)], prompts)[0])
     mine = prompts.index(prompt)
     changed: dict[str, float] = {}
-    for batch in _batches(_changes(image, kinds, seed)):
+    changes = _changes(image, kinds, seed)
+    while batch := list(itertools.islice(changes, _BATCH)):
         rows = score([each for _, each in batch], [prompt])
         changed |= {name: float(row[0]) for (name, _), row in zip(batch, rows, strict=True)}
     return ImageScores(
-        prompt, own=float(whole[mine]), others=float(np.delete(whole, mine).mean()), changed=changed
+        prompt=prompt, own=float(whole[mine]), others=float(np.delete(whole, mine).mean()), changed=changed
     )
 
 
@@ -336,11 +308,6 @@ def _changes(image: Pixels, kinds: Sequence[DamageKind], seed: int) -> Iterator[
             )
 
 
-def _batches(changes: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    while batch := list(itertools.islice(changes, _BATCH)):
-        yield batch
-
-
 def _as_image(image: Pixels) -> Any:
     from PIL import Image
 
@@ -348,7 +315,6 @@ def _as_image(image: Pixels) -> Any:
 
 
 def _scorer(judge: LocatedJudge, prompts: Sequence[str], device: str) -> Score:
-    """Load the model that scores."""
     from vivace.models.quiet import quiet
 
     if judge.kind == "blip":
@@ -369,31 +335,12 @@ def _scorer(judge: LocatedJudge, prompts: Sequence[str], device: str) -> Score:
     return score
 
 
-def _is_complete(row: ImageScores | None, names: Sequence[str]) -> bool:
-    if row is None:
-        return False
-    return bool(row.faults) or (row.changed is not None and set(names) <= row.changed.keys())
-
-
-def _as_json(row: ImageScores) -> dict[str, Any]:
-    return {"own": row.own, "others": row.others, "changed": row.changed, "faults": list(row.faults)}
-
-
 def _kept(file: Path, prompt: str) -> ImageScores | None:
-    """Return the stored scores of an image; None if there are none."""
     if not file.exists():
         return None
     try:
-        row = read_object(file)
-        changed = row["changed"]
-        return ImageScores(
-            prompt,
-            float(row["own"]),
-            float(row["others"]),
-            None if changed is None else {str(name): float(value) for name, value in changed.items()},
-            tuple(str(fault) for fault in row["faults"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return ImageScores.model_validate({"prompt": prompt} | read_object(file))
+    except (OSError, ValueError) as error:
         raise StoreError(
             f"{file} is damaged ({error!r}); delete it, and run the same command again"
         ) from None

@@ -1,9 +1,5 @@
-"""Damage such as acceleration causes, at graded strengths, to find the strength at which a witness detects it.
-
-Each kind takes an image (H, W, 3) of 0 to 255, a strength in its own unit and a generator of random numbers, and
-returns an image of the same size whose values are whole numbers from 0 to 255. Strengths grow: the first is at the edge
-of what is visible side by side, the last is plain to see. A harmless change is one that no viewer would mind.
-"""
+"""Damage such as acceleration causes, at graded strengths from the edge of what is visible to what is plain to see.
+Images are (H, W, 3) of 0 to 255. A harmless change is one that no viewer would mind."""
 
 from __future__ import annotations
 
@@ -22,6 +18,7 @@ _TOKEN = 16  # pixels a side
 _STALE_BLUR = 4.0  # pixels
 _GHOST = 8  # pixels
 _COARSE = 4.0
+_RED = np.array([1.0, 0.0, -1.0])  # and less blue
 Change = Callable[[Pixels, float, np.random.Generator], Pixels]
 
 
@@ -31,7 +28,6 @@ class DamageKind:
 
     Attributes:
         like: the cause of such damage in accelerated drawing.
-        unit: of the strengths.
     """
 
     name: str
@@ -106,11 +102,6 @@ def _cosines() -> Pixels:
     return np.asarray(matrix)
 
 
-def noisy(image: Pixels, sigma: float, random: np.random.Generator) -> Pixels:
-    """Add white noise of a standard deviation, in grey levels."""
-    return image + sigma * random.standard_normal(image.shape)
-
-
 def drifted(image: Pixels, random: np.random.Generator) -> Pixels:
     """Add smooth noise of one grey level, as a kernel that sums in another order does over a few steps."""
     height, width = image.shape[:2]
@@ -131,37 +122,16 @@ def jpeg(image: Pixels, quality: int) -> Pixels:
     return np.asarray(Image.open(file), dtype=np.float64)
 
 
-def banded(image: Pixels, step: float, _: object = None) -> Pixels:
-    """Round each channel to multiples of a step, in grey levels."""
-    return np.asarray(np.rint(image / step) * step)
-
-
-def more_saturated(image: Pixels, percent: float, _: object = None) -> Pixels:
-    return _with_saturation(image, 1 + percent / 100)
-
-
-def less_saturated(image: Pixels, percent: float, _: object = None) -> Pixels:
-    return _with_saturation(image, 1 - percent / 100)
-
-
-def _with_saturation(image: Pixels, factor: float) -> Pixels:
+def saturated(image: Pixels, percent: float) -> Pixels:
+    """Return an image of more saturation, or with a negative number of less."""
     grey = luminance(image)[..., None]
-    return np.asarray(grey + factor * (image - grey))
-
-
-def cast(image: Pixels, levels: float, _: object = None) -> Pixels:
-    """Add a number of grey levels of red and subtract as many of blue."""
-    return image + levels * np.array([1.0, 0.0, -1.0])
+    return np.asarray(grey + (1 + percent / 100) * (image - grey))
 
 
 def less_contrast(image: Pixels, percent: float, _: object = None) -> Pixels:
     """Move all colours towards the image's mean colour."""
     mean = image.mean(axis=(0, 1))
     return np.asarray(mean + (1 - percent / 100) * (image - mean))
-
-
-def darker(image: Pixels, levels: float, _: object = None) -> Pixels:
-    return image - levels
 
 
 def coarse_chroma(image: Pixels, factor: float, _: object = None) -> Pixels:
@@ -202,28 +172,33 @@ def stale(image: Pixels, percent: float, random: np.random.Generator) -> Pixels:
     return np.where(mask[..., None], blurred(image, _STALE_BLUR), image)
 
 
-def pasted(image: Pixels, percent: float, random: np.random.Generator) -> Pixels:
-    """Paste a square of the image turned upside down, at a quarter of its resolution."""
-    top, left, side = _square(image, percent, random)
-    other = reduced(image[::-1, ::-1], _COARSE)
+def with_square(image: Pixels, other: Pixels, percent: float, random: np.random.Generator) -> Pixels:
+    """Paste a random square of another image that covers this share."""
+    height, width = image.shape[:2]
+    side = min(height, width, max(1, round(float(np.sqrt(height * width * percent / 100)))))
+    top, left = int(random.integers(height - side + 1)), int(random.integers(width - side + 1))
     changed = image.copy()
     changed[top : top + side, left : left + side] = other[top : top + side, left : left + side]
     return changed
 
 
+def coarse_other_content(image: Pixels, percent: float, random: np.random.Generator) -> Pixels:
+    """Paste a square of the image turned upside down, at a quarter of its resolution."""
+    return with_square(image, reduced(image[::-1, ::-1], _COARSE), percent, random)
+
+
 def blackened(image: Pixels, percent: float, random: np.random.Generator) -> Pixels:
-    """Paint a square black."""
-    top, left, side = _square(image, percent, random)
-    changed = image.copy()
-    changed[top : top + side, left : left + side] = 0.0
-    return changed
+    return with_square(image, np.zeros_like(image), percent, random)
 
 
-def _square(image: Pixels, percent: float, random: np.random.Generator) -> tuple[int, int, int]:
-    """Return the top, left and side of a random square that covers this share of the image."""
-    height, width = image.shape[:2]
-    side = min(height, width, max(1, round(float(np.sqrt(height * width * percent / 100)))))
-    return int(random.integers(height - side + 1)), int(random.integers(width - side + 1)), side
+def noisy(image: Pixels, sigma: float, random: np.random.Generator) -> Pixels:
+    """Add white noise of a standard deviation, in grey levels."""
+    return image + sigma * random.standard_normal(image.shape)
+
+
+def banded(image: Pixels, step: float, _: object) -> Pixels:
+    """Round each channel to multiples of a step, in grey levels."""
+    return np.asarray(np.rint(image / step) * step)
 
 
 SHIFT = "shift"
@@ -234,19 +209,35 @@ DAMAGE = (
     DamageKind("noise", "too few steps", "levels", (1, 2, 4, 8, 16), noisy),
     DamageKind("halos", "too much guidance", "times", (0.1, 0.25, 0.5, 1, 2), sharpened),
     DamageKind("banding", "a coarse dtype", "levels", (2, 4, 8, 16, 32), banded),
-    DamageKind("more saturation", "too much guidance", "%", (5, 10, 20, 40, 80), more_saturated),
-    DamageKind("less saturation", "too little guidance", "%", (5, 10, 20, 40, 80), less_saturated),
-    DamageKind("colour cast", "a wrong scale or VAE", "levels", (1, 2, 5, 10, 20), cast),
+    DamageKind(
+        "more saturation", "too much guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturated(i, by)
+    ),
+    DamageKind(
+        "less saturation", "too little guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturated(i, -by)
+    ),
+    DamageKind(
+        "colour cast", "a wrong scale or VAE", "levels", (1, 2, 5, 10, 20), lambda i, by, _: i + by * _RED
+    ),
     DamageKind("less contrast", "too little guidance", "%", (2, 5, 10, 20, 40), less_contrast),
-    DamageKind("darker", "a wrong noise schedule", "levels", (1, 2, 5, 10, 20), darker),
+    DamageKind("darker", "a wrong noise schedule", "levels", (1, 2, 5, 10, 20), lambda i, by, _: i - by),
     DamageKind("coarse chroma", "a small decoder, JPEG", "times", (2, 4, 8, 16, 32), coarse_chroma),
     DamageKind(SHIFT, "another resampling", "px", (0.25, 0.5, 1, 2, 4), shifted),
     DamageKind("ghost", "a step cache", "%", (2, 5, 10, 20, 40), ghosted),
     DamageKind("stale tokens", "skipped tokens", "% of area", (1, 3, 10, 20, 40), stale),
     DamageKind(
-        "coarse other content", "a cache or mask that leaks", "% of area", (0.5, 2, 5, 10, 25), pasted
+        "coarse other content",
+        "a cache or mask that leaks",
+        "% of area",
+        (0.5, 2, 5, 10, 25),
+        coarse_other_content,
     ),
-    DamageKind("black patches", "overflow", "% of area", (0.1, 0.5, 2, 5, 15), blackened),
+    DamageKind(
+        "black patches",
+        "overflow",
+        "% of area",
+        (0.1, 0.5, 2, 5, 15),
+        blackened,
+    ),
 )
 
 HARMLESS = (

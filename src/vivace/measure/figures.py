@@ -27,14 +27,7 @@ _SCORER_BATCH = 32  # images per forward of the scorer
 
 
 class FigureSet:
-    """Images and their figures, which grow row by row, then model by model.
-
-    Args:
-        read_source: reads the images that images were made from, and masks; None for text-to-image.
-
-    Attributes:
-        rows: one for each image that was added.
-    """
+    """Images and their figures, which grow row by row, then model by model."""
 
     def __init__(self, read: Read, read_source: Read | None = None) -> None:
         self.rows: list[ImageFigures] = []
@@ -65,11 +58,7 @@ class FigureSet:
         )
 
     def add_scores(self, scorer: ClipScorer | FunctionScorer, others: Others | None) -> None:
-        """Add scores for prompts, and with CLIP the similarity to references and sources.
-
-        Args:
-            others: None where the prompts are not known; then there are no scores for prompts.
-        """
+        """Add scores for prompts, and with CLIP the similarity to references and sources."""
         if isinstance(scorer, ClipScorer):
             self._add_clip(scorer, others)
         elif others is not None:
@@ -146,13 +135,11 @@ class FigureSet:
 
 
 def _add(row: ImageFigures, name: str, scores: Sequence[float]) -> None:
-    """Add an image's own score, and the mean of the others where there are any."""
     row.alone[name] = scores[0]
     if scores[1:]:
         row.alone[f"{name}_of_others"] = fmean(scores[1:])
 
 
 def _embedded(clip: ClipScorer, names: Sequence[Any], read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the embedding of each image, computed in batches."""
     for start in range(0, len(names), _SCORER_BATCH):
         yield from clip.embed_images([read(name) for name in names[start : start + _SCORER_BATCH]])

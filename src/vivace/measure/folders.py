@@ -66,8 +66,6 @@ class FolderComparison:
     Attributes:
         prompts: of each pair; None if unknown, then only fidelity can be judged.
         originals, rows: of folder A, the reference, and of B.
-        faults: of each pair's images.
-        notes: on what was assumed of files.
     """
 
     names: tuple[str, ...]
@@ -80,13 +78,7 @@ class FolderComparison:
     def judge(
         self, limits: Limits, *, same_picture: bool, task: Task = "text"
     ) -> tuple[Judgement, Fidelity | None]:
-        """Return the verdict on folder B, and how close it is to folder A.
-
-        Args:
-            limits: of the scorer, see `Limits.for_scorer`.
-            same_picture: whether B should show the same images as A.
-            task: what the images were made from.
-        """
+        """Return the verdict on folder B, and how close it is to folder A."""
         if (reason := broken([() if a else tuple(b) for a, b in self.faults])) is not None:
             return Judgement(Gate.FAILED, reason, "broken"), None
         for name, row in zip(self.names, self.rows, strict=True):
@@ -165,7 +157,11 @@ def compare(
     faults_of = []
     for k, name in enumerate(names):
         files = [folder / name for folder in (dir_a, dir_b)]
-        opened = [open_image(file, _noted(notes, file)) for file in files]
+        opened = []
+        for file in files:
+            noted: list[str] = []
+            opened.append(open_image(file, noted.append))
+            notes += [f"{file}: {note}" for note in noted]
         faults_of.append((faults(pixels(opened[0])), faults(pixels(opened[1]))))
         for file, image in zip(files, opened, strict=True):
             made_from = (None, None) if source_of is None else source_of(k, image.height, image.width)
@@ -196,10 +192,6 @@ def compare(
     a, b = images.rows[::2], images.rows[1::2]
     given = None if prompts is None else tuple(prompts)
     return FolderComparison(tuple(names), given, tuple(a), tuple(b), tuple(faults_of), tuple(notes))
-
-
-def _noted(notes: list[str], path: Path) -> Callable[[str], object]:
-    return lambda text: notes.append(f"{path}: {text}")
 
 
 def _key_of(image: Any) -> str:

@@ -109,10 +109,7 @@ def image_metrics(image: Pixels) -> dict[str, float]:
 
 
 def paired_metrics(image: Pixels, reference: Pixels) -> dict[str, float]:
-    """Return `psnr_db`, `ssim` and `match` against a reference of the same size.
-
-    Equal images have an infinite PSNR.
-    """
+    """Return `psnr_db`, `ssim` and `match` against a reference of the same size. Equal images have an infinite PSNR."""
     if image.shape != reference.shape:
         raise ValueError(f"images of {_size(image)} and {_size(reference)} cannot be compared pixel by pixel")
     if min(image.shape[:2]) < _MIN_SSIM_SIZE:
@@ -140,10 +137,8 @@ def match(image: Pixels, reference: Pixels) -> float:
 
 
 def aligned(image: Pixels, reference: Pixels) -> Pixels:
-    """Undo a shift by up to 2 pixels, if nothing else differs: scorers penalise it, though nothing is lost.
-
-    Where pixels are missing, the edge is repeated.
-    """
+    """Undo a shift by up to 2 pixels, if nothing else differs: scorers penalise it, though nothing is lost. Where
+    pixels are missing, the edge is repeated."""
     if image.shape != reference.shape:
         return image
     reached, y, x = _best_shift(image, reference)
@@ -160,10 +155,8 @@ THUMBNAIL = 16
 
 
 def thumbnail(image: Pixels) -> Pixels:
-    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of its area.
-
-    Values that are not finite count as black.
-    """
+    """Return the image reduced to 16 x 16 pixels (THUMBNAIL, THUMBNAIL, 3), each the mean of its area. Values that are
+    not finite count as black."""
     from PIL import Image
 
     finite = np.nan_to_num(image, nan=0.0, posinf=0.0, neginf=0.0)
@@ -189,14 +182,9 @@ def _resampled(image: Pixels, size: tuple[int, int], how: int) -> Pixels:
 
 
 def outside_metrics(image: Pixels, source: Pixels, mask: Pixels) -> dict[str, float]:
-    """Return how much of the source is unchanged outside of the mask: `outside_match` and `outside_psnr_db`.
-
-    The mask is taken `OUTSIDE` pixels larger, since diffusers masks latents, of 8 pixels each, and the VAE blurs them.
-    Empty if nothing is left.
-
-    Args:
-        mask: any image of that size; white where the source was repainted.
-    """
+    """Return how much of the source is unchanged outside of the mask: `outside_match` and `outside_psnr_db`. The mask
+    is taken `OUTSIDE` pixels larger, since diffusers masks latents, of 8 pixels each, and the VAE blurs them. Empty if
+    nothing is left."""
     kept = ~_grown(mask[..., 0] >= 128, OUTSIDE)
     if not kept.any():
         return {}
@@ -215,7 +203,6 @@ _LEAST_ERROR = 255.0**2 / 1e10  # 100 dB, for equal pixels
 
 
 def _grown(white: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
-    """Return a mask enlarged by a number of pixels on each side."""
     grown = white
     for axis in (0, 1):
         padded = np.pad(grown, [(by, by) if a == axis else (0, 0) for a in (0, 1)])
@@ -236,7 +223,6 @@ def _best_shift(image: Pixels, reference: Pixels) -> tuple[float, int, int]:
 
 
 def _squared_error(image: NDArray[np.float32], reference: NDArray[np.float32], y: int, x: int) -> float:
-    """Return the mean squared difference of the image, shifted by (y, x) pixels, where both overlap."""
     height, width = reference.shape[:2]
     moved = image[max(0, -y) : height - max(0, y), max(0, -x) : width - max(0, x)]
     kept = reference[max(0, y) : height - max(0, -y), max(0, x) : width - max(0, -x)]
@@ -276,10 +262,8 @@ class _Rectangle(NamedTuple):
 
 
 def hole_share(image: Pixels, reference: Pixels) -> float:
-    """Return the share of an image (H, W, 3), 0 to 255, that is holes, of which its reference has none.
-
-    It is 0 if the images, of the same size, differ elsewhere too.
-    """
+    """Return the share of an image (H, W, 3), 0 to 255, that is holes, of which its reference has none. It is 0 if the
+    images, of the same size, differ elsewhere too."""
     if not np.isfinite(image).all():
         return 0.0
     listed = [r for r in _rectangles(image) if np.abs(r.of(image) - r.of(reference)).mean() > _OFF]
@@ -311,11 +295,7 @@ def figures_against(image: Pixels, reference: Pixels, lpips: Lpips | None = None
 
 
 def num_rectangles(image: Pixels, reference: Pixels | None = None) -> int:
-    """Return the number of rectangles of one exact colour with hard edges in an image (H, W, 3), 0 to 255.
-
-    Args:
-        reference: only those count that differ from it; files that lose details make nearly flat areas exactly so.
-    """
+    """Return the number of rectangles of one exact colour with hard edges in an image (H, W, 3), 0 to 255."""
     if not np.isfinite(image).all():
         return 0
     return sum(
@@ -350,7 +330,6 @@ def _rectangles(image: Pixels) -> Iterator[_Rectangle]:
 
 
 def _run(continues: NDArray[np.bool_]) -> int:
-    """Return the length of a run from its first cell on."""
     ends = np.flatnonzero(~continues)
     return 1 + (int(ends[0]) if len(ends) else len(continues))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,10 +92,8 @@ def torch_type(device: object) -> str:
 
 
 def visible_gpus() -> list[Place]:
-    """Return the GPUs that this process may use, numbered as NVML and nvidia-smi do, if NVML is there.
-
-    Without NVML the number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere.
-    """
+    """Return the GPUs that this process may use, numbered as NVML and nvidia-smi do, if NVML is there. Without NVML the
+    number is PyTorch's, which CUDA_VISIBLE_DEVICES changes. UUIDs are the same everywhere."""
     import torch
 
     gpus = []
@@ -122,11 +120,9 @@ def cpu_name() -> str:
 
 @contextmanager
 def without_cuda_init() -> Iterator[None]:
-    """Import libraries inside the context without initialising CUDA, which does not survive a fork.
-
-    When transformers imports torchao, it queries the GPU's compute capability to decide which kernels to register, for
-    which PyTorch would initialise CUDA. NVML gives the same answer. Does nothing without NVML.
-    """
+    """Import libraries inside the context without initialising CUDA, which does not survive a fork. When transformers
+    imports torchao, it queries the GPU's compute capability to decide which kernels to register, for which PyTorch
+    would initialise CUDA. NVML gives the same answer. Does nothing without NVML."""
     import torch
     import torch.utils._triton as triton
 
@@ -158,37 +154,27 @@ _SLOW = 1.3  # a dtype that takes more than this many times fp32's time counts a
 
 
 def probe_dtypes(device: str) -> dict[str, float | str]:
-    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16.
-
-    Where the device does not compute in a dtype it is the reason, in words.
-
-    A CPU without hardware support for a dtype emulates it, 10 to 30 times slower or more; only a measurement shows it.
-    """
+    """Return the median milliseconds of one convolution, linear layer and attention in fp32, bf16 and fp16. Where the
+    device does not compute in a dtype it is the reason, in words. A CPU without hardware support for a dtype emulates
+    it, 10 to 30 times slower or more; only a measurement shows it."""
     import torch
 
     threads = torch.get_num_threads()
     # Two threads on a busy two-core machine can take 40 times as long as one, which would hide the dtypes' difference.
     torch.set_num_threads(1)
+    probed: dict[str, float | str] = {}
     try:
-        return {name: _probe_or_reason(device, dtype) for name, dtype in _dtypes().items()}
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            try:
+                probed[name] = _probe(device, dtype)
+            # AssertionError: PyTorch built without that device. TypeError: a dtype that it does not have there.
+            except (RuntimeError, AssertionError, TypeError) as error:
+                if is_out_of_memory(error):
+                    raise
+                probed[name] = reason(error)
     finally:
         torch.set_num_threads(threads)
-
-
-def _dtypes() -> dict[str, Any]:
-    import torch
-
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def _probe_or_reason(device: str, dtype: Any) -> float | str:
-    try:
-        return _probe(device, dtype)
-    # AssertionError: PyTorch built without that device. TypeError: a dtype that it does not have there.
-    except (RuntimeError, AssertionError, TypeError) as error:
-        if is_out_of_memory(error):
-            raise
-        return reason(error)
+    return probed
 
 
 def _probe(device: str, dtype: Any) -> float:
@@ -201,14 +187,18 @@ def _probe(device: str, dtype: Any) -> float:
     tokens = torch.randn(2, 256, 256).to(device, dtype)
     heads = torch.randn(2, 8, 256, 32).to(device, dtype)
 
-    def work() -> None:
+    def work() -> float:
+        synchronise(device)
+        start = time.perf_counter()
         conv(image)
         linear(tokens)
         torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        synchronise(device)
+        return 1000 * (time.perf_counter() - start)
 
     with torch.inference_mode():
         work()
-        return statistics.median(_time(work, device) for _ in range(_REPEATS)) * 1000
+        return statistics.median(work() for _ in range(_REPEATS))
 
 
 def slow_dtypes(probed: Mapping[str, float | str]) -> dict[str, float]:
@@ -218,11 +208,3 @@ def slow_dtypes(probed: Mapping[str, float | str]) -> dict[str, float]:
         return {}
     base = times_ms["fp32"]
     return {name: ms / base for name, ms in times_ms.items() if ms > _SLOW * base}
-
-
-def _time(work: Callable[[], None], device: str) -> float:
-    synchronise(device)
-    start = time.perf_counter()
-    work()
-    synchronise(device)
-    return time.perf_counter() - start

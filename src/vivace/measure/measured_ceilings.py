@@ -1,17 +1,17 @@
-"""Measure the ceilings of a device: matmuls and attention by precision, and copies. They are kept in the cache folder.
-
-Each figure is the median of repeated, warmed-up timings; a repetition takes some milliseconds, so that launching and
-the clock's resolution do not matter. The shapes are those of FLUX, SDXL and SD 1.5; the fastest one is the ceiling.
-"""
+"""Measure the ceilings of a device: matmuls and attention by precision, and copies. The shapes are those of FLUX, SDXL
+and SD 1.5; the fastest one is the ceiling. They are kept in the cache folder."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,7 @@ class _NotHere(Exception):
 
 @dataclass(frozen=True)
 class _Case:
-    """One operation to time: `make` returns a function that performs it once on the device.
-
-    Attributes:
-        amount: FLOP or bytes of one call.
-    """
+    """One operation to time: `make` returns a function that performs it once on the device."""
 
     operation: Operation
     precision: str
@@ -86,13 +82,7 @@ def measure_ceilings(
     time_limit_s: float = TIME_LIMIT_S,
     report: Callable[[str], None] = lambda name: None,
 ) -> Ceilings:
-    """Measure the ceilings of this process's device and return them.
-
-    Args:
-        environment: of this process.
-        time_limit_s: cases that have not begun by then are left out, and named in `missing`.
-        report: called with the name of each operation before it is measured.
-    """
+    """Measure the ceilings of this process's device and return them."""
     import torch
 
     start = time.monotonic()
@@ -161,31 +151,24 @@ def _cases(device: str) -> Iterator[_Case]:
     yield _Case("copy", "", f"{size >> 20} MiB", 2 * size, lambda: _copy(device, size))
     if device == "cuda":
         yield _Case("host_to_device", "", f"{size >> 20} MiB from pinned memory", size, lambda: _onload(size))
-    for shape in _GEMMS[device]:
-        rows, inputs, outputs = shape
-        for precision in _BY_DEVICE[device]["gemm"]:
-            yield _Case(
-                "gemm",
-                precision,
-                f"{rows} x {inputs} x {outputs}",
-                2.0 * rows * inputs * outputs,
-                lambda precision=precision, shape=shape: _gemm(device, precision, *shape),  # type: ignore[misc]
-            )
-    for size_of_heads in _ATTENTION[device]:
-        batch, heads, tokens, channels = size_of_heads
-        for precision in _BY_DEVICE[device]["attention"]:
-            for kernel in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
-                if device == "cpu" and kernel != "FLASH_ATTENTION":
-                    continue
-                yield _Case(
-                    "attention",
-                    precision,
-                    f"{batch} x {heads} x {tokens} x {channels}, {kernel.lower().removesuffix('_attention')}",
-                    4.0 * batch * heads * tokens * tokens * channels,
-                    lambda precision=precision, shape=size_of_heads, kernel=kernel: _attention(  # type: ignore[misc]
-                        device, precision, shape, kernel
-                    ),
-                )
+    for shape, precision in itertools.product(_GEMMS[device], _BY_DEVICE[device]["gemm"]):
+        text = " x ".join(map(str, shape))
+        yield _Case(
+            "gemm", precision, text, 2.0 * math.prod(shape), partial(_gemm, device, precision, *shape)
+        )
+    kernels = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION")
+    every = itertools.product(
+        _ATTENTION[device], _BY_DEVICE[device]["attention"], kernels if device == "cuda" else kernels[:1]
+    )
+    for heads, precision, kernel in every:
+        rows, number, tokens, channels = heads
+        yield _Case(
+            "attention",
+            precision,
+            f"{rows} x {number} x {tokens} x {channels}, {kernel.lower().removesuffix('_attention')}",
+            4.0 * rows * number * tokens * tokens * channels,
+            partial(_attention, device, precision, heads, kernel),
+        )
 
 
 def _copy(device: str, size: int) -> Callable[[], Any]:
@@ -255,7 +238,6 @@ def _median_s(call: Callable[[], Any], device: str) -> float:
 
 
 def _timed_s(call: Callable[[], Any], calls: int, device: str) -> float:
-    """Return the seconds per call of several calls in a row, by the GPU's clock or the host's."""
     if device == "cpu":
         start = time.perf_counter()
         for _ in range(calls):
@@ -275,7 +257,6 @@ def _timed_s(call: Callable[[], Any], calls: int, device: str) -> float:
 
 @contextlib.contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Allow or forbid TF32 in matmuls inside the context."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -1,9 +1,5 @@
-"""This process's GPU through NVML: energy, power, clocks, temperature, throttling.
-
-A meter reads before and after the timed calls, and a thread of its own a few times a second between them: one reading
-takes some microseconds of the host and none of the GPU. Energy is the driver's own counter; where there is none, the
-sampled power is integrated, and the Record says so.
-"""
+"""This process's GPU through NVML: energy, power, clocks, temperature, throttling. Energy is the driver's own counter;
+where there is none, the sampled power is integrated, and the record says so."""
 
 from __future__ import annotations
 
@@ -91,10 +87,8 @@ class NvmlGpu:
 
 @contextlib.contextmanager
 def opened_gpu() -> Iterator[NvmlGpu | str | None]:
-    """Open this process's current GPU: yields it, or the reason why NVML cannot read it; None without CUDA.
-
-    It never initialises CUDA.
-    """
+    """Open this process's current GPU: yields it, or the reason why NVML cannot read it; None without CUDA. It never
+    initialises CUDA."""
     import torch
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -113,11 +107,7 @@ def opened_gpu() -> Iterator[NvmlGpu | str | None]:
 
 
 class GpuMeter:
-    """Observes a GPU over the timed calls: `start`, calls, `stop`, inside a `with`. A second `start` begins anew.
-
-    Args:
-        gpu: None on a CPU; a text says why the GPU cannot be read.
-    """
+    """Observes a GPU over the timed calls: `start`, calls, `stop`, inside a `with`. A second `start` begins anew."""
 
     def __init__(self, gpu: NvmlGpu | str | None, interval_s: float = INTERVAL_S) -> None:
         self._gpu = gpu
@@ -144,11 +134,7 @@ class GpuMeter:
         self._thread.start()
 
     def stop(self, calls: int) -> GpuWindow | None:
-        """Return what was observed since `start`; None on a CPU.
-
-        Args:
-            calls: of the pipeline since `start`.
-        """
+        """Return what was observed since `start`; None on a CPU."""
         if isinstance(self._gpu, str):
             return GpuWindow(calls=calls, reason=self._gpu)
         if self._gpu is None:

@@ -23,6 +23,24 @@ from vivace.measure.image_metrics import Pixels
 _MOST_ZOOMS, _FARTHEST = 9, 0.1
 
 
+_NEEDED = (
+    "give a folder with config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
+)
+
+
+def _processors(folder: Path) -> tuple[Any, Any]:
+    """Return what makes tensors of images, and of texts.
+
+    Without an explicit trust_remote_code=False, transformers asks on the terminal and waits. PIL, whether or not
+    torchvision is installed: they resize differently, and scores must be comparable.
+    """
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    images = AutoImageProcessor.from_pretrained(str(folder), backend="pil", **own)
+    return images, AutoTokenizer.from_pretrained(str(folder), **own)
+
+
 class ClipScorer:
     """Any CLIP model in a local folder (transformers' format, safetensors only).
 
@@ -35,43 +53,25 @@ class ClipScorer:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         import torch
-        from transformers import AutoImageProcessor, AutoTokenizer, CLIPModel
+        from transformers import CLIPModel
 
-        with (
-            _without_bars(),
-            reading(
-                folder,
-                UnknownModel,
-                "give a folder with config.json, model.safetensors, preprocessor_config.json and the tokenizer's files",
-                problem="does not load as a CLIP model",
-            ),
-        ):
+        with _without_bars(), reading(folder, UnknownModel, _NEEDED, problem="does not load as a CLIP model"):
             model = CLIPModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
             )
-            # Without an explicit trust_remote_code=False, transformers asks on the terminal and waits.
-            # PIL, whether or not torchvision is installed: they resize differently, and scores must be comparable.
-            images = AutoImageProcessor.from_pretrained(
-                str(folder), local_files_only=True, backend="pil", trust_remote_code=False
-            )
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-            zooms = _checked(getattr(model.config, "zooms", [1.0]))
-        self._zooms = zooms
+            self._images, self._tokenizer = _processors(folder)
+            self._zooms = _checked(getattr(model.config, "zooms", [1.0]))
         self._model = model.eval().requires_grad_(False).to(device)
-        self._images = images
-        self._tokenizer = tokenizer
         self._device = device
         self._folder = folder
 
     def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
         """Return 100 x the cosine of each image (PIL) with its prompt."""
-        return _rowwise(_once(self.embed_images, images), self.embed_prompts(prompts))
+        return _cosines(_once(self.embed_images, images), self.embed_prompts(prompts))
 
     def similarities(self, images: Sequence[Any], references: Sequence[Any]) -> list[float]:
         """Return 100 x the cosine of each image with its reference."""
-        return _rowwise(_once(self.embed_images, images), self.embed_images(references))
+        return _cosines(_once(self.embed_images, images), self.embed_images(references))
 
     def embed_prompts(self, prompts: Sequence[str]) -> NDArray[np.float64]:
         """Return unit vectors (N, width). Prompts are truncated to the model's maximum length, as usual with CLIP."""
@@ -90,14 +90,14 @@ class ClipScorer:
         ):
             images = [middle(image) for image in images]
         with self._explained():
-            views = [self._image_vectors([zoomed(image, zoom) for image in images]) for zoom in self._zooms]
+            views = []
+            for zoom in self._zooms:
+                shown = self._images(images=[zoomed(image, zoom) for image in images], return_tensors="pt")
+                views.append(self._unit(self._model.get_image_features, shown))
         if len(views) == 1:
             return views[0]
         mean = np.mean(views, axis=0)
         return np.asarray(mean / np.linalg.norm(mean, axis=-1, keepdims=True))
-
-    def _image_vectors(self, images: Sequence[Any]) -> NDArray[np.float64]:
-        return self._unit(self._model.get_image_features, self._images(images=images, return_tensors="pt"))
 
     def _explained(self) -> AbstractContextManager[None]:
         """Turn the libraries' failures into UnknownModel: a configuration may load, and fail in its first call."""
@@ -107,15 +107,16 @@ class ClipScorer:
         import torch
 
         with torch.inference_mode():
-            vectors = _vector(embed(**inputs.to(self._device))).double().cpu().numpy()
+            features = embed(**inputs.to(self._device))
+            # Depending on its version, transformers 5 returns a tensor or an output object.
+            features = features if hasattr(features, "norm") else features.pooler_output
+            vectors = features.double().cpu().numpy()
         return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True))
 
 
 def middle(image: Any) -> Any:
-    """Crop a PIL image with sides of more than 4 to 1 towards the part that the processor keeps.
-
-    The processor resizes first: an image of 1 x 5000 pixels would become one of 128 x 640,000.
-    """
+    """Crop a PIL image with sides of more than 4 to 1 towards the part that the processor keeps. The processor resizes
+    first: an image of 1 x 5000 pixels would become one of 128 x 640,000."""
     width, height = image.size
     short, long = min(width, height), max(width, height)
     if long <= 4 * short:
@@ -166,11 +167,6 @@ def _without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _vector(features: Any) -> Any:
-    """Return the embedding: depending on its version, transformers 5 returns a tensor or an output object."""
-    return features if hasattr(features, "norm") else features.pooler_output
-
-
 def _once(
     embed: Callable[[Sequence[Any]], NDArray[np.float64]], images: Sequence[Any]
 ) -> NDArray[np.float64]:
@@ -180,20 +176,12 @@ def _once(
     return embed([*distinct.values()])[[rows[id(image)] for image in images]]
 
 
-def _rowwise(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
+def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> list[float]:
     return [100 * float(x) for x in (a * b).sum(axis=-1)]
 
 
 class FunctionScorer:
-    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt.
-
-    Args:
-        name: "module:function".
-        folder: where the module was found.
-
-    Raises:
-        UnknownModel: it cannot be imported.
-    """
+    """A function of the user's own that returns a score, higher for better, for each image (PIL) with its prompt."""
 
     def __init__(self, name: str, folder: Path) -> None:
         module, _, function = name.partition(":")
@@ -208,11 +196,7 @@ class FunctionScorer:
             sys.path.remove(str(folder))
 
     def scores(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
-        """Return the score of each image (PIL) with its prompt.
-
-        Raises:
-            Unsupported: the function fails, or returns something else.
-        """
+        """Return the score of each image (PIL) with its prompt."""
         try:
             scores = [float(score) for score in self._function(list(images), list(prompts))]
         except Exception as error:
@@ -231,9 +215,9 @@ class Witness:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         import torch
-        from transformers import AutoImageProcessor, AutoTokenizer, BlipForImageTextRetrieval
+        from transformers import BlipForImageTextRetrieval
 
-        try:
+        with reading(folder, UnknownModel, _NEEDED, problem="does not load as a BLIP model"):
             model, loading = BlipForImageTextRetrieval.from_pretrained(
                 str(folder),
                 dtype=torch.float32,
@@ -241,18 +225,7 @@ class Witness:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-            images = AutoImageProcessor.from_pretrained(
-                str(folder), local_files_only=True, backend="pil", trust_remote_code=False
-            )
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-            lines = str(error).strip().splitlines()
-            raise UnknownModel(
-                f"{folder} does not load as a BLIP model: {lines[0] if lines else error!r}; give a folder with "
-                "config.json, model.safetensors, preprocessor_config.json and the tokenizer's files"
-            ) from error
+            images, tokenizer = _processors(folder)
         # A BLIP for captions or questions has no such head; transformers would make up a random one.
         if missing := sorted(name for name in loading["missing_keys"] if name.startswith("itm_head")):
             raise UnknownModel(
@@ -301,11 +274,7 @@ _POOLED_BEFORE = (3, 6)
 
 
 class Lpips:
-    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different.
-
-    Args:
-        weights: file with AlexNet's weights; None: where PyTorch's libraries keep it.
-    """
+    """LPIPS distance with AlexNet: 0 for equal images, larger for images that look more different."""
 
     def __init__(self, device: str = "cpu", weights: Path | None = None) -> None:
         import torch
@@ -350,10 +319,8 @@ class Lpips:
         return distances
 
     def _distance(self, pair: Any) -> float:
-        """Return the distance of two images (2, 3, H, W) in -1 .. 1.
-
-        It is the sum over stages of the weighted squared differences of normalised features.
-        """
+        """Return the distance of two images (2, 3, H, W) in -1 .. 1. It is the sum over stages of the weighted squared
+        differences of normalised features."""
         import torch
 
         shift, scale = (torch.tensor(v, device=pair.device)[:, None, None] for v in (_SHIFT, _SCALE))

@@ -30,14 +30,8 @@ class Surroundings:
 
     Attributes:
         gpu: name of the NVIDIA GPU that PyTorch can use; None without one.
-        gpu_bytes: its memory; None if unknown.
         may_have_gpu: another maker's GPU may be there, which only PyTorch can tell.
-        why_no_gpu: why PyTorch has no GPU, in words.
-        memory_bytes: of the machine, or of its container.
-        hub: address of the Hugging Face hub.
-        hub_cache: folder of its cache.
         is_offline: whether HF_HUB_OFFLINE forbids the network.
-        has_token: whether the user is logged in there.
     """
 
     gpu: str | None

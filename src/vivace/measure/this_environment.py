@@ -74,10 +74,8 @@ def environment(device: str) -> Environment:
 
 def python_ms() -> float:
     """Return the milliseconds of a fixed Python loop (0.04 s of work in total), a measure of the CPU's current speed.
-
     Eager models of small kernels are bound by Python, and on a shared host others can use the cores without showing in
-    this machine's load.
-    """
+    this machine's load."""
     times = []
     for _ in range(9):
         start = time.perf_counter()
@@ -89,10 +87,8 @@ def python_ms() -> float:
 
 
 def conditions() -> dict[str, float | str]:
-    """Return conditions that may disturb a measurement: CPU speed and load, free memory.
-
-    On NVIDIA GPUs also clocks, temperature, power, throttling and the number of processes.
-    """
+    """Return conditions that may disturb a measurement: CPU speed and load, free memory. On NVIDIA GPUs also clocks,
+    temperature, power, throttling and the number of processes."""
     import psutil
 
     now: dict[str, float | str] = {
@@ -104,10 +100,8 @@ def conditions() -> dict[str, float | str]:
 
 
 def gpu_conditions() -> dict[str, float | str]:
-    """Return the GPU of this process, its clock, temperature, power and throttling, and its number of processes.
-
-    Empty without a GPU, and before CUDA is initialised: reading must not initialise it.
-    """
+    """Return the GPU of this process, its clock, temperature, power and throttling, and its number of processes. Empty
+    without a GPU, and before CUDA is initialised: reading must not initialise it."""
     with opened_gpu() as gpu:
         if gpu is None:
             return {}
@@ -160,22 +154,13 @@ def library_versions() -> dict[str, str]:
 
 
 def _num_cores() -> int:
-    """Return how many logical cores this process may use, which a container or `taskset` can limit."""
     affinity = getattr(os, "sched_getaffinity", None)  # of Linux and some others
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def source_revision(root: Path) -> str | None:
-    """Return the commit of a source checkout, and after a plus the hash of its changed Python files.
-
-    Without that, a row of changed code would be taken for one of the commit, and not be measured again.
-
-    Args:
-        root: of the checkout.
-
-    Returns:
-        None for an installed package.
-    """
+    """Return the commit of a source checkout, and after a plus the hash of its changed Python files. Without that, a
+    row of changed code would be taken for one of the commit, and not be measured again."""
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
@@ -186,7 +171,6 @@ def source_revision(root: Path) -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """Return git's output; "" if it fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],

@@ -1,17 +1,14 @@
-"""The limits that `vivace calibrate witness` chose on this machine, by model and scorer.
-
-Each calibration is a JSON file in vivace's cache. It may be deleted; the limit is then the usual one again.
-"""
+"""The limits that `vivace calibrate witness` chose on this machine, a file in vivace's cache for each model and
+scorer."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from vivace.errors import OutputError, StoreError
+from vivace.errors import StoreError
 from vivace.foundation.spec.limits import (
     CLIP_LIMIT,
     CLIP_LIMITS,
@@ -30,12 +27,6 @@ _TOGETHER = " and "  # between the names of a CLIP model and a second witness
 def keep(calibration: WitnessCalibration) -> Path:
     """Write a calibration, replacing an earlier one of the same model and scorer; return its file."""
     file = file_of(calibration.model, calibration.scorer)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{file.parent} cannot be written: {error.strerror}; set VIVACE_CACHE to a writable folder"
-        ) from None
     replace(file, (calibration.model_dump_json(indent=2) + "\n").encode())
     return file
 
@@ -55,35 +46,28 @@ def kept(model: str, scorer: str) -> WitnessCalibration | None:
 
 
 def calibrated_limits(limits: Limits, model: str, scorer: str | None) -> Limits:
-    """Return the limits with the calibrated ones of the model's scorers. Limits that the user set stay.
-
-    Args:
-        model: NAME@REVISION.
-        scorer: NAME@REVISION, of the second witness too where there is one; None without any.
-    """
-    first, _, second = (scorer or "").partition(_TOGETHER)
-    changed: dict[str, Any] = {}
-    if first and limits.clip == "auto":
-        changed["clip"] = calibrated_limit(model, first)
-    if second and "witness" not in limits.model_fields_set:
-        changed["witness"] = calibrated_limit(model, second)
-    changed = {name: limit for name, limit in changed.items() if limit is not None}
+    """Return the limits with the calibrated ones of the model's scorers. Limits that the user set stay."""
+    changed = {
+        field: limit
+        for field, _, name in _unset(scorer, limits)
+        if (limit := calibrated_limit(model, name)) is not None
+    }
     return limits.model_copy(update=changed) if changed else limits
 
 
-def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
-    """Describe the source of each scorer's limit, unless the user set it.
-
-    Args:
-        model, scorer: see `calibrated_limits`; the model is "" where it is not known.
-        limits: as the user set them.
-    """
+def _unset(scorer: str | None, limits: Limits) -> list[tuple[str, JudgeKind, str]]:
+    """Return the field, the kind and the name of each scorer whose limit the user did not set."""
     first, _, second = (scorer or "").partition(_TOGETHER)
-    notes = []
-    if first and limits.clip == "auto":
-        notes.append(limit_note(model, first, "clip"))
-    if second and "witness" not in limits.model_fields_set:
-        notes.append(limit_note(model, second, "blip"))
+    every: list[tuple[str, JudgeKind, str, bool]] = [
+        ("clip", "clip", first, limits.clip == "auto"),
+        ("witness", "blip", second, "witness" not in limits.model_fields_set),
+    ]
+    return [(field, kind, name) for field, kind, name, is_unset in every if name and is_unset]
+
+
+def limit_notes(model: str, scorer: str | None, limits: Limits) -> list[str]:
+    """Describe the source of each scorer's limit, unless the user set it."""
+    notes = (limit_note(model, name, kind) for _, kind, name in _unset(scorer, limits))
     return [note for note in notes if note]
 
 

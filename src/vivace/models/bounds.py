@@ -1,8 +1,5 @@
-"""Check configurations before anything is built from them, with limits ten times those of published models.
-
-Libraries trust every number of a configuration. A million layers, zero groups or a tokenizer that pads to 10**30
-tokens become a loop without end, a division by zero or an endless allocation.
-"""
+"""Check configurations before anything is built from them, with limits ten times those of published models: a million
+layers or a tokenizer that pads to 10**30 tokens become a loop without end or an endless allocation."""
 
 from __future__ import annotations
 
@@ -89,9 +86,7 @@ def check_files(
 
 def check_places(folder: Path, components: Iterable[str]) -> None:
     """Raise UnusableModel for anything in a model's folder that is neither a file nor a folder, or links out of it.
-
-    Libraries read more files than `check_files` checks, and would wait for a pipe or read a device without end.
-    """
+    Libraries read more files than `check_files` checks, and would wait for a pipe or read a device without end."""
     for place in (*(folder / name for name in components), folder):
         if not place.is_dir():
             continue
@@ -109,11 +104,7 @@ def check_places(folder: Path, components: Iterable[str]) -> None:
 
 
 def check_numbers(config: Any, kind: str = "") -> None:
-    """Raise ValueError for the first number of a configuration beyond ten times that of any published model.
-
-    Args:
-        kind: the file's name, for bounds that only tokenizers have.
-    """
+    """Raise ValueError for the first number of a configuration beyond ten times that of any published model."""
     own = _CLIP_BOUNDS if _is_clip(config) else ()
     bounds = [*own, *(_TOKENIZER_BOUNDS if kind == "tokenizer_config.json" else ()), *_BOUNDS]
     patterns = [(re.compile(pattern), low, high) for pattern, low, high in bounds]
@@ -157,7 +148,6 @@ def _check_configuration(
 
 
 def _check_shards(name: str, index: dict[str, Any], weights: Collection[str]) -> None:
-    """Raise ValueError if an index names anything but safetensors files beside it."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
         raise ValueError("it has no weight_map")
@@ -171,7 +161,6 @@ def _check_shards(name: str, index: dict[str, Any], weights: Collection[str]) ->
 
 
 def _values(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every value of a configuration, objects and lists too, with its key."""
     left: list[tuple[str, Any]] = [("", config)]
     while left:
         key, value = left.pop()

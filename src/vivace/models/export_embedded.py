@@ -36,10 +36,8 @@ class Exported:
 
     @property
     def python(self) -> tuple[str, str]:
-        """Python lines that load the model and generate an image with the catalogue's settings.
-
-        They follow `from diffusers import DiffusionPipeline`.
-        """
+        """Python lines that load the model and generate an image with the catalogue's settings. They follow `from
+        diffusers import DiffusionPipeline`."""
         assert self.located.entry is not None
         arguments = self.located.defaults | self.located.call
         call = "".join(f", {name}={value:g}" for name, value in arguments.items())
@@ -50,12 +48,7 @@ class Exported:
 
 
 def export(name: str, destination: Path) -> Exported:
-    """Write an embedded model as a folder. The export is atomic and never overwrites anything.
-
-    Args:
-        name: a catalogue name.
-        destination: a folder that does not exist yet, or an empty one.
-    """
+    """Write an embedded model as a folder. The export is atomic and never overwrites anything."""
     embedded = [entry.name for entry in CATALOGUE.values() if isinstance(entry.origin, Embedded)]
     if name.strip().lower() not in embedded:
         raise UnknownModel(

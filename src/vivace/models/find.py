@@ -24,14 +24,16 @@ from vivace.models.checkpoints.metadata import note_of_few_steps, with_few_steps
 from vivace.models.checkpoints.single_file import Contents, check_format, contents_of
 from vivace.models.checkpoints.weight_scales import check_plain
 from vivace.models.hub import ModelDownload
-from vivace.models.model_files import files_of, fingerprint
-from vivace.models.pipeline_defaults import call_of, defaults_of, read_config
+from vivace.models.model_files import exists_as, files_of, fingerprint
 from vivace.models.repository import (
     INDEX,
     MODULAR_INDEX,
+    call_of,
     choose,
     components_of,
+    defaults_of,
     has_no_pipeline,
+    read_config,
     read_index,
 )
 from vivace.models.saved_folder import (
@@ -61,16 +63,11 @@ class LocatedModel:
         that was exported to it, or whose weights it has.
     components: replacements for the folder's components, by name: a folder with a config.json, or a .safetensors file.
     checkpoint: a single file with all weights; `folder` then provides only configuration and tokenizers.
-    lora: a LoRA that is merged into the denoiser.
     variant: weight variant of the folder, as diffusers calls it ("fp16").
-    without: components of the folder that are not loaded.
-    weights: the safetensors files that are loaded.
     downloads: files that must be downloaded first, which `obtain` does.
     missing: a message if weights are missing. Such a folder works for `vivace plan`, but not for inference.
     architecture: the model is built from this with random weights, instead of from files.
-    contents: what is in a single file.
     same_as: the embedded model whose weights a folder has.
-    saved: the description in a folder that `vivace save` wrote.
     make: makes the pipeline, where it is an object of this process.
     """
 
@@ -100,8 +97,13 @@ class LocatedModel:
             if self.entry is not None:
                 return ()
             name = Path(self.model.name).name
-            few_steps = note_of_few_steps(name, self.defaults["num_inference_steps"])
-            return tuple(f"{name}: {note}" for note in (few_steps, _not_known(self.pipeline)) if note)
+            notes = [note_of_few_steps(name, self.defaults["num_inference_steps"])]
+            if pipeline_named(self.pipeline) is None:
+                notes.append(
+                    f"vivace does not know {self.pipeline}s: steps, guidance and size are the defaults of diffusers, "
+                    "not of this model; techniques that must know its blocks or its guidance are refused"
+                )
+            return tuple(f"{name}: {note}" for note in notes if note)
         file = self.checkpoint or self.weights[-1]
         return tuple(f"{file.name}: {note}" for note in self.contents.notes)
 
@@ -172,16 +174,6 @@ class LocatedModel:
         return self.entry.call
 
 
-def _not_known(pipeline: str) -> str:
-    """Return what is not known of a pipeline that no family describes; "" if one does."""
-    if pipeline_named(pipeline) is not None:
-        return ""
-    return (
-        f"vivace does not know {pipeline}s: steps, guidance and size are the defaults of diffusers, not of this model; "
-        "techniques that must know its blocks or its guidance are refused"
-    )
-
-
 LIVE: dict[str, LocatedModel] = {}
 """Models that are objects of this process, by name, while they are measured."""
 
@@ -205,15 +197,11 @@ def find_model(name: str, *, download: bool = True) -> LocatedModel:
         if isinstance(entry.origin, Embedded):
             return _embedded(entry, entry.origin)
         return _on_the_hub(entry.name, entry, entry.origin, download)
-    path = user_path(name)
-    try:
-        is_folder, is_file = bool(text) and path.is_dir(), path.is_file()
-    except (OSError, ValueError):  # too long, or a NUL byte
-        is_folder = is_file = False
-    if is_folder:
-        return _in_folder(path)
+    is_folder, is_file = exists_as(name)
+    if is_folder and text:
+        return _in_folder(user_path(name))
     if is_file:
-        return _in_file(path, download)
+        return _in_file(user_path(name), download)
     if is_path(text, _SUFFIXES):
         raise UnknownModel(not_there(name))
     if (origin := repository_in(text)) is not None:
@@ -335,11 +323,6 @@ def _in_folder(path: Path) -> LocatedModel:
         if (folder / MODULAR_INDEX).is_file():
             raise UnusableModel(
                 has_no_pipeline(str(path), read_config(folder / MODULAR_INDEX).get("_class_name"))
-            )
-        whole = next((parent for parent in folder.parents if (parent / INDEX).is_file()), None)
-        if whole is not None:
-            raise UnusableModel(
-                f"{path} has no {INDEX}; it is a part of the model in {whole}: give that folder"
             )
         raise UnusableModel(
             f"{path} has no {INDEX}; give the folder that pipe.save_pretrained(...) wrote, or the path of a file "

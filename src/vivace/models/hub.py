@@ -1,8 +1,6 @@
-"""Files and pipelines on the Hugging Face hub, through its client and cache. Failures become vivace's errors.
-
-The cache comes first; if everything is cached, the network is not used. Small files (configuration, tokenizers) are
-downloaded at once, since they identify the model. Weights are downloaded only when images are to be generated.
-"""
+"""Files and pipelines on the Hugging Face hub, through its client and cache. If everything is cached, the network is
+not used. Small files, which identify the model, are downloaded at once, weights only when images are to be
+generated."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ class Located:
     """A pipeline in the hub's cache, possibly without all its weights.
 
     folder: holds model_index.json, the other small files, and the cached weights.
-    parts: cached components from other repositories.
     weights: the safetensors files to load, cached or not.
     revision: the first 12 digits of the commit of each repository.
     """
@@ -70,11 +67,7 @@ def cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None
 
 
 def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool = False) -> Path:
-    """Download those of the files that the repository has; return the cache folder, named by the commit.
-
-    Args:
-        bars: show the client's progress bars if there is a terminal.
-    """
+    """Download those of the files that the repository has; return the cache folder, named by the commit."""
     from huggingface_hub import snapshot_download
 
     with _explained(repo, revision), _bars(bars and sys.stderr.isatty()):
@@ -82,10 +75,8 @@ def fetch(repo: str, revision: str | None, files: Sequence[str], *, bars: bool =
 
 
 def names(repo: str, folder: Path, *, download: bool = True) -> tuple[str, ...]:
-    """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned.
-
-    Without `download` and without a cached listing, these are the files in `folder`.
-    """
+    """Return the names of all files of the repository at the commit of `folder`, which `fetch` returned. Without
+    `download` and without a cached listing, these are the files in `folder`."""
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
     from huggingface_hub.hf_api import RepoFile
@@ -272,24 +263,19 @@ def _translated(repo: str, revision: str | None, error: BaseException) -> Vivace
         return _translated(repo, revision, error.__cause__)
     if isinstance(error, errors.HFValidationError):
         return UnknownModel(f"no repository '{repo}': {error}")
-    if isinstance(error, errors.GatedRepoError):
-        return Unsupported(
-            f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
-        )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return Unsupported(
-            f"there is no folder '{repo}', and no repository of that name on {hub}; check the spelling, or log in with "
-            "`hf auth login` or HF_TOKEN if it is private"
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return Unsupported(
-            f"{repo} has no revision '{revision}'; give one of its branches, tags or commits, or none for the main "
-            "branch"
-        )
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return Unsupported(
-            f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; unset it"
-        )
+    texts = {
+        errors.GatedRepoError: f"{repo} is gated: ask for access at {hub}/{repo}, then log in with `hf auth login` or "
+        "set HF_TOKEN",
+        errors.RepositoryNotFoundError: f"there is no folder '{repo}', and no repository of that name on {hub}; check "
+        "the spelling, or log in with `hf auth login` or HF_TOKEN if it is private",
+        errors.RevisionNotFoundError: f"{repo} has no revision '{revision}'; give one of its branches, tags or "
+        "commits, or none for the main branch",
+        errors.OfflineModeIsEnabled: f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids the network; "
+        "unset it",
+    }
+    for kind, text in texts.items():
+        if isinstance(error, kind):
+            return Unsupported(text)
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         said = {

@@ -24,9 +24,8 @@ from vivace.models.checkpoints.weight_scales import is_marker
 from vivace.models.find import LocatedModel, obtain
 from vivace.models.hub import fetch_part
 from vivace.models.model_files import component_class
-from vivace.models.pipeline_defaults import read_config
 from vivace.models.quiet import quiet
-from vivace.models.repository import INDEX, components_of
+from vivace.models.repository import INDEX, components_of, read_config
 from vivace.models.tasks import check_installed, for_task, own_task, pipeline_of
 
 # diffusers reads this when it is imported; it disables the loading of custom pipelines everywhere.
@@ -52,7 +51,7 @@ def load_pipeline(
             themselves. Random weights are always created on the device.
         task: what the pipeline is to do with the model's weights; None for what they are published for.
         controlnet: for the task "control", as `find_controlnet` returns it; None for random weights.
-        merge: merges a LoRA into a pipeline (`lora.distillations`), for models that have one of their own.
+        merge: merges a LoRA into a pipeline (`lora.read_lora`), for models that have one of their own.
     """
     import diffusers
     import torch
@@ -70,7 +69,11 @@ def load_pipeline(
         if device == "cpu":
             _check_memory(located.model.name, located.architecture, dtype)
         return for_task(build(located.architecture, device, dtype), kind, controlnet)
-    with quiet(), _reading(located), _lacking(located):
+    with (
+        quiet(),
+        reading(located.model.name, problem=f"does not load as a {located.pipeline}"),
+        _lacking(located),
+    ):
         pipe = _from_files(located, dtype)
         if located.contents is not None:
             _check_all_used(located, located.contents, pipe)
@@ -90,7 +93,7 @@ def load_pipeline(
         pipe.to(device)
     if located.lora is not None:
         assert merge is not None, f"{located.model.name} has a LoRA"
-        with quiet(), _reading(located):
+        with quiet(), reading(located.model.name, problem=f"does not load as a {located.pipeline}"):
             merge(pipe, located.lora)
     pipe.set_progress_bar_config(disable=True)
     return for_task(pipe, kind, controlnet)
@@ -167,10 +170,7 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
         yield
     except (NotImplementedError, ValueError) as error:
         is_lacking, contents = "meta tensor" in str(error), located.contents
-        if contents is None:
-            _check_shape(located.weights, str(error))
-            raise
-        if not is_lacking and not isinstance(error, ValueError):
+        if contents is None or not (is_lacking or isinstance(error, ValueError)):
             raise
         _check_names(located, contents)
         if not is_lacking:
@@ -273,18 +273,10 @@ def _load_component(located: LocatedModel, name: str, path: Path, dtype: Any) ->
 def explained(
     located: LocatedModel, problem: str = "does not load"
 ) -> contextlib.AbstractContextManager[None]:
-    """Turn libraries' errors about a model into UnusableModel; out of memory stays as it is.
-
-    Failures of a model that ships with vivace, or of one with random weights, are vivace's own, and stay too.
-    """
+    """Turn libraries' errors about a model into UnusableModel; out of memory stays as it is. Failures of a model that
+    ships with vivace, or of one with random weights, are vivace's own, and stay too."""
     if located.model.source == "embedded" or located.model.is_synthetic:
         return contextlib.nullcontext()
-    return _reading(located, problem)
-
-
-def _reading(
-    located: LocatedModel, problem: str = "does not load"
-) -> contextlib.AbstractContextManager[None, None]:
     return reading(located.model.name, problem=f"{problem} as a {located.pipeline}")
 
 
@@ -304,10 +296,8 @@ def precision(located: LocatedModel, device: str) -> str:
 
 
 def _convert(component: Any, dtype: Any) -> None:
-    """Convert all parameters to one precision, since libraries disagree about fp16 files on disk.
-
-    Excepted are modules that their authors keep in fp32 because they overflow otherwise (T5's output projections).
-    """
+    """Convert all parameters to one precision, since libraries disagree about fp16 files on disk. Excepted are modules
+    that their authors keep in fp32 because they overflow otherwise (T5's output projections)."""
     import torch
 
     kept: list[str] = []
@@ -321,10 +311,8 @@ def _convert(component: Any, dtype: Any) -> None:
 
 
 def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
-    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE.
-
-    Empty if it has none.
-    """
+    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE. Empty if
+    it has none."""
     tiny = located.tiny_vae
     if isinstance(tiny, Path):
         is_embedded = located.model.source == "embedded"
@@ -338,10 +326,6 @@ _LEAST_LENGTH = 3
 """Tokens of a prompt of one word, with start and end."""
 _OLDER = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 """Names of VAEs' attention in older folders, which diffusers reads."""
-_OTHER_SHAPE = re.compile(
-    r"because (\S+) expected shape torch\.Size\((\[[\d, ]*\])\), but got torch\.Size\((\[[\d, ]*\])\)"
-)
-"""diffusers' message."""
 _NUMBERED = re.compile(r"(.+?)\.\d+\.")
 
 
@@ -352,12 +336,7 @@ class UnusedWeightsWarning(UserWarning):
 def _load_text_encoders(
     folder: Path, dtype: Any, variant: str | None, without: Collection[str]
 ) -> dict[str, Any]:
-    """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them.
-
-    Args:
-        variant: of the files, such as "fp16"; a component that has none of it is read from its plain files.
-        without: components that are not to be loaded.
-    """
+    """Return the models of transformers that a folder's pipeline has, by component, as diffusers loads them."""
     import transformers
 
     models: dict[str, Any] = {}
@@ -392,11 +371,7 @@ def _load_text_encoders(
 
 
 def _check_tokenizers(pipe: Any, model: str) -> None:
-    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder.
-
-    Args:
-        model: its name for messages.
-    """
+    """Raise UnusableModel if a tokenizer is empty, has ids that its encoder lacks, or reads more than its encoder."""
     for name, tokenizer in pipe.components.items():
         encoder: Any = getattr(pipe, name.replace("tokenizer", "text_encoder"), None)
         if (
@@ -456,18 +431,3 @@ def _report_unused(where: Path, part: str, component: Any, names: Iterable[str])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         text = f"{where} has weights that its {part} does not use: {', '.join(names[:3])}{more}"
         warnings.warn(text, UnusedWeightsWarning, stacklevel=2)
-
-
-def _check_shape(files: Iterable[Path], problem: str) -> None:
-    """Raise UnusableModel with the file whose tensor has another shape, if that is the problem."""
-    match = _OTHER_SHAPE.search(problem)
-    if match is None:
-        return
-    name, expected, stored = match.groups()
-    for file in files:
-        about = read_header(file).get(name)
-        if about is not None and str(about["shape"]) == stored:
-            raise UnusableModel(
-                f"{file} has {name} with the shape {stored}, and its config.json means {expected}; it is another "
-                "model's"
-            )

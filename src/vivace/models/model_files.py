@@ -6,19 +6,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from vivace.foundation.untrusted.files import open_plain, read_object
+from vivace.foundation.untrusted.files import open_plain, read_object, user_path
 
 _HASHED = {".json", ".safetensors", ".gguf", ".txt"}
 _HASHED_WHOLE = 1_000_000  # bytes; of larger files the size and the first and last MB are hashed
 
 
 def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
-    """Return every file by its name in the model ("unet/config.json"), sorted by name.
-
-    Args:
-        folder: the pipeline's folder.
-        components: folders that replace the subfolders of the same name in `folder`.
-    """
+    """Return every file by its name in the model ("unet/config.json"), sorted by name."""
     replaced = {component.name: component for component in components}
     files = {
         name: path for name, path in _below(folder).items() if PurePosixPath(name).parts[0] not in replaced
@@ -27,6 +22,15 @@ def files_of(folder: Path, components: Iterable[Path] = ()) -> dict[str, Path]:
         files |= {f"{component.name}/{name}": path for name, path in _below(component).items()}
     # Sorted as paths, not as strings: fingerprints depend on this order.
     return {name: files[name] for name in sorted(files, key=PurePosixPath)}
+
+
+def exists_as(name: str) -> tuple[bool, bool]:
+    """Return whether a user's name is that of a folder, and of a file."""
+    try:
+        path = user_path(name)
+        return path.is_dir(), path.is_file()
+    except (OSError, ValueError):  # too long, or a NUL byte
+        return False, False
 
 
 def num_bytes(files: Mapping[str, Path]) -> int:
@@ -50,11 +54,7 @@ def fingerprint(files: Mapping[str, Path]) -> str:
 
 
 def component_class(folder: Path) -> str:
-    """Return the class that a component's config.json names.
-
-    Raises:
-        OSError, ValueError: there is no config.json, or it names no class.
-    """
+    """Return the class that a component's config.json names."""
     name = read_object(folder / "config.json").get("_class_name")
     if not isinstance(name, str):
         raise ValueError(f"{folder / 'config.json'} names no class")

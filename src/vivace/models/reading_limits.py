@@ -1,8 +1,5 @@
-"""Limits on reading a foreign model.
-
-vivace checks configurations and headers before a library sees them, but cannot foresee everything that libraries do
-with them: loop, allocate, or abort the process. So another process watches the one that reads, until the model is read.
-"""
+"""Limits on reading a foreign model: vivace cannot foresee everything that libraries do with a checked configuration,
+so another process watches the one that reads."""
 
 from __future__ import annotations
 
@@ -58,11 +55,7 @@ _CHUNK = 1 << 24
 
 
 def read_ahead(files: Sequence[Path]) -> threading.Thread | None:
-    """Ask the system to read files, in a thread that ends with this process.
-
-    Returns:
-        The thread; None where the system takes no such request, or has too little free memory.
-    """
+    """Ask the system to read files, in a thread that ends with this process."""
     if not hasattr(os, "posix_fadvise") or not files:
         return None
     import psutil

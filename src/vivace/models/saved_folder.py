@@ -1,7 +1,4 @@
-"""`vivace.json` in a folder: what `vivace save` wrote, or the settings of a model that `vivace models` exported.
-
-diffusers' format has no place for either. Without that file a folder is recognised by its denoiser's configuration.
-"""
+"""`vivace.json` in a folder: what `vivace save` wrote, or the settings of a model that `vivace models` exported."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ _READERS = 32
 
 
 class FolderDefaults(Spec):
-    """The content of `vivace.json` in an exported folder.
-
-    model: the catalogue's name of the model that was exported.
-    """
+    """The content of `vivace.json` in an exported folder."""
 
     model: str
     height: int = Field(ge=8, le=8192)
@@ -109,10 +103,8 @@ def _entry(name: str, pipeline: str, where: str, advice: str) -> Entry:
 
 
 def check_contents(folder: Path, saved: SavedModel) -> None:
-    """Raise UnusableModel for the first file of a saved folder that is missing, new, or changed.
-
-    Every file is read as a whole.
-    """
+    """Raise UnusableModel for the first file of a saved folder that is missing, new, or changed. Every file is read as
+    a whole."""
     files = saved_files(folder)
     for name in sorted(saved.files.keys() - files.keys()):
         raise UnusableModel(
@@ -134,11 +126,8 @@ def saved_files(folder: Path) -> dict[str, Path]:
 
 
 def digests(files: Mapping[str, Path], *, in_pieces: bool) -> dict[str, str]:
-    """Return the digests of files by their names; several are read at once, since a core hashes slower than disks read.
-
-    Args:
-        in_pieces: the sha256 of the sha256s of pieces of 64 MiB; else the sha256 of the file.
-    """
+    """Return the digests of files by their names; several are read at once, since a core hashes slower than disks
+    read."""
     parts = [
         (name, start)
         for name in sorted(files, key=PurePosixPath)

@@ -18,7 +18,7 @@ from vivace.models import hub
 from vivace.models.bounds import ADAPTER, check_files, check_places
 from vivace.models.checkpoints.headers import check_whole
 from vivace.models.find import WEIGHTS, repository_in
-from vivace.models.model_files import fingerprint
+from vivace.models.model_files import exists_as, fingerprint
 
 _WEIGHTS = "model.safetensors"
 # A model needs one file of each row; the second names are those of other transformers versions.
@@ -166,13 +166,8 @@ def find_judge(text: str, *, download: bool = True) -> LocatedJudge:
 
 
 def _find(name: str, kind: JudgeKind, download: bool, embedded: list[str]) -> LocatedScorer:
-    folder = user_path(name)
-    try:
-        is_folder = folder.is_dir()
-    except (OSError, ValueError):  # too long, or a NUL byte
-        is_folder = False
-    if is_folder:
-        resolved = folder.resolve()
+    if exists_as(name)[0]:
+        resolved = user_path(name).resolve()
         _check(resolved, str(resolved), kind)
         return _scorer(str(resolved), resolved, "real")
     if is_path(name):

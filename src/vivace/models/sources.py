@@ -1,14 +1,11 @@
-"""The images that a workload starts from: read, fitted to one size, and identified by their pixels.
-
-Files are the user's. Without files a task takes images that ship with vivace: for each prompt of the set "tinyworld"
-its scene, whose first object has another colour and shape, and a mask around that object (tinyworld/source_pictures).
-"""
+"""The images that a workload starts from: read, fitted to one size, and identified by their pixels. Without files a
+task takes images that ship with vivace (tinyworld/source_pictures)."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,10 +32,7 @@ class SourceImages:
     """The images of a workload's sources.
 
     Attributes:
-        sources: as a Workload has them.
         by_sha: each image, RGB or, for masks, L, by the sha256 of its pixels.
-        height, width: of all of them, pixels.
-        notes: what fitting changed, to be shown.
     """
 
     sources: tuple[Source, ...]
@@ -72,11 +66,7 @@ class _ReadImages:
 
 
 def check_files(task: Task | None, files: Files, strength: float | None) -> Task:
-    """Check that a set of files go together, and return their task.
-
-    Args:
-        task: as asked; None if it was not.
-    """
+    """Check that a set of files go together, and return their task."""
     meant: Task = (
         "inpaint" if files.masks else "control" if files.controls else "image" if files.images else "text"
     )
@@ -85,16 +75,20 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
     if task is None:
         task = meant
     takes = {
-        "text": "",
-        "image": "images",
-        "inpaint": "images masks",
-        "control": "controls",
-        "edit": "images",
+        "inpaint": ("images", "masks"),
+        "image": ("images",),
+        "edit": ("images",),
+        "control": ("controls",),
     }
-    for name, flag in (("images", "--image"), ("masks", "--mask"), ("controls", "--control")):
-        if getattr(files, name) and name not in takes[task]:
-            advice = "--task image, inpaint or edit" if name == "images" else f"--task {_task_of(name)}"
-            raise WorkloadError(f"{flag}: the task '{task}' takes none; leave it out, or give {advice}")
+    for name, flag, advice in (
+        ("images", "--image", "image, inpaint or edit"),
+        ("masks", "--mask", "inpaint"),
+        ("controls", "--control", "control"),
+    ):
+        if getattr(files, name) and name not in takes.get(task, ()):
+            raise WorkloadError(
+                f"{flag}: the task '{task}' takes none; leave it out, or give --task {advice}"
+            )
     if task == "inpaint" and files.images and not files.masks:
         raise WorkloadError("--task inpaint: the mask is missing; give --mask FILE, white where to repaint")
     if strength is not None and task not in ("image", "inpaint"):
@@ -102,10 +96,6 @@ def check_files(task: Task | None, files: Files, strength: float | None) -> Task
             f"--strength {strength:g}: only image-to-image and inpainting have one; give --image FILE, or leave it out"
         )
     return task
-
-
-def _task_of(files: str) -> str:
-    return {"masks": "inpaint", "controls": "control"}[files]
 
 
 def source_images_of(
@@ -151,13 +141,7 @@ def source_images_of(
 
 @dataclass(frozen=True)
 class PixelLimits:
-    """Limits of a model's sizes.
-
-    Attributes:
-        multiple: of height and width, pixels.
-        largest: side, pixels.
-        height, width: the model's own.
-    """
+    """Limits of a model's sizes."""
 
     multiple: int
     largest: int
@@ -202,13 +186,7 @@ def sha_of(image: Image) -> str:
 def image_arguments(
     pipeline: str, workload: Workload, indices: Sequence[int], by_sha: Mapping[str, Image]
 ) -> dict[str, Any]:
-    """Return the images of some of a workload's images as arguments of the pipeline's call.
-
-    Args:
-        pipeline: that the model is published for.
-        indices: of the images of one call.
-        by_sha: the images by the sha256 of their pixels.
-    """
+    """Return the images of some of a workload's images as arguments of the pipeline's call."""
     if workload.task == "text":
         return {}
     names = names_of(pipeline, workload.task)
@@ -222,12 +200,7 @@ def image_arguments(
 
 
 def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate.
-
-    Args:
-        kind: the pipeline's class; that of a text-to-image pipeline takes none.
-        size: has the height and width, pixels.
-    """
+    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate."""
     task = task_of(kind)
     if task == "text":
         return {}
@@ -254,24 +227,19 @@ def _read_files(files: Files) -> Iterator[_ReadImages]:
         _ReadImages("control", "--control", files.controls),
     ):
         for file in read.files:
-            note = _noted(read.notes, file)
-            read.images.append(_mask(file) if read.kind == "mask" else open_image(user_path(file), note))
+            if read.kind != "mask":
+                noted: list[str] = []
+                read.images.append(open_image(user_path(file), noted.append))
+                read.notes += [f"{file}: {note}" for note in noted]
+                continue
+            mask = open_mask(user_path(file))
+            if mask.getextrema() == (0, 0):
+                raise WorkloadError(
+                    f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
+                )
+            read.images.append(mask)
         if read.files:
             yield read
-
-
-def _noted(notes: list[str], file: str) -> Callable[[str], object]:
-    return lambda text: notes.append(f"{file}: {text}")
-
-
-def _mask(file: str) -> Image:
-    """Return a mask as black and white; one that is black is refused."""
-    mask: Image = open_mask(user_path(file))
-    if mask.getextrema() == (0, 0):
-        raise WorkloadError(
-            f"--mask {file}: it is black, so nothing would be repainted; paint white what is to change"
-        )
-    return mask
 
 
 def _default(task: Task) -> Iterator[_ReadImages]:

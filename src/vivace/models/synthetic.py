@@ -1,11 +1,7 @@
 """Pipelines of published architectures with random weights: speed and memory at full size without a download.
 
-A component is constructed on the meta device. Each parameter is then allocated once, on the target device and in the
-target dtype, and filled there (`fill`), so that 12 B parameters never pass through host memory.
-Buffers that a module computes in its constructor (position ids) are kept.
-
-The images are meaningless. Shapes, kernels, memory and the range of activations are those of the published model, and
-so are the times. Everything that depends on training (cache thresholds, quality) is not.
+Each parameter is allocated once, on the target device and in its dtype, and filled there (`fill`). Shapes, kernels,
+memory and the range of activations are those of the published model; what depends on training is not.
 """
 
 from __future__ import annotations
@@ -13,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import importlib
 import inspect
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.architectures import ARCHITECTURES, FAMILIES
 from vivace.architectures.components import Architecture, ComponentConfig
-from vivace.architectures.family import RandomWeights, Rules
+from vivace.architectures.family import Rules
 from vivace.architectures.gains import SHARED
 from vivace.errors import UnknownModel, nearest
 from vivace.models.quiet import quiet
@@ -45,7 +42,12 @@ def build(architecture: Architecture | str, device: str, dtype: Any, seed: int =
         A pipeline of `architecture.pipeline`'s class, its progress bar off.
     """
     if isinstance(architecture, str):
-        architecture = _named(architecture)
+        if architecture not in ARCHITECTURES:
+            near = nearest(architecture, ARCHITECTURES)
+            raise UnknownModel(
+                f"no architecture '{architecture[:200]}'{near} (there are {', '.join(ARCHITECTURES)})"
+            )
+        architecture = ARCHITECTURES[architecture]
     return assemble(
         architecture, lambda name, component: build_component(component, device, dtype, seed, name)
     )
@@ -72,40 +74,33 @@ def assemble(architecture: Architecture, make: Callable[[str, ComponentConfig], 
 def build_component(
     component: ComponentConfig, device: str, dtype: Any, seed: int = 0, name: str | None = None
 ) -> Any:
-    """Build one module with random weights, in evaluation mode and without gradients; see `build`.
-
-    Args:
-        name: its name in the pipeline ("unet"), so that two components of one class and seed get different weights.
-    """
+    """Build one module with random weights, in evaluation mode and without gradients; see `build`."""
     import torch
 
     module = on_meta(component)
     _allocate(module, device, dtype)
-    generator = torch.Generator(device)
-    generator.manual_seed(_seed_of(seed, name or component.class_name))
+    digest = hashlib.sha256(f"{seed} {name or component.class_name}".encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
     with torch.no_grad():
         fill(module, generator)
     return module
 
 
 def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
-    """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs.
-
-    Its parameters take no memory.
-
-    Args:
-        with_buffers: whether its buffers are real, on the CPU, or on the meta device too: SD 3.5's positions take
-            seconds to compute.
-    """
+    """Return the module with its parameters on the meta device in fp32, to count parameters and FLOPs. Its parameters
+    take no memory."""
     import torch
     from accelerate import init_empty_weights
 
     where = contextlib.nullcontext() if with_buffers else torch.device("meta")
-    kind = _class_of(
-        component
-    )  # imported here: constants of a module imported below would have no values for good
-    with init_empty_weights(include_buffers=False), _rng_state_restored(), where:
-        module = _construct(kind, component)
+    # Not inside the context: constants of a module imported there would have no values for good.
+    kind: Any = getattr(importlib.import_module(component.library), component.class_name)
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=()), where:
+        if component.library == "transformers":
+            # transformers writes into the dictionaries that it is given.
+            module = kind(kind.config_class(**copy.deepcopy(component.config)))
+        else:
+            module = kind(**component.config)
     if hasattr(module, "tie_weights"):
         # init_empty_weights has replaced a shared tensor separately in each module.
         module.tie_weights()
@@ -115,32 +110,6 @@ def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
 def num_parameters(component: ComponentConfig) -> int:
     """Count the parameters of a component, shared ones once."""
     return sum(p.numel() for p in on_meta(component, with_buffers=False).parameters())
-
-
-def _named(name: str) -> Architecture:
-    if name not in ARCHITECTURES:
-        names = ", ".join(ARCHITECTURES)
-        raise UnknownModel(
-            f"no architecture '{name[:200]}'{nearest(name, ARCHITECTURES)} (there are {names})"
-        )
-    return ARCHITECTURES[name]
-
-
-def _class_of(component: ComponentConfig) -> Any:
-    if component.library == "transformers":
-        import transformers
-
-        return getattr(transformers, component.class_name)
-    import diffusers
-
-    return getattr(diffusers, component.class_name)
-
-
-def _construct(kind: Any, component: ComponentConfig) -> Any:
-    if component.library == "transformers":
-        # transformers writes into the dictionaries that it is given.
-        return kind(kind.config_class(**copy.deepcopy(component.config)))
-    return kind(**component.config)
 
 
 def _allocate(module: Any, device: str, dtype: Any) -> None:
@@ -162,33 +131,14 @@ def _allocate(module: Any, device: str, dtype: Any) -> None:
             setattr(child, name, buffer.to(device, kind))
 
 
-def _seed_of(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7], "big")
-
-
-@contextlib.contextmanager
-def _rng_state_restored() -> Iterator[None]:
-    """Restore the global RNG state, which constructors may advance."""
-    import torch
-
-    state = torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
-
-
 def fill(module: Any, generator: Any) -> None:
-    """Fill every parameter of a component in place, in the order of `named_parameters`.
-
-    Args:
-        module: of a class that a family gives gains for.
-        generator: a torch.Generator on the module's device.
-    """
+    """Fill every parameter of a component in place, in the order of `named_parameters`."""
     import torch
 
-    own = _weights_of(module)
-    gains, norms = _compiled(own.gains(module)), _compiled(own.norms(module))
+    kind = type(module).__name__
+    of_families = (family.random_weights[kind] for family in FAMILIES if kind in family.random_weights)
+    own = next(of_families, None) or SHARED[kind]
+    gains, norms = own.gains(module), own.norms(module)
     embeddings = {id(child.weight) for child in module.modules() if isinstance(child, torch.nn.Embedding)}
     for name, parameter in module.named_parameters():
         if parameter.dim() == 1 or name.endswith("gamma"):
@@ -203,18 +153,8 @@ def fill(module: Any, generator: Any) -> None:
     own.finish(module)
 
 
-def _weights_of(module: Any) -> RandomWeights:
-    kind = type(module).__name__
-    of_families = (family.random_weights[kind] for family in FAMILIES if kind in family.random_weights)
-    return next(of_families, None) or SHARED[kind]
-
-
-def _compiled(rules: Rules) -> list[tuple[re.Pattern[str], float]]:
-    return [(re.compile(pattern), gain) for pattern, gain in rules]
-
-
-def _first(rules: list[tuple[re.Pattern[str], float]], name: str) -> float:
-    return next((gain for pattern, gain in rules if pattern.search(name)), 1.0)
+def _first(rules: Rules, name: str) -> float:
+    return next((gain for pattern, gain in rules if re.search(pattern, name)), 1.0)
 
 
 _PIECES = re.compile(r"[^\W\d_]{1,6}|\d|[^\w\s]|_")
@@ -251,8 +191,6 @@ class HashedTokenizer:
         model_max_length: number of tokens to which a prompt is truncated or padded where the call names none, start and
             end included.
         first_word, last_word: the range of word ids, both included.
-        padding: id of the padding token.
-        start, end: ids around every text.
         has_words: whether the vocabulary is a language model's, which holds most words whole.
         template: the text of a conversation, from its messages and whether a reply without thinking is to follow.
         marks: ids of the tokens that no hash may give, because a model tells them from words.
@@ -280,11 +218,7 @@ class HashedTokenizer:
         return_tensors: str | None = None,
         **_: Any,
     ) -> TokenBatch:
-        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others.
-
-        Returns:
-            Tensors, or lists: flat ones for a single prompt that was not in a list.
-        """
+        """Tokenize prompts. Takes the transformers arguments that diffusers pipelines use, and ignores others."""
         prompts = [text] if isinstance(text, str) else text
         limit = self.model_max_length if max_length is None else max_length
         rows = [self.encode(prompt, limit if truncation else None) for prompt in prompts]
@@ -368,12 +302,7 @@ def _mistral(messages: list[Message], _: bool) -> str:
 
 
 def tokenizer_for(config: Any, length: int) -> HashedTokenizer:
-    """Return the tokenizer for a text encoder's config of transformers.
-
-    Args:
-        config: of CLIP, T5, or a language model: Qwen3, Qwen2.5-VL, Qwen3-VL, Gemma 2, GLM or Mistral 3.
-        length: number of tokens per prompt.
-    """
+    """Return the tokenizer for a text encoder's config of transformers."""
     text = getattr(config, "text_config", config)
     # The last ids are marks: a thousand of them in Mistral's and Qwen's vocabularies.
     last = text.vocab_size - (1001 if text.vocab_size > 100_000 else 1)
@@ -409,8 +338,6 @@ class HashedProcessor:
     tokens: 5,476 patches and 1,369 tokens of a megapixel.
 
     Attributes:
-        tokenizer: of the same model.
-        images: makes patches of images, as transformers does.
         place: the id of an image's token, whose embedding the vision tower replaces.
         merged: patches that make one token.
     """
@@ -421,10 +348,8 @@ class HashedProcessor:
     merged: int
 
     def __call__(self, *, text: list[str], images: Any = None, padding: bool = False, **_: Any) -> TokenBatch:
-        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids.
-
-        Each `<|image_pad|>` of a text becomes the tokens of the next image.
-        """
+        """Return the ids and mask of texts (texts, tokens), and of images the patches and their grids. Each
+        `<|image_pad|>` of a text becomes the tokens of the next image."""
         import torch
 
         processed = {} if images is None else dict(self.images(images=images, return_tensors="pt"))
@@ -434,10 +359,8 @@ class HashedProcessor:
         return TokenBatch(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask), **processed)
 
     def apply_chat_template(self, messages: list[Message], **_: Any) -> list[list[int]]:
-        """Return the ids of a conversation that still awaits its reply, as the only one of a list.
-
-        Qwen-Image 2.1 asks for the length of its first turn.
-        """
+        """Return the ids of a conversation that still awaits its reply, as the only one of a list. Qwen-Image 2.1 asks
+        for the length of its first turn."""
         return [self.tokenizer.encode(_turns(messages))]
 
     def _ids(self, text: str, counts: Any) -> list[int]:
@@ -451,12 +374,7 @@ class HashedProcessor:
 
 
 def with_processor(pipeline: type, parts: dict[str, Any]) -> dict[str, Any]:
-    """Return a pipeline's components with the processor that it takes, if it takes one.
-
-    Args:
-        pipeline: its class.
-        parts: has the text encoder and its tokenizer.
-    """
+    """Return a pipeline's components with the processor that it takes, if it takes one."""
     accepted = inspect.signature(pipeline.__init__).parameters  # type: ignore[misc]
     name = next((each for each in ("processor", "text_processor") if each in accepted), None)
     if name is None:

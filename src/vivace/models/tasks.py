@@ -1,9 +1,5 @@
-"""The pipelines of diffusers for the tasks of a model's weights, as its family says.
-
-Read without torch and diffusers. The plain weights of a model
-do image-to-image and inpainting: their pipelines differ in how they begin, and in what they do between two steps.
-Weights that were trained to edit have a pipeline of their own.
-"""
+"""The pipelines of diffusers for the tasks of a model's weights, as its family says; read without torch and
+diffusers."""
 
 from __future__ import annotations
 
@@ -39,11 +35,7 @@ def own_task(pipeline: str) -> Task:
 
 
 def pipeline_of(pipeline: str, task: Task, model: str) -> str:
-    """Return the class that does a task with the weights of a model that is published for `pipeline`.
-
-    Args:
-        model: its name, for the message.
-    """
+    """Return the class that does a task with the weights of a model that is published for `pipeline`."""
     known = pipeline_named(pipeline)
     classes = dict(known.tasks) if known is not None else {}
     if known is None or not known.edits:
@@ -62,12 +54,7 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
 
 
 def check_batch(pipeline: str, batch: int | str, model: str) -> None:
-    """Refuse a batch that a pipeline does not take.
-
-    Args:
-        batch: images per call, or "max".
-        model: its name, for the message.
-    """
+    """Refuse a batch that a pipeline does not take."""
     known = pipeline_named(pipeline)
     if known is not None and known.one_a_call and batch != 1:
         raise WorkloadError(
@@ -99,11 +86,7 @@ def task_of(kind: str) -> Task:
 
 
 def names_of(pipeline: str, task: Task) -> InputNames:
-    """Return the names of the images in the call of a task's pipeline.
-
-    Args:
-        pipeline: that class, or the one that the model is published for.
-    """
+    """Return the names of the images in the call of a task's pipeline."""
     if task == "control":
         known = pipeline_doing(pipeline)
         takes = (
@@ -114,12 +97,7 @@ def names_of(pipeline: str, task: Task) -> InputNames:
 
 
 def for_task(pipe: DiffusionPipeline, kind: str, controlnet: str | None = None) -> Any:
-    """Return a pipeline of another class with the same components, which the old one shares and must not use again.
-
-    Args:
-        kind: the name of a pipeline class of diffusers.
-        controlnet: for a pipeline that takes one, as `find_controlnet` returns it; None for random weights.
-    """
+    """Return a pipeline of another class with the same components, which the old one shares and must not use again."""
     import diffusers
 
     if type(pipe).__name__ == kind:

@@ -293,7 +293,6 @@ class Prover:
 
 
 def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> ProofAnswer:
-    """Return whether B follows its requests. `findings` are faults of its images as a set."""
     failed = [check.name for check in checks if check.status is Status.FAILED]
     num_passed = sum(check.status is Status.PASSED for check in checks)
     reasons = [finding.summary for finding in findings]
@@ -310,7 +309,6 @@ def honest(checks: Sequence[ServerCheck], findings: Sequence[ImageFinding]) -> P
 
 
 def _shared_settings(pairs: Sequence[PairFigures], letter: Letter) -> dict[str, Any]:
-    """Return how the images of a side were drawn, where all say the same."""
     drawn = [(pair.settings, pair.image(letter)) for pair in pairs if pair.image(letter).is_there]
     every = [asked.call if image.kept.settings is None else image.kept.settings for asked, image in drawn]
     return {k: v for k, v in every[0].items() if all(each.get(k) == v for each in every)} if every else {}

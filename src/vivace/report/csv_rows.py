@@ -11,8 +11,6 @@ Of = Callable[[Row], Any]
 
 
 def _at(path: str) -> Of:
-    """Return a function that follows names from a row; None where one of them is missing or None."""
-
     def of(row: Row) -> Any:
         value: Any = row
         for name in path.split("."):
@@ -138,5 +136,4 @@ COLUMNS: dict[str, tuple[str, Of]] = {
 
 
 def csv_row(row: Row) -> dict[str, object]:
-    """Return a row as flat data; fields that it lacks are None."""
     return {name: of(row) for name, (_, of) in COLUMNS.items()}

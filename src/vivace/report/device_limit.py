@@ -19,14 +19,10 @@ class Limit:
     """Seconds per image. All but `reason` are None or empty where the limit is not known.
 
     Attributes:
-        limit_s: at the ceilings.
-        components_s: the same by component.
         share: `limit_s` over the median time. More than 1 is an error of the count or of the ceilings.
         kernels_s: in which the GPU is busy beyond the limit; None on a CPU.
         gaps_s: in which the GPU waits for the next kernel while a component is called; None on a CPU.
         outside_s: the pipeline's own work outside of its components; None on a CPU.
-        problem: the reason why the figures must be wrong.
-        reason: why there is no limit.
     """
 
     limit_s: float | None = None
@@ -44,12 +40,7 @@ class _NoCeiling(Exception):
 
 
 def limit_of(record: Record, median_s: float, gpu_busy_s: float | None) -> Limit | None:
-    """Return a measured record's limit; None if no ceilings of its device were measured.
-
-    Args:
-        median_s: seconds per image.
-        gpu_busy_s: seconds per image in which the GPU is busy; None on a CPU.
-    """
+    """Return a measured record's limit; None if no ceilings of its device were measured."""
     counted = [r for r in record.rounds if r.ceilings is not None and r.work is not None]
     if not counted:
         return None
@@ -88,7 +79,6 @@ def _split(
 
 
 def _component_s(work: ComponentWork, ceilings: Ceilings) -> float:
-    """Return the seconds of a component's operations at the ceilings."""
     computing = (
         _at(ceilings, "gemm", work.gemm, work.gemm_flop)
         + _at(ceilings, "gemm", work.conv, work.conv_flop)

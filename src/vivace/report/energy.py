@@ -18,8 +18,6 @@ class GpuUse:
         energy_from: "counter", "sampled power", or both.
         power_w, sm_clock_mhz: the medians of the rounds' mean power and median clock.
         min_sm_clock_mhz, max_temperature_c: of all readings.
-        throttled: why clocks were held down, e.g. "power cap".
-        reason: why there is no energy.
     """
 
     energy_j: float | None
@@ -39,7 +37,6 @@ class GpuUse:
 
 
 def gpu_use(record: Record) -> GpuUse | None:
-    """Return the GPU's state in the rounds of a measured record; None on a CPU and in older records."""
     windows = [r.gpu for r in record.rounds if r.gpu is not None]
     if not windows:
         return None

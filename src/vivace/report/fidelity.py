@@ -125,7 +125,6 @@ class Fidelity:
 
     @property
     def clip_kept(self) -> Interval | None:
-        """The share of the CLIP margin that is kept, with its 95 % interval."""
         return None if self.clip is None else self.clip.mean
 
     def to_json(self) -> dict[str, Any]:
@@ -188,7 +187,6 @@ def paired_figures(images: Sequence[ImageRecord], baseline: Record, quality: Qua
 
 
 def fidelity(pairs: PairedFigures) -> Fidelity | None:
-    """Summarise paired figures; None if there are none."""
     if not pairs.figures:
         return None
     rows, prompts = pairs.figures, [f.prompt for f in pairs.figures]
@@ -299,7 +297,6 @@ def _mean_alone(rows: Sequence[ImageFigures], name: str) -> Interval | None:
 
 
 def _over_prompts(values: Sequence[tuple[float, str]]) -> Interval:
-    """Return the mean of values over prompts."""
     return mean_interval([value for value, _ in values], [prompt for _, prompt in values])
 
 

@@ -87,12 +87,7 @@ def most_stretch(ratio: float) -> float:
 
 
 def allowing_for(stretch: float, gain: LogMean, num_rounds: int) -> tuple[Interval, Verdict]:
-    """Return a speed-up's interval, widened by the possible effect of the CPU's speed, and a matching verdict.
-
-    Args:
-        stretch: see `stretch_of`.
-        gain: the logarithm of the speed-up as measured.
-    """
+    """Return a speed-up's interval, widened by the possible effect of the CPU's speed, and a matching verdict."""
     interval, own = gain.interval(), verdict(gain, num_rounds)
     if stretch == 1.0:
         return interval, own

@@ -46,7 +46,6 @@ class Latency:
 
 
 def latency_of(samples: tuple[tuple[float, ...], ...], spread: Spread) -> Latency:
-    """Return the statistics of the samples, in seconds per image by round."""
     pooled = sorted(x for r in samples for x in r)
     return Latency(
         median=median_interval(samples, spread),
@@ -65,5 +64,4 @@ def _percentile(ordered: list[float], share: float) -> float:
 
 
 def ends_of(interval: Interval) -> list[float] | None:
-    """Return the ends of an interval; None without one."""
     return None if interval.low is None or interval.high is None else [interval.low, interval.high]

@@ -39,7 +39,6 @@ class ProfileChange:
         return self.after_s - self.before_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the change as plain data."""
         return asdict(self) | {"difference_s": self.difference_s}
 
 
@@ -84,12 +83,7 @@ def table_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def answer_of(profile: Profile, before: Profile | None = None, top: int = TOP) -> Answer:
-    """Return the answer of a profile, or of two side by side.
-
-    Args:
-        before: what it is compared with.
-        top: rows of the operator table, and of the other tables that can be long.
-    """
+    """Return the answer of a profile, or of two side by side."""
     if before is None:
         return _alone(profile, top)
     differences = changes(before, profile)
@@ -141,12 +135,10 @@ def _alone(profile: Profile, top: int) -> Answer:
 
 
 def _json(profile: Profile) -> dict[str, Any]:
-    """Return the profile as plain data, with the operator table's percentages and averages."""
     return profile.model_dump(mode="json") | {"operators": table_rows(profile)}
 
 
 def tables_of(profile: Profile, top: int = TOP) -> Iterator[Table]:
-    """Yield the tables of a profile."""
     yield _operators(profile, top)
     is_gpu = profile.gpu_busy_s is not None
     yield _shares("Time by kernel family", "family", profile.families, is_gpu)

@@ -20,9 +20,7 @@ class Judgement:
     """The gate's verdict on a recipe.
 
     Attributes:
-        reason: the figures behind it.
         figure: that decides: `clip`, `witness`, `match`, `ssim`, `psnr_db`, `outside`, `source`, `variety` or `broken`.
-        words: the verdict for people, see `in_words`.
     """
 
     gate: Gate
@@ -187,7 +185,6 @@ def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) 
 
 
 def _named(fidelity: Fidelity, images: Sequence[NamedImage], verb: str, of_several: str, what: str) -> str:
-    """Count images, and name the worst."""
     worst = sorted(images, key=lambda image: image.match)[:_MOST_NAMED]
     listed = ", ".join(f"{image.name} (match {image.match:.2f})" for image in worst)
     more = ", ..." if len(images) > len(worst) else ""
@@ -202,7 +199,6 @@ _OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
 def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgement:
-    """Judge the kept share of the sources outside of their masks, and require no more than the baseline keeps."""
     minimum, relaxed = limit, ""
     reached = None if fidelity.outside_of_baseline is None else fidelity.outside_of_baseline.low
     if reached is not None and reached < minimum:

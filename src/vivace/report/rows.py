@@ -145,7 +145,6 @@ class Row:
 
     @property
     def cpu_differs(self) -> bool:
-        """Whether the CPU's speed changed since the baseline."""
         return has_changed(self.cpu_ratio)
 
     @property
@@ -190,7 +189,6 @@ class Row:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings to read before trusting the row."""
         warnings = list(self.record.rounds[0].warnings)
         if self.record.trial.model.is_synthetic:
             warnings.insert(0, RANDOM_WEIGHTS)
@@ -277,7 +275,6 @@ class Row:
         }
 
     def _quality_json(self) -> dict[str, Any] | None:
-        """Return the gate's verdict, the limits that it used and, for the baseline, the noise floor."""
         if self.judgement is None and self.fidelity is None:
             return None
         fields: dict[str, Any] = {
@@ -300,12 +297,7 @@ NO_QUALITY = QualityPass()
 def rows_of(
     records: Sequence[Record], quality: QualityPass = NO_QUALITY, limits: Limits = DEFAULT_LIMITS
 ) -> list[Row]:
-    """Return one row per record, in order. The first record is the baseline that the others are compared with.
-
-    Args:
-        quality: the results of the quality pass, as the store keeps them.
-        limits: the quality limits of the gate.
-    """
+    """Return one row per record, in order. The first record is the baseline that the others are compared with."""
     limits = limits.for_scorer(quality.scorer)
     steady, spread = _steady(records)
     rows = [
@@ -340,7 +332,6 @@ def _log_speedup(baseline: SecondsByRound, other: SecondsByRound, spread: Spread
 
 
 def priced(rows: Sequence[Row], price_per_hour: float | None) -> list[Row]:
-    """Return the rows with the price of an hour of the machine, in any currency."""
     return [replace(row, price_per_hour=price_per_hour) for row in rows]
 
 
@@ -436,11 +427,7 @@ def _row(
 
 
 def compilation(record: Record, gain_s: float | None) -> Compilation | None:
-    """Return the compilation cost of a measured record; None if nothing was compiled.
-
-    Args:
-        gain_s: seconds that the recipe saves per image; None if no gain was shown.
-    """
+    """Return the compilation cost of a measured record; None if nothing was compiled."""
     fresh: list[float | None] = []
     cached: list[float | None] = []
     for round_ in record.rounds:

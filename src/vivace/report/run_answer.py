@@ -49,14 +49,7 @@ def answer_of(
     reproduce: str = "",
     started_at: str = "",
 ) -> Answer:
-    """Return the answer of a comparison.
-
-    Args:
-        rows: the baseline first.
-        command: the one that answers.
-        read: returns an image by its sha256, or the reason why there is none.
-        reproduce: the command line that measured it.
-    """
+    """Return the answer of a comparison."""
     record, best = rows[0].record, fastest(rows)
     workload, batch = record.trial.workload, record.trial.workload.batch
     plain_rows, data = [csv_row(row) for row in rows], [row.to_json() for row in rows]
@@ -158,7 +151,6 @@ def _verdict(row: Row) -> Cell:
 
 
 def _quality(row: Row) -> Cell | None:
-    """Return the gate's verdict, below it in words."""
     if row.judgement is None:
         return None
     gate, words = row.judgement.gate, row.judgement.words.partition(": ")[2]
@@ -234,7 +226,6 @@ def _is_doubted(row: Row) -> bool:
 
 
 def _notes(row: Row, shared: Sequence[str], doubts: dict[str, list[int]]) -> tuple[str, ...]:
-    """Return the reason, the compile time and the warnings of a row; not what several rows share."""
     notes = [row.reason] if row.reason else []
     if _is_doubted(row) and row.judgement is not None and row.judgement.reason not in doubts:
         notes += [f"quality unclear: {row.judgement.reason}"]
@@ -264,7 +255,6 @@ def _shared_doubts(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def _remarks(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the quality limits, and what the memory figures mean."""
     if any(row.judgement is not None for row in rows[1:]):
         limits = rows[0].limits
         minimums = [
@@ -375,7 +365,6 @@ def _workload(rows: Sequence[Row]) -> str:
 
 
 def _conditions(row: Row) -> Iterator[Fact]:
-    """Return the conditions of the measurement as names and values."""
     model, of = row.record.trial.model, row.record.environment
     capability = f", compute capability {of.device_capability}" if of.device_capability else ""
     revision = f" ({of.source_revision})" if of.source_revision else ""

@@ -49,7 +49,6 @@ def _failed(row: Row) -> str:
 
 
 def times(rows: Sequence[Row]) -> Bars | None:
-    """Return each measured row's median time with its interval; None without any."""
     bars = []
     for number, row, latency in _measured(rows):
         median = latency.median
@@ -269,7 +268,6 @@ def _quality(row: Row, *, is_clip: bool) -> Interval | None:
 
 
 def _point(number: int, row: Row, y: Interval, said: str) -> list[PlotPoint]:
-    """Return the point of a row; none if its speed-up is not known."""
     x = Interval(1.0, None, None) if row.is_baseline else row.speedup
     if x is None:
         return []

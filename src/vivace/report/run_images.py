@@ -40,7 +40,6 @@ def no_images(sha256: str) -> str:
 
 
 def image_grid(rows: Sequence[Row], read: ReadImage) -> ImageGrid | None:
-    """Return the images of a comparison; None if none was stored."""
     images = {number: _images(row) for number, row in enumerate(rows, 1)}
     columns = [(number, row) for number, row in enumerate(rows, 1) if images[number]]
     if not columns:
@@ -121,7 +120,6 @@ def _losses(
     baseline: Row,
     references: Mapping[ImageKey, ImageRecord],
 ) -> dict[ImageKey, float]:
-    """Return the loss of each image that has one."""
     figures, originals = _by_image(row), _by_image(baseline)
     margin = _margin(baseline) if not row.record.trial.recipe.same_picture else None
     losses = {}

@@ -13,7 +13,6 @@ _MAX_NAMED = 4
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Summarise the table in a few sentences that claim no more than its intervals allow."""
     return " ".join([headline(rows), *particulars(rows)])
 
 
@@ -61,7 +60,6 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 
 def standing(row: Row) -> str:
-    """Describe what is uncertain about a fast recipe's quality; empty if it passes."""
     if row.judgement is None or row.record.trial.model.is_synthetic:
         return "quality not judged"
     return "quality not proven" if _is_doubtful(row) else ""
@@ -84,7 +82,6 @@ def _equals(rows: Sequence[Row], best: Row) -> list[Row]:
 
 
 def _is_doubtful(row: Row) -> bool:
-    """Whether the quality was judged, and did not pass."""
     return row.judgement is not None and row.judgement.gate is not Gate.PASSED
 
 
@@ -142,7 +139,6 @@ def _named(rows: Sequence[Row]) -> str:
 
 
 def _caveats(rows: Sequence[Row]) -> list[str]:
-    """Name the recipes that failed on quality; count those that are unclear or not measured."""
     caveats = []
     failed = [r for r in rows if r.failed_quality]
     if failed:
@@ -162,7 +158,6 @@ def _is_unclear(row: Row) -> bool:
 
 
 def _unended(text: str | None) -> str:
-    """Return a reason without its full stop, for use within a sentence."""
     return (text or "no reason was stored").rstrip(".")
 
 

@@ -69,11 +69,7 @@ _NOT_ALONE = ("hours_per_1000",)
 
 
 def usage_table(measured: Sequence[tuple[str, Row]], names: Sequence[str] = ()) -> Table:
-    """Return the table of measured rows, with their labels; without rows if nothing is known beyond their times.
-
-    Args:
-        names: only these figures; empty for all.
-    """
+    """Return the table of measured rows, with their labels; without rows if nothing is known beyond their times."""
     used = [
         figure
         for figure in FIGURES
@@ -103,7 +99,6 @@ def no_limit(measured: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, str]]:
 
 
 def numbers(row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield name, unit and number of each known figure of a row."""
     for figure in FIGURES:
         if (value := figure.of(row)) is not None and figure.name not in _NOT_ALONE:
             yield figure.name, figure.unit, value

@@ -53,8 +53,6 @@ class VarietyShare:
 
     Attributes:
         among: "seeds" of a prompt, or "prompts".
-        distance: "colours", "shapes" or "content".
-        closest: whether only the closest pair of each prompt counts, or of each image.
         bounds: the mean over prompts, its lower bound with 95 % confidence and its upper bound with 90 %.
     """
 
@@ -70,7 +68,6 @@ class Variety:
 
     Attributes:
         bounds: of the mean of all shares among seeds, or among prompts where each has one seed.
-        shares: each of them.
         num_seeds: of the prompts that have several, at most; 1 if none has.
         copies: the prompts all of whose images are copies of each other, while the baseline's are not.
     """
@@ -146,7 +143,6 @@ def _descriptions(rows: Sequence[ImageFigures]) -> dict[str, Vectors]:
 
 
 def _distances(vectors: Vectors) -> Vectors:
-    """Return the distances (N, N) between vectors."""
     products = vectors @ vectors.T
     squares = np.diag(products)
     distances = np.sqrt(np.maximum(0.0, squares[:, None] + squares[None] - 2 * products))

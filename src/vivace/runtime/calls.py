@@ -36,10 +36,8 @@ def prompts_of(call: Call) -> dict[str, Any]:
 
 
 def generators_of(call: Call) -> dict[str, Any]:
-    """Return a call's generators, one for each image.
-
-    The noise is drawn on the CPU, so that it is the same on every device.
-    """
+    """Return a call's generators, one for each image. The noise is drawn on the CPU, so that it is the same on every
+    device."""
     import torch
 
     generators = [torch.Generator("cpu").manual_seed(seed) for _, _, seed in call]
@@ -49,24 +47,15 @@ def generators_of(call: Call) -> dict[str, Any]:
 def with_size_of_image(
     pipe: DiffusionPipeline, defaults: dict[str, Any], arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's defaults with the size of its image argument, unless the call sets a size itself.
-
-    diffusers would stretch the image to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's
-    would draw 1024x1024 pixels whatever the size.
-
-    Args:
-        arguments: those of the call.
-    """
+    """Return a call's defaults with the size of its image argument, unless the call sets a size itself. diffusers would
+    stretch the image to the default size. The pipeline rounds the size itself, and FLUX.1 Kontext's would draw
+    1024x1024 pixels whatever the size."""
     sizes = _of_its_image(defaults, arguments)
     return _area(pipe, sizes | arguments) | sizes
 
 
 def example_call(pipe: DiffusionPipeline, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call besides a prompt, for calls that calibrate: shipped images, in one size.
-
-    Args:
-        size: has the height and width, pixels.
-    """
+    """Return the arguments of a call besides a prompt, for calls that calibrate: shipped images, in one size."""
     return example_images(type(pipe).__name__, size) | _area(pipe, size)
 
 
@@ -104,9 +93,7 @@ def why_no_steps(pipe: DiffusionPipeline, call: dict[str, Any]) -> str | None:
 
 def follow_denoiser(pipe: DiffusionPipeline, device: str) -> None:
     """Move a pipeline's ControlNet to the device, and cast its inputs, which are the denoiser's, and its outputs.
-
-    Techniques change the denoiser alone. The ControlNet is patched as an instance.
-    """
+    Techniques change the denoiser alone. The ControlNet is patched as an instance."""
     controlnet = getattr(pipe, "controlnet", None)
     if controlnet is None:
         return
@@ -159,10 +146,8 @@ def takes_prompts_first(pipe: DiffusionPipeline) -> bool:
 def as_the_pipeline_takes(
     pipe: DiffusionPipeline, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments with prompts by name where the pipeline's first argument is another.
-
-    Lists of prompts are copied: ZImagePipeline writes into the one that it is given.
-    """
+    """Return a call's arguments with prompts by name where the pipeline's first argument is another. Lists of prompts
+    are copied: ZImagePipeline writes into the one that it is given."""
     only = args[0] if len(args) == 1 else None
     if _is_text(only) and not takes_prompts_first(pipe):
         args, kwargs = (), {"prompt": only} | kwargs
@@ -171,10 +156,8 @@ def as_the_pipeline_takes(
 
 
 def refuse_ignored(pipe: DiffusionPipeline, names: Iterable[str]) -> None:
-    """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any.
-
-    A size beside a source image is no mistake: the image has one.
-    """
+    """Refuse arguments by name that a pipeline would take and ignore: Stable Diffusion's calls take any. A size beside
+    a source image is no mistake: the image has one."""
     call = call_of(pipe)
     parameters = call.parameters
     if not call.is_known or not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -204,11 +187,9 @@ def _is_text(value: Any) -> bool:
 def with_negative_prompts(
     defaults: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a call's arguments, with the default negative prompt repeated for each prompt.
-
-    FLUX's pipeline encodes a single text as one row, however many prompts there are. If negative embeddings are passed,
-    the default negative prompt is left out, since pipelines do not accept both.
-    """
+    """Return a call's arguments, with the default negative prompt repeated for each prompt. FLUX's pipeline encodes a
+    single text as one row, however many prompts there are. If negative embeddings are passed, the default negative
+    prompt is left out, since pipelines do not accept both."""
     if kwargs.get("negative_prompt_embeds") is not None:
         defaults = {name: value for name, value in defaults.items() if name != "negative_prompt"}
     call = defaults | kwargs

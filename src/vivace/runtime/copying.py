@@ -1,9 +1,5 @@
-"""What users take from a session's pipeline: copies of it, and what `save_pretrained` writes.
-
-Both are refused where they would be wrong. What a technique puts on an instance is copied with it: bound methods and
-partial functions are bound to the copy, and a closure goes on computing with the original. `save_pretrained` writes the
-layers that techniques left, under a configuration from which diffusers makes others.
-"""
+"""Refuse copies of a session's pipeline, and `save_pretrained`, where the result would be wrong: closures go on
+computing with the original, and the layers that techniques left are written under a configuration that makes others."""
 
 from __future__ import annotations
 
@@ -40,10 +36,8 @@ def _refuse_copy(name: str, _: Any) -> NoReturn:
 
 
 def _is_bound(owner: Any) -> bool:
-    """Whether an object has a function that refers to it, or to another network, in its closure.
-
-    Those of diffusers' hooks do.
-    """
+    """Whether an object has a function that refers to it, or to another network, in its closure. Those of diffusers'
+    hooks do."""
     if "_diffusers_hook" in vars(owner):
         return True
     seen: set[int] = set()

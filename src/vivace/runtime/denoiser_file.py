@@ -1,9 +1,7 @@
 """Write a model's denoiser, with the weights that a recipe makes, as one file that ComfyUI reads.
 
-Merged LoRAs and the precision are in the file, and so are weights in fp8: with one scale each, whatever the recipe's
-granularity, because the format has one; of `fp8_static` also the scale of each layer's inputs. They are rounded once,
-from the weights before they are quantised. Everything but the denoiser's weights, such as caches, compilation and the
-VAE, is left out and reported.
+Weights in fp8 have one scale each, whatever the recipe's granularity, because the format has one, and with `fp8_static`
+one for their inputs. Everything but the denoiser's weights is left out and reported.
 """
 
 from __future__ import annotations
@@ -63,7 +61,6 @@ class DenoiserFile:
     """The tensors of a denoiser's file.
 
     Attributes:
-        layout: its tensors in the authors' names.
         quantised: the authors' names of weights that are written in fp8.
         divided: of weights that are not, because only some of the layers that they join are quantised.
         input_scales: by weight that is written in fp8, if its layer's inputs have one scale.
@@ -97,7 +94,10 @@ class DenoiserFile:
             elif any(chosen):
                 divided.append(name)
         scales = {
-            name: _largest([input_scales[part.removesuffix(_WEIGHT)] for part in layout[name].parts])
+            name: max(
+                input_scales[part.removesuffix(_WEIGHT)].detach().float().cpu().reshape(())
+                for part in layout[name].parts
+            )
             for name in quantised
             if input_scales is not None
         }
@@ -147,13 +147,11 @@ class DenoiserFile:
             scale = scale_of(join())
             layer = written.removesuffix(_WEIGHT)
             yield WrittenTensor(written, torch.float8_e4m3fn, tensor.shape, partial(_in_fp8, join, scale))
-            yield WrittenTensor(f"{written}_scale", torch.float32, (), partial(_same, scale))
+            yield WrittenTensor(f"{written}_scale", torch.float32, (), partial(torch.clone, scale))
             if name in self.input_scales:
-                of_inputs = partial(_same, self.input_scales[name])
+                of_inputs = partial(self.input_scales.__getitem__, name)
                 yield WrittenTensor(f"{layer}.{INPUT_SCALE}", torch.float32, (), of_inputs)
-            yield WrittenTensor(
-                f"{layer}.{DESCRIPTION}", torch.uint8, tuple(text.shape), partial(_same, text)
-            )
+            yield WrittenTensor(f"{layer}.{DESCRIPTION}", torch.uint8, tuple(text.shape), lambda: text)
 
     def check(self, path: Path) -> None:
         """Check the written file's header with the code that reads foreign files."""
@@ -169,10 +167,8 @@ class DenoiserFile:
 
 
 def scale_of(weight: torch.Tensor) -> torch.Tensor:
-    """Return the scale of a weight in fp8: its largest value becomes the largest of the format.
-
-    It is rounded to the weight's precision, as torchao and comfy-kitchen do, so that values are theirs bit by bit.
-    """
+    """Return the scale of a weight in fp8: its largest value becomes the largest of the format. It is rounded to the
+    weight's precision, as torchao and comfy-kitchen do, so that values are theirs bit by bit."""
     import torch
 
     # A weight of zeros would be divided by zero.
@@ -180,18 +176,10 @@ def scale_of(weight: torch.Tensor) -> torch.Tensor:
     return (largest / _LARGEST).float()
 
 
-def _largest(scales: Sequence[torch.Tensor]) -> torch.Tensor:
-    return max(scale.detach().float().cpu().reshape(()) for scale in scales)
-
-
 def _in_fp8(join: Any, scale: torch.Tensor) -> torch.Tensor:
     import torch
 
     return (join().float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @dataclass(frozen=True)
@@ -241,12 +229,7 @@ _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 @dataclass(frozen=True)
 class WrittenDenoiser:
-    """A file that was written.
-
-    Attributes:
-        num_quantised: weights in fp8.
-        notes: the parts of the recipe that are not in the file, or differ from this machine's.
-    """
+    """A file that was written."""
 
     path: Path
     num_bytes: int
@@ -271,13 +254,7 @@ def write_denoiser(
     destination: Path,
     is_read: Callable[[], None] = lambda: None,
 ) -> WrittenDenoiser:
-    """Load a model, apply the techniques that change its denoiser's weights, and write it in the authors' names.
-
-    Args:
-        device: torch's type of device on which LoRAs are merged.
-        destination: a .safetensors file that does not exist yet.
-        is_read: called once the model is loaded and the recipe applied.
-    """
+    """Load a model, apply the techniques that change its denoiser's weights, and write it in the authors' names."""
     import torch
 
     path = user_path(destination)
@@ -334,7 +311,6 @@ def _exists(path: Path) -> OutputError:
 
 
 def _divided(recipe: Recipe) -> _Parts:
-    """Sort a recipe's techniques."""
     parts = _Parts()
     left: list[str] = []
     for technique in recipe.pinned():
@@ -368,7 +344,6 @@ def _divided(recipe: Recipe) -> _Parts:
 
 
 def _expressible(technique: Quantize) -> Quantize:
-    """Return the technique if the format can hold its weights."""
     if technique.backend != "torchao" or technique.scheme not in _SCHEMES:
         raise Unsupported(
             f"{technique.text}: files for ComfyUI are written in fp8 only; take quantize(fp8_weight), "
@@ -383,7 +358,6 @@ def _expressible(technique: Quantize) -> Quantize:
 
 
 def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str, ...]:
-    """Return diffusers' names of the denoiser's layers that the recipe quantises."""
     if technique is None:
         return ()
     # Limits of kernels on this machine do not apply to the file.
@@ -396,7 +370,6 @@ def _quantised_layers(session: Session, technique: Quantize | None) -> tuple[str
 
 
 def _calibrated(target: Target, parts: _Parts, layers: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """Return the scale of the inputs of each layer that has one, measured on a few images."""
     assert parts.quantize is not None
     denoiser = component_of(target.pipe, "denoiser")
     modules = {f"denoiser.{name}": denoiser.get_submodule(name) for name in layers}
@@ -408,7 +381,6 @@ def _calibrated(target: Target, parts: _Parts, layers: tuple[str, ...]) -> dict[
 
 
 def _markers(pipe: Any) -> tuple[str, ...]:
-    """Return the marks of a UNet that predicts v."""
     config = pipe.scheduler.config
     if getattr(pipe, "unet", None) is None or config.get("prediction_type") != "v_prediction":
         return ()

@@ -1,8 +1,6 @@
 """Write a model with a recipe as a plain Python script that generates the same image as vivace.
 
-The recipe is applied to the loaded model, so that only techniques that work here and have an effect are written. Each
-technique writes itself in public calls (`Technique.script`). Techniques without public calls are applied by one
-`vivace.apply` in the script, which then generates the image through that session.
+Each technique writes itself in public calls (`Technique.script`); those without any are applied by one `vivace.apply`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures.entry import Embedded, Hub, StoredPart
+from vivace.architectures.entry import Embedded, Hub
 from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.study import WorkloadRequest
 from vivace.foundation.spec.workload import Workload
@@ -30,8 +28,7 @@ from vivace.models.controlnet import RANDOM
 from vivace.models.find import LocatedModel
 from vivace.models.load import precision
 from vivace.models.model_files import component_class
-from vivace.models.pipeline_defaults import read_config
-from vivace.models.repository import INDEX, components_of
+from vivace.models.repository import INDEX, components_of, read_config
 from vivace.models.tasks import names_of, pipeline_of
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import takes_prompts_first
@@ -45,12 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """An image that the script opens.
-
-    Attributes:
-        name: of the pipeline's argument.
-        is_mask: black and white.
-    """
+    """An image that the script opens."""
 
     name: str
     file: str
@@ -63,22 +55,11 @@ class Step:
 
     Attributes:
         script: its public calls; None if it has none, so that vivace must apply it.
-        left_out: comment it is not applied; None if it is.
     """
 
     technique: Technique
     script: Script | None
     left_out: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The technique as written in a recipe."""
-        return self.technique.text
-
-    @property
-    def is_swap(self) -> bool:
-        """Whether the technique replaces a component."""
-        return self.technique.facts.stage is Stage.SWAP
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,6 @@ class Written:
 
     Attributes:
         own: the techniques for which it needs vivace; without any it needs only diffusers, torch and torchao.
-        warnings: techniques that were left out because they would change nothing.
     """
 
     text: str
@@ -138,11 +118,14 @@ def write_script(
         lambda step, script, left_out: steps.append(Step(step, script, left_out)),
     )
     stages = {step.technique.facts.stage for step in steps if step.left_out is None}
-    steps = [_without_invalid_script(step, stages) for step in steps]
+    steps = [
+        replace(step, script=None) if step.script is not None and step.script.unless_stage in stages else step
+        for step in steps
+    ]
     inside = _applied_by_vivace(steps)
-    own = [step.text for step in inside if step.script is None]
-    plain = [step for step in steps if step.script is not None and step not in inside]
-    call_contexts = [call_context for step in plain if (call_context := _script(step).around)]
+    own = [step.technique.text for step in inside if step.script is None]
+    plain = [step.script for step in steps if step.script is not None and step not in inside]
+    call_contexts = [script.around for script in plain if script.around]
     load = loading(located, device)
     made = Script() if workload is None else conversion(located, workload)
     opened = Script() if workload is None else opening(sources, workload.width, workload.height)
@@ -151,13 +134,14 @@ def write_script(
         *load.imports,
         *made.imports,
         *opened.imports,
-        *(name for step in plain for name in _script(step).imports),
+        *(name for script in plain for name in script.imports),
     }
     imports |= {"vivace"} if inside else set()
     blocks = [[f"torch.set_num_threads({threads})  # the image's last bits depend on it"]] if threads else []
     blocks += [list(load.lines), list(made.lines)]
     blocks += _technique_blocks(steps, inside, device, prompt)
-    if _computes_below_fp32(session.pipe):
+    parts = [part for part in session.pipe.components.values() if hasattr(part, "parameters")]
+    if any(str(p.dtype) in ("torch.float16", "torch.bfloat16") for part in parts for p in part.parameters()):
         noise = _noise_in_fp32(session.pipe, encodes=bool(sources))
         imports |= set(noise.imports)
         blocks.append(list(noise.lines))
@@ -175,17 +159,6 @@ def write_script(
     return Written(f"{header}\n\n{imports_of(imports)}\n\n{body}\n", own, session.warnings)
 
 
-def _script(step: Step) -> Script:
-    assert step.script is not None
-    return step.script
-
-
-def _without_invalid_script(step: Step, stages: set[Stage]) -> Step:
-    """Return the step without its script if that is not valid beside the other techniques' stages."""
-    is_invalid = step.script is not None and step.script.unless_stage in stages
-    return replace(step, script=None) if is_invalid else step
-
-
 def _applied_by_vivace(steps: list[Step]) -> list[Step]:
     """Return the techniques that vivace applies: those without a script, and all techniques between them, to keep the
     order."""
@@ -199,14 +172,11 @@ def _applied_by_vivace(steps: list[Step]) -> list[Step]:
 
 
 def _technique_blocks(steps: list[Step], inside: list[Step], device: str, prompt: str) -> list[list[str]]:
-    """Return every technique's lines in order, and the move to the GPU.
-
-    Components are replaced before the move, and weights are quantised on their way to the GPU. Weights that a technique
-    keeps in host memory are not moved, unless vivace applies a technique: it checks techniques against the device that
-    the pipeline is on.
-    """
+    """Return every technique's lines in order, and the move to the GPU. Components are replaced before the move, and
+    weights are quantised on their way to the GPU. Weights that a technique keeps in host memory are not moved, unless
+    vivace applies a technique: it checks techniques against the device that the pipeline is on."""
     stays = not inside and any(step.script is not None and step.script.places_weights for step in steps)
-    on_host = len(list(takewhile(lambda step: step.is_swap and step not in inside, steps)))
+    on_host = len(list(takewhile(lambda s: s.technique.facts.stage is Stage.SWAP and s not in inside, steps)))
     shrinking = [k for k, step in enumerate(steps) if step.script is not None and step.script.from_host]
     shrinks = bool(shrinking) and not any(step in inside for step in steps[: shrinking[-1] + 1])
     if shrinks:
@@ -238,45 +208,33 @@ _REST_TO_GPU = (
 
 def _block(step: Step, inside: list[Step]) -> list[str]:
     """Return a technique's lines below a comment with its name."""
-    if step in inside or (step.script is not None and step.script.is_call_only):
-        return []
     if step.left_out is not None:
-        return [f"# {step.text}: {step.left_out}"]
-    summary = step.technique.summary
+        return [f"# {step.technique.text}: {step.left_out}"]
+    if step in inside or step.script is None or step.script.is_call_only or not step.script.lines:
+        return []
     title = textwrap.wrap(
-        f"# {step.text}: {summary}",
+        f"# {step.technique.text}: {step.technique.summary}",
         WIDTH,
         subsequent_indent="# ",
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [*title, *_script(step).lines] if _script(step).lines else []
+    return [*title, *step.script.lines]
 
 
 def _apply_own(inside: list[Step], prompt: str) -> list[str]:
-    """Return the lines that apply the techniques without public calls."""
     lines = ["# Techniques without public calls; the image is generated through this session."]
     if any(step.script is not None for step in inside):
         lines = [
             "# Techniques without public calls, and those to be applied between them; the image",
             "# is generated through this session.",
         ]
-    recipe = literal("+".join(step.text for step in inside))
+    recipe = literal("+".join(step.technique.text for step in inside))
     arguments = {}
     if any(step.technique.facts.needs_prompts for step in inside):
         lines.append("# Images of the prompts are generated first, for calibration: give prompts like yours.")
         arguments["prompts"] = literal([prompt])
     return [*lines, *written_call("draw = vivace.apply", "pipe", recipe, **arguments).splitlines()]
-
-
-def _computes_below_fp32(pipe: DiffusionPipeline) -> bool:
-    """Whether a parameter is fp16 or bf16."""
-    import torch
-
-    parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    return any(
-        str(p.dtype) in ("torch.float16", "torch.bfloat16") for part in parts for p in part.parameters()
-    )
 
 
 # Like `vivace.runtime.noise`.
@@ -328,7 +286,6 @@ _CAST_BACK = """    if pipe.vae.dtype != own:
 
 
 def _noise_in_fp32(pipe: DiffusionPipeline, *, encodes: bool = False) -> Script:
-    """Return the lines that make the pipeline draw noise in fp32."""
     prepare = getattr(type(pipe), "prepare_latents", None)
     takes_dtype = prepare is not None and "dtype" in inspect.signature(prepare).parameters
     comment = (
@@ -387,11 +344,7 @@ def docstring(lines: Iterable[str]) -> str:
 
 
 def imports_of(names: Iterable[str]) -> str:
-    """Return import statements: first the standard library, then the others, each sorted.
-
-    Args:
-        names: "torch" for a module, "diffusers:AutoencoderKL" for a name from a module.
-    """
+    """Return import statements: first the standard library, then the others, each sorted."""
     modules: set[str] = set()
     members: dict[str, set[str]] = defaultdict(set)
     for name in names:
@@ -417,15 +370,12 @@ def _is_standard(module: str) -> bool:
 
 def _member_order(name: str) -> tuple[int, str]:
     """Sort constants, classes, functions, as isort does."""
-    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
-    return kind, name.lower()
+    return 0 if name.isupper() else 1 if name[0].isupper() else 2, name.lower()
 
 
 def spaced(blocks: Iterable[list[str]]) -> str:
-    """Join blocks of statements with a blank line between them, and two around each function.
-
-    Comments and decorators right before a function belong to it.
-    """
+    """Join blocks of statements with a blank line between them, and two around each function. Comments and decorators
+    right before a function belong to it."""
     written: list[str] = []
     in_function = False
     for block in blocks:
@@ -557,12 +507,7 @@ def check_loadable(located: LocatedModel) -> None:
 
 
 def loading(located: LocatedModel, device: str) -> Script:
-    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU.
-
-    Args:
-        located: a model whose weights are available locally.
-        device: torch's type of device, where it will run; this sets the precision.
-    """
+    """Return lines that make `pipe` the pipeline that `load_pipeline` returns, still on the CPU."""
     import diffusers
 
     check_loadable(located)
@@ -598,7 +543,13 @@ def loading(located: LocatedModel, device: str) -> Script:
         )
     else:
         imports.append("diffusers:DiffusionPipeline")
-        where, named = _source(located)
+        named: dict[str, str] = {}
+        if located.model.source == "embedded":
+            where = f"WEIGHTS / {literal(located.folder.name)}"
+        elif located.model.source == "folder":
+            where = literal(str(located.folder))
+        else:
+            where, named = literal(_repository(located)), {"revision": literal(located.folder.name)}
         if located.variant is not None:
             named["variant"] = literal(located.variant)
         call = written_call(
@@ -620,12 +571,27 @@ def loading(located: LocatedModel, device: str) -> Script:
         )
         lines += made_scheduler.splitlines()
     if located.lora is not None:
-        lines += _lora(located)
+        assert entry is not None
+        assert isinstance(entry.origin, Hub)
+        lora = entry.origin.lora
+        assert lora is not None
+        load = written_call(
+            "pipe.load_lora_weights",
+            literal(lora.repo),
+            weight_name=literal(lora.files[0]),
+            revision=literal(lora.revision),
+        )
+        lines += [
+            "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
+            "# vivace sums in fp32 and rounds once, so the last bits may differ.",
+            *load.splitlines(),
+            "pipe.fuse_lora()",
+            "pipe.unload_lora_weights()",
+        ]
     return Script(imports=tuple(imports), lines=tuple(lines))
 
 
 def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Script:
-    """Return lines that load a replacement for a component, as a variable of its name."""
     assert located.folder is not None
     entry = located.entry
     part = entry.origin.parts.get(name) if entry is not None and isinstance(entry.origin, Hub) else None
@@ -651,7 +617,12 @@ def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Scri
     else:
         imports.append("huggingface_hub:hf_hub_download")
         file = "file"
-        lines += _download("file", part)
+        lines += written_call(
+            "file = hf_hub_download",
+            literal(part.repo),
+            literal(part.files[0]),
+            revision=literal(part.revision),
+        ).splitlines()
     named = _configuration(located, "config_revision") | {"subfolder": literal(name), "dtype": dtype}
     if path.suffix == SUFFIX:
         imports.append("diffusers:GGUFQuantizationConfig")
@@ -660,18 +631,7 @@ def _component(located: LocatedModel, name: str, path: Path, dtype: str) -> Scri
     return Script(tuple(imports), tuple(lines))
 
 
-def _source(located: LocatedModel) -> tuple[str, dict[str, str]]:
-    """Return the pipeline's folder or repository, and its commit."""
-    assert located.folder is not None
-    if located.model.source == "embedded":
-        return f"WEIGHTS / {literal(located.folder.name)}", {}
-    if located.model.source == "folder":
-        return literal(str(located.folder)), {}
-    return literal(_repository(located)), {"revision": literal(located.folder.name)}
-
-
 def _configuration(located: LocatedModel, revision: str) -> dict[str, str]:
-    """Return the source of a single file's configuration: its folder, or a repository and commit."""
     assert located.folder is not None
     if located.checkpoint is not None and located.folder == located.checkpoint.parent:
         return {"config": literal(str(located.folder))}
@@ -682,32 +642,3 @@ def _repository(located: LocatedModel) -> str:
     if located.entry is not None and isinstance(located.entry.origin, Hub):
         return located.entry.origin.repo
     return located.model.name.partition("@")[0]
-
-
-def _download(name: str, part: StoredPart) -> list[str]:
-    return written_call(
-        f"{name} = hf_hub_download",
-        literal(part.repo),
-        literal(part.files[0]),
-        revision=literal(part.revision),
-    ).splitlines()
-
-
-def _lora(located: LocatedModel) -> list[str]:
-    assert located.entry is not None
-    assert isinstance(located.entry.origin, Hub)
-    assert located.entry.origin.lora is not None
-    lora = located.entry.origin.lora
-    load = written_call(
-        "pipe.load_lora_weights",
-        literal(lora.repo),
-        weight_name=literal(lora.files[0]),
-        revision=literal(lora.revision),
-    )
-    return [
-        "# Needs peft. The LoRA is merged into the weights, so that it adds no cost per step;",
-        "# vivace sums in fp32 and rounds once, so the last bits may differ.",
-        *load.splitlines(),
-        "pipe.fuse_lora()",
-        "pipe.unload_lora_weights()",
-    ]

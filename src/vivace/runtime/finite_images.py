@@ -1,8 +1,6 @@
-"""Images of numbers that are not finite: they would become black ones, without a word.
-
-Conversion to bytes makes NaN 0, and decoders and converters clamp infinity, so the numbers are looked at before:
-latents on their way into the VAE, and decoded tensors on their way into the converter.
-"""
+"""Images of numbers that are not finite, or of one colour. Conversion to bytes makes NaN 0, and decoders clamp
+infinity, so numbers are looked at before: latents on their way into the VAE, decoded tensors on their way into the
+converter."""
 
 from __future__ import annotations
 
@@ -107,11 +105,7 @@ class HiddenImageWarning(EmptyImageWarning):
 
 
 def hidden_images(output: Any) -> tuple[bool, ...]:
-    """Return for each image of a call's answer whether a safety checker replaced it; empty without a checker.
-
-    Args:
-        output: what a pipeline of diffusers returns: its output class, or a tuple of images and flags.
-    """
+    """Return for each image of a call's answer whether a safety checker replaced it; empty without a checker."""
     flags = getattr(output, "nsfw_content_detected", None) or getattr(output, "nsfw_detected", None)
     if isinstance(output, tuple) and len(output) > 1:
         flags = output[1]
@@ -137,10 +131,8 @@ def has_one_colour(image: Any) -> bool:
 
 
 def why_empty(output: Any) -> list[str]:
-    """Return for each image of a call's answer what is wrong with it if it shows nothing, else "".
-
-    PIL images are looked at. The texts complete "FILE is ..." and are followed by "of ...".
-    """
+    """Return for each image of a call's answer what is wrong with it if it shows nothing, else "". PIL images are
+    looked at. The texts complete "FILE is ..." and are followed by "of ..."."""
     images = output[0] if isinstance(output, tuple) else getattr(output, "images", None)
     hidden = hidden_images(output)
     if not isinstance(images, list):

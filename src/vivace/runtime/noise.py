@@ -1,11 +1,5 @@
-"""Draw the same noise in every precision.
-
-diffusers draws the initial latents, and the noise that ancestral samplers add, in the dtype of the latents. A generator
-may return other numbers in another dtype. A recipe that only changes a dtype would then start from other noise, as if
-it had another seed. So noise is always drawn in fp32 and then rounded (docs/adr/0003).
-
-The pipeline and its scheduler are patched as instances, never their classes; see `machinery.samplers.override`.
-"""
+"""Draw the same noise in every precision: in fp32, then rounded (docs/adr/0003). diffusers draws latents, and the noise
+of ancestral samplers, in the dtype of the latents, in which a generator may return other numbers."""
 
 from __future__ import annotations
 
@@ -22,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_noise_in_fp32(pipe: DiffusionPipeline, *, shares_scheduler: bool = False) -> None:
-    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied.
-
-    Args:
-        shares_scheduler: another pipeline has the scheduler too, which is patched already.
-    """
+    """Patch `pipe.prepare_latents`, `pipe.vae.encode` and `pipe.scheduler.step`, after the recipe is applied."""
     if not shares_scheduler:
         override(pipe.scheduler, "step", _stepping_in_fp32)
     is_patched = shares_scheduler and "encode" in vars(pipe.vae)  # of an earlier pipeline that shares it
@@ -66,10 +56,8 @@ def _stepping_in_fp32(step: Method) -> Method:
 
 
 def _sample_latents_in_fp32(vae: Any) -> None:
-    """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32.
-
-    A VAE encodes an image as a distribution, from which the pipeline samples with the call's generator.
-    """
+    """Patch `vae.encode`: its input is cast to the encoder's dtype, and its latents are sampled in fp32. A VAE encodes
+    an image as a distribution, from which the pipeline samples with the call's generator."""
     vae.encode = functools.update_wrapper(functools.partial(_encode_in_fp32, vae, vae.encode), vae.encode)
 
 

@@ -112,7 +112,6 @@ def _copied(attributes: dict[str, Any], reference: Callable[[Any], Any]) -> _Cop
 
 
 def _contents(attributes: _Copied) -> dict[str, Hashable]:
-    """Return what identifies the contents of a module's own weights."""
     parts = (attributes[part][1] or {} for part in ("_parameters", "_buffers"))
     return {name: _content(tensor) for part in parts for name, tensor in part.items() if tensor is not None}
 
@@ -126,7 +125,6 @@ def _content(tensor: Any) -> Hashable:
 
 
 def _weak(value: Any) -> Any:
-    """Return a weak reference to a weight or module; other values as they are."""
     is_freed = type(value) not in _PLAIN and isinstance(value, _freed_types())
     return weakref.ref(value) if is_freed and not hasattr(value, "__tensor_flatten__") else value
 
@@ -199,7 +197,7 @@ def target_of(
         ),
         pipe=pipe,
         model=ModelFacts(
-            name=f"{located.model.name}@{located.model.revision}",
+            name=located.model.identity,
             defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
             tiny_vae_arguments=tiny_vae_arguments(located),

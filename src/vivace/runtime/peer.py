@@ -1,9 +1,5 @@
-"""A peer process: computes one shard of each forward of a denoiser, for the primary process that started it.
-
-    python -m vivace.runtime.peer        reads requests on standard input, writes answers on standard output
-
-See `vivace.machinery.multi_gpu.processes`. It ends when its standard input is closed, and so when its parent ends.
-"""
+"""A peer process (python -m vivace.runtime.peer): computes one shard of each forward of a denoiser, for the process
+that started it (`vivace.machinery.multi_gpu.processes`). It ends when its standard input is closed."""
 
 from __future__ import annotations
 

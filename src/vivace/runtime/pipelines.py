@@ -8,7 +8,7 @@ from typing import Any
 from vivace.errors import RecipeError, Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import is_below
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 from vivace.machinery.technique import COMPONENTS, Effect, Placement, Target, Technique
 from vivace.measure.machine import this_machine
 from vivace.measure.this_environment import library_versions
@@ -28,12 +28,7 @@ _LIBRARIES = ("torch", "torchao", "diffusers", "transformers")
 def pipeline_for(
     located: LocatedModel, recipe: Recipe, device: str, task: Task | None, controlnet: str | None
 ) -> Any:
-    """Load the pipeline that a recipe is applied to.
-
-    Args:
-        device: torch's type of device.
-        task, controlnet: see `vivace.models.load.load_pipeline`.
-    """
+    """Load the pipeline that a recipe is applied to."""
     if located.make is not None:
         return located.make()
     if located.saved is None:

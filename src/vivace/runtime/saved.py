@@ -88,11 +88,7 @@ class Described:
 
 @dataclass(frozen=True)
 class ComponentFiles:
-    """The checked files of a component: where each tensor is, and the headers' description.
-
-    Attributes:
-        places: file and header entry of each stored tensor, by its name in the file.
-    """
+    """The checked files of a component: where each tensor is, and the headers' description."""
 
     places: dict[str, tuple[Path, dict[str, Any]]]
     described: Described
@@ -105,11 +101,7 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Module) -> None:
-    """Write a component's tensors into a folder.
-
-    Args:
-        skeleton: the same component as its configuration alone makes it, without values.
-    """
+    """Write a component's tensors into a folder."""
     described = Described()
     stored: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
@@ -139,11 +131,7 @@ def write_component(module: torch.nn.Module, folder: Path, skeleton: torch.nn.Mo
 
 
 def check_component(folder: Path, skeleton: torch.nn.Module) -> ComponentFiles:
-    """Check that a folder's files have the tensors of a component, and return their places. Only headers are read.
-
-    Args:
-        skeleton: the component without values, as its configuration and the techniques make it.
-    """
+    """Check that a folder's files have the tensors of a component, and return their places. Only headers are read."""
     places: dict[str, tuple[Path, dict[str, Any]]] = {}
     described = Described()
     paths = sorted(folder.glob("*.safetensors"))
@@ -226,7 +214,6 @@ def _check_tensor(
     left: dict[str, tuple[Path, dict[str, Any]]],
     about: Path,
 ) -> None:
-    """Check one tensor of the skeleton, and take its entries out of `left`."""
     own = files.described.shared.get(name, name)
     stored = files.described.quantised.get(own)
     names = [own] if stored is None else [f"{own}.{inner}" for inner in stored.names]
@@ -251,7 +238,7 @@ def _check_tensor(
             f"{path}: the tensor {own!r} has the shape {shape}, and the model {list(tensor.shape)}; it is of "
             "another model"
         )
-    if _is_floating(entry["dtype"]) != tensor.is_floating_point():
+    if entry["dtype"].startswith(("F", "BF")) != tensor.is_floating_point():
         raise UnusableModel(f"{path}: the tensor {own!r} is {entry['dtype']}, and the model's {tensor.dtype}")
 
 
@@ -290,7 +277,6 @@ def _inverse(order: Any) -> list[int]:
 
 
 def _groups(stored: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Divide tensors into files."""
     group: dict[str, torch.Tensor] = {}
     for name, tensor in stored.items():
         if group and _size(group.values()) + _size([tensor]) > _FILE_BYTES:
@@ -313,7 +299,6 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], described: Described) -
 
 
 def _usual_name(module: Any) -> str:
-    """Return the name under which the component's library looks for weights."""
     is_of_diffusers = type(module).__module__.startswith("diffusers.")
     return "diffusion_pytorch_model.safetensors" if is_of_diffusers else "model.safetensors"
 
@@ -326,35 +311,23 @@ def _size(tensors: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _is_floating(dtype: str) -> bool:
-    import torch
-
-    kind: torch.dtype | None = getattr(torch, _DTYPES.get(dtype, ""), None)
-    return kind is not None and kind.is_floating_point
-
-
 def read_tensors(
     places: Mapping[str, tuple[Path, dict[str, Any]]],
     dtypes: Mapping[str, str],
     device: str,
     most_threads: int = _THREADS,
 ) -> dict[str, torch.Tensor]:
-    """Read tensors to a device, by name.
-
-    Args:
-        places: the file and the checked header entry of each tensor.
-        dtypes: torch's names of the header's dtypes.
-
-    Raises:
-        OSError: a file cannot be read, or is shorter than its header says.
-    """
+    """Read tensors to a device, by name."""
     import torch
 
     tensors = {
         name: torch.empty(entry["shape"], dtype=getattr(torch, dtypes[entry["dtype"]]), device=device)
         for name, (_, entry) in places.items()
     }
-    starts = {path: _data_start(path) for path in {path for path, _ in places.values()}}
+    starts: dict[Path, int] = {}
+    for path in {path for path, _ in places.values()}:
+        with open_plain(path) as file:  # the data lie behind the header
+            starts[path] = 8 + int.from_bytes(file.read(8), "little")
     pieces = [
         piece
         for name, (path, entry) in places.items()
@@ -392,18 +365,7 @@ def _pieces(path: Path, offset: int, tensor: torch.Tensor) -> Iterator[Piece]:
         yield Piece(path, offset + start, flat[start : start + _PIECE])
 
 
-def _data_start(path: Path) -> int:
-    """Return the offset behind a safetensors file's header."""
-    with open_plain(path) as file:
-        return 8 + int.from_bytes(file.read(8), "little")
-
-
 def _read_into(path: Path, offset: int, target: memoryview) -> None:
-    """Fill bytes from a file.
-
-    Raises:
-        OSError: the file ends before.
-    """
     with open_plain(path) as file:
         file.seek(offset)
         while len(target):
@@ -419,11 +381,7 @@ _CONFIG = "config.json"
 
 
 def write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
-    """Write a pipeline into an empty folder, except `vivace.json`.
-
-    Args:
-        located: what it was loaded from, whose tokenizers are copied.
-    """
+    """Write a pipeline into an empty folder, except `vivace.json`."""
     with quiet():
         _write_pipeline(pipe, located, folder)
 
@@ -439,7 +397,10 @@ def _write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
         target = folder / name
         if isinstance(part, torch.nn.Module):
             target.mkdir()
-            _write_configuration(part, target)
+            if hasattr(part, "save_config"):
+                part.save_config(str(target))
+            else:
+                part.config.save_pretrained(str(target))
             write_component(part, target, _skeleton(target, _kind_of(name, type(part))))
         elif hasattr(part, "save_pretrained"):
             part.save_pretrained(str(target))
@@ -455,11 +416,7 @@ def _write_pipeline(pipe: Any, located: LocatedModel, folder: Path) -> None:
 
 
 def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
-    """Check a saved folder as a whole, then build its pipeline on a device, in evaluation mode.
-
-    Args:
-        device: torch's type of device; "meta" for shapes and dtypes alone, for which only headers are read.
-    """
+    """Check a saved folder as a whole, then build its pipeline on a device, in evaluation mode."""
     import diffusers
 
     assert located.saved is not None
@@ -487,13 +444,6 @@ def read_pipeline(located: LocatedModel, rebuild: Rebuild, device: str) -> Any:
     return pipe
 
 
-def _write_configuration(module: Any, folder: Path) -> None:
-    if hasattr(module, "save_config"):
-        module.save_config(str(folder))
-    else:
-        module.config.save_pretrained(str(folder))
-
-
 def _kind_of(name: str, kind: Any) -> Any:
     """Check that a saved folder can name a network's class, and return it."""
     if _public(kind.__module__.partition(".")[0], kind.__name__) is not kind:
@@ -511,7 +461,6 @@ def _public(library: str, name: str) -> Any:
 
 
 def _skeletons(folder: Path) -> dict[str, Any]:
-    """Return every network of a saved pipeline without values."""
     import torch
 
     made: dict[str, Any] = {}
@@ -529,7 +478,6 @@ def _skeletons(folder: Path) -> dict[str, Any]:
 
 
 def _skeleton(folder: Path, kind: Any) -> Any:
-    """Return a network built from its configuration, with its parameters on the meta device."""
     config = read_object(folder / _CONFIG)
     library: Library = "transformers" if kind.__module__.startswith("transformers.") else "diffusers"
     if library == "diffusers":

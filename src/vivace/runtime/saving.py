@@ -39,7 +39,6 @@ class Saved:
 
     Attributes:
         source_bytes, num_bytes: of the weights that were read, and of the folder.
-        notes: remarks on the recipe for the user.
     """
 
     folder: Path
@@ -102,7 +101,7 @@ def save(
             (folder / NAME).write_text(saved.model_dump_json(indent=1) + "\n", encoding="utf-8")
             written = num_bytes({**saved_files(folder), NAME: folder / NAME})
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        if not isinstance(error, OSError) and not _is_path_error(error):
+        if not isinstance(error, OSError) and "null byte" not in str(error):
             raise
         raise OutputError(
             f"{destination} cannot be written: {reason(error)}; partial files were removed"
@@ -113,10 +112,6 @@ def save(
         for left in left_behind(user_path(destination).parent)
     ]
     return Saved(destination, saved, source, written, tuple(session.warnings))
-
-
-def _is_path_error(error: Exception) -> bool:
-    return type(error) is ValueError and "null byte" in str(error)
 
 
 def check_source(located: LocatedModel) -> None:
@@ -183,11 +178,7 @@ def _described(
 
 
 def without_places(recipe: Recipe, folder: Path | None = None) -> tuple[Recipe, dict[str, str]]:
-    """Return a recipe in which LoRAs of this machine have names for their paths, and the names by path.
-
-    Args:
-        folder: a saved one, into which those are copied that are read when it is loaded.
-    """
+    """Return a recipe in which LoRAs of this machine have names for their paths, and the names by path."""
     names: dict[str, str] = {}
     techniques: list[Technique] = []
     for technique in recipe:

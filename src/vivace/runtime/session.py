@@ -167,9 +167,7 @@ class WarmedSize:
     Attributes:
         size: None for the pipeline's own default.
         first_call_s: of the first call, compilation included.
-        second_call_s: of the next one, for comparison.
         graphs: how many graphs the first call compiled; 0 if the recipe compiles nothing, or had code for this size.
-        graphs_later: how many the second call compiled.
         from_cache: how many of all of them the cache had already.
     """
 
@@ -274,11 +272,7 @@ class Session:
     def _apply_technique(
         self, technique: Technique, target: Target, on_technique: OnTechnique | None, *, alone: bool
     ) -> Effect | None:
-        """Apply one technique; return None if it had nothing to change and the recipe has other techniques.
-
-        Raises:
-            Unsupported, NoEffect: see `vivace.errors`.
-        """
+        """Apply one technique; return None if it had nothing to change and the recipe has other techniques."""
         if (stored := target.model.stored.get(technique.text)) is not None:
             technique.resume(target)
             return stored
@@ -560,7 +554,6 @@ class Session:
         return replace(where, on_host=False)
 
     def _enter_contexts(self) -> None:
-        """Wrap each component's forward, on the instance, in the contexts of the techniques."""
         by_component: dict[Component, list[CallContext]] = {}
         for _, effect in self._applied:
             for component, context in effect.contexts.items():

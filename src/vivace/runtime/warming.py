@@ -11,8 +11,9 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
@@ -57,20 +58,18 @@ class CompiledFor(Spec):
 
     def differences(self, other: CompiledFor) -> list[str]:
         """Describe the differences between what the code needs and what this machine has."""
-        differences = [
-            f"{name}: compiled for {compiled}, here is {here}"
-            for name, compiled, here in (
-                ("platform", self.platform, other.platform),
-                ("device", self.device, other.device),
-                ("PyTorch's folder", self.folder, other.folder),
-            )
-            if compiled != here
+        parts: list[tuple[str, ...]] = [
+            ("platform", "for", self.platform, other.platform),
+            ("device", "for", self.device, other.device),
+            ("PyTorch's folder", "for", self.folder, other.folder),
         ]
         for name in sorted({*self.libraries, *other.libraries}):
-            compiled, here = self.libraries.get(name, "none"), other.libraries.get(name, "none")
-            if compiled != here:
-                differences.append(f"{name}: compiled with {compiled}, here is {here}")
-        return differences
+            parts.append((name, "with", *(each.libraries.get(name, "none") for each in (self, other))))
+        return [
+            f"{name}: compiled {how} {compiled}, here is {here}"
+            for name, how, compiled, here in parts
+            if compiled != here
+        ]
 
 
 class Manifest(Spec):
@@ -175,23 +174,15 @@ class Warmed:
 
 
 def compiled_for(device: str) -> CompiledFor:
-    """Return the conditions that code compiled here depends on.
-
-    Args:
-        device: torch's type of device.
-    """
+    """Return the conditions that code compiled here depends on."""
     import torch
 
     machine = this_machine(device)
     libraries = {"torch": torch.__version__}
     if machine.is_gpu:
-        import importlib.metadata
-
         for name in ("triton", "pytorch-triton-rocm", "pytorch-triton-xpu"):
-            try:
-                libraries["triton"] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
+            with suppress(PackageNotFoundError):
+                libraries["triton"] = version(name)
     return CompiledFor(
         platform=(
             f"{platform.system()} {platform.machine()}, Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -211,18 +202,14 @@ def warm(
     packed: bool = False,
     on_loaded: Callable[[], None] = lambda: None,
 ) -> Warmed:
-    """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache.
-
-    If the recipe announces sizes, they take the place of the workload's.
-
-    Args:
-        device: "auto" or torch's type of device.
-        packed: compile into an empty folder, and return its content as an artifact; the cache gets it too.
-        on_loaded: called before the first call.
-    """
+    """Load a model, apply a recipe and draw twice, so that the code of this workload is in the cache. If the recipe
+    announces sizes, they take the place of the workload's."""
     chosen = choose_device(device)
     with _folder(packed) as folder:
-        drawn = _draw(located, recipe, workload, chosen, on_loaded)
+        defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
+        session = open_session(located, recipe, chosen, defaults, workload.prompts)
+        on_loaded()
+        drawn = Warmed(session.draw_twice(workload.calls()[0]))
         if folder is None:
             return drawn
         manifest = Manifest(
@@ -249,15 +236,6 @@ def warm(
 def bring(path: Path, device: str) -> int:
     """Put an artifact's code into this machine's cache; return the number of new files."""
     return unpack(path, code_folder(), compiled_for(choose_device(device)))
-
-
-def _draw(
-    located: LocatedModel, recipe: Recipe, workload: Workload, device: str, on_loaded: Callable[[], None]
-) -> Warmed:
-    defaults = workload.model_dump(include={"height", "width", "num_inference_steps", "guidance_scale"})
-    session = open_session(located, recipe, device, defaults, workload.prompts)
-    on_loaded()
-    return Warmed(session.draw_twice(workload.calls()[0]))
 
 
 @contextmanager

@@ -85,7 +85,6 @@ def workload_and_images(
 
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
-    """Return the requested task, that of the files, or that for which the model is published."""
     own = own_task(located.pipeline)
     return check_files(task or (own if own != "text" else None), files, strength)
 
@@ -122,7 +121,6 @@ def _prompts_from_set(name: str, prompts: Sequence[str] | None) -> tuple[str, ..
 
 
 def _limits(located: LocatedModel) -> SizeLimits:
-    """Return the sizes that images are fitted to; for an unknown model, multiples that every model accepts."""
     entry, own = located.entry, located.defaults
     return SizeLimits(
         multiple=entry.size_multiple if entry else 32,
@@ -152,11 +150,9 @@ def check_size(located: LocatedModel, workload: Workload) -> None:
 
 
 def default_threads(located: LocatedModel) -> int:
-    """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores.
-
-    It is fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast
-    on one thread, and many times as fast where other programs are busy.
-    """
+    """Return the number of CPU threads: the catalogue's; one for a small model; or the number of physical cores. It is
+    fixed, and not found by timing, because the last bits of an image depend on it. Small models are as fast on one
+    thread, and many times as fast where other programs are busy."""
     if located.entry is not None and located.entry.threads is not None:
         return located.entry.threads
     if located.is_small:
@@ -168,11 +164,7 @@ def default_threads(located: LocatedModel) -> int:
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A model, a recipe and the images to draw. Nothing is loaded yet.
-
-    Attributes:
-        sources: that the images start from; None for text.
-    """
+    """A model, a recipe and the images to draw. Nothing is loaded yet."""
 
     located: LocatedModel
     recipe: Recipe
@@ -201,12 +193,7 @@ class CheckedRequest:
 
 
 def checked_request(model: str, recipe: str, **fields: Any) -> CheckedRequest:
-    """Check a request for images as far as possible before a model is loaded, and return it.
-
-    Args:
-        model: what `vivace.load` takes.
-        fields: as for `vivace.bench`; one batch size, a number.
-    """
+    """Check a request for images as far as possible before a model is loaded, and return it."""
     request = Study.of(model, [recipe], quality=False, rivals=False, **fields).workload
     batch, *more = request.batches
     if more or batch == "max":

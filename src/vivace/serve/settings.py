@@ -34,11 +34,6 @@ _LORA = ".safetensors"
 
 
 def lora_files(folder: Path) -> dict[str, Path]:
-    """Return the LoRAs of a folder by name.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     return {
         name.removesuffix(_LORA): (folder / name).resolve()
         for name in sorted(os.listdir(folder))
@@ -47,11 +42,8 @@ def lora_files(folder: Path) -> dict[str, Path]:
 
 
 def folder_of_loras(folder: Path) -> Path:
-    """Return a folder whose LoRAs requests may name.
-
-    Raises:
-        UsageError: there is none in it, or one that no request can name.
-    """
+    """Return a folder whose LoRAs requests may name; UsageError if there is none in it, or one that no request can
+    name."""
     try:
         files = lora_files(folder)
     except OSError as error:
@@ -65,11 +57,7 @@ def folder_of_loras(folder: Path) -> Path:
 
 
 def least_and_most(text: str) -> tuple[int, int]:
-    """Read "N" or "MIN-MAX".
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Read "N" or "MIN-MAX"."""
     low, separator, high = text.partition("-")
     high = high if separator else low
     if not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit()):
@@ -80,11 +68,7 @@ def least_and_most(text: str) -> tuple[int, int]:
 
 
 def url_of(text: str, *, has_path: bool = True) -> str:
-    """Return a URL without the slash at its end.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a URL without the slash at its end."""
     text = text.strip().rstrip("/")
     try:
         parts = urlsplit(text)
@@ -99,11 +83,7 @@ def url_of(text: str, *, has_path: bool = True) -> str:
 
 
 def host_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of hosts in lower case.
-
-    Raises:
-        UsageError: one is none.
-    """
+    """Return names of hosts in lower case."""
     for name in names:
         if host_name(name) != name.lower() or ":" in name:
             raise UsageError(f"{name[:100]!r}: give a name as in a URL, without port and scheme")
@@ -247,7 +227,6 @@ class ServeSettings(Settings):
 
     @property
     def name(self) -> str:
-        """The name of the model in requests and answers."""
         return self.served_name or self.model
 
     @property
@@ -343,7 +322,6 @@ class ModelState:
     unfit_loras: dict[str, str] = field(default_factory=dict)
 
     def steps_run(self, steps: int, strength: float | None) -> int:
-        """Return how many of a call's steps are executed."""
         return steps_run(steps, strength, rounds_up=self.edits.rounds_up)
 
     def batches_of(self, size: Size) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ so components that they do not support are refused.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from vivace.architectures import family_of
 from vivace.errors import NoEffect
@@ -38,7 +38,6 @@ from vivace.machinery.attention_backends.kernels import (
     unsupported_for,
     unsupported_on,
 )
-from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.compilation.compiled_code import counting_graphs, keep_compiled_code
 from vivace.machinery.technique import (
     COMPONENTS,
@@ -57,6 +56,9 @@ from vivace.machinery.technique import (
 from vivace.machinery.technique.pipeline_code import never_asks_pytorch
 from vivace.machinery.technique.script import Script
 from vivace.machinery.technique.traits import traits_of
+
+if TYPE_CHECKING:
+    from vivace.machinery.attention_backends.redirection import RedirectedAttention
 
 _FP8 = ("flash3_fp8", "cudnn_fp8")
 _OPERATORS = {
@@ -152,6 +154,8 @@ class Attention(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        from vivace.machinery.attention_backends.redirection import RedirectedAttention
+
         modules = self._modules(target)
         changed = self._changed(
             {c: _joined(chosen_by_pytorch(m, _device(target, m))) for c, m in modules.items()}

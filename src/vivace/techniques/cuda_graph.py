@@ -40,16 +40,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.architectures import family_of
 from vivace.errors import Unpredictable
-from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
-from vivace.machinery.compilation.prompt_lengths import (
-    NUM_LENGTHS,
-    WORDS_OF_CAPTIONS,
-    WORDS_OF_ROWS,
-    PaddedCaptions,
-    PaddedTexts,
-    PromptLengths,
-    is_causal_language_model,
-)
 from vivace.machinery.quantization.optional_schemes import why_not_capturable
 from vivace.machinery.samplers import Method, override
 from vivace.machinery.technique import (
@@ -146,29 +136,34 @@ class CudaGraph(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        from vivace.machinery.compilation import prompt_lengths
+        from vivace.machinery.compilation.captured import CapturedFunction, cuda_capturer, replace_forward
+
         announced = {size for technique in target.request.earlier for size in technique.facts.announced_sizes}
         kept = self.max_graphs * max(1, len(announced))
         capturer = cuda_capturer()
         captured: dict[Component, CapturedFunction] = {}
-        prompts: dict[Component, PromptLengths] = {}
+        prompts: dict[Component, prompt_lengths.PromptLengths] = {}
         words = set[int]()
         for component, module in target.modules(self.targets).items():
             called = working_part(component, module)
             pads = any(getattr(part, "pads", False) for part in (called.forward, *module.modules()))
-            words.update(WORDS_OF_ROWS if pads else ())
-            most = kept * (NUM_LENGTHS if pads else 1)
-            if component in TEXT_ENCODERS and is_causal_language_model(module):
-                of_prompts = prompts[component] = PromptLengths(called.forward, module.device, capturer, kept)
+            words.update(prompt_lengths.WORDS_OF_ROWS if pads else ())
+            most = kept * (prompt_lengths.NUM_LENGTHS if pads else 1)
+            if component in TEXT_ENCODERS and prompt_lengths.is_causal_language_model(module):
+                of_prompts = prompts[component] = prompt_lengths.PromptLengths(
+                    called.forward, module.device, capturer, kept
+                )
                 captured[component] = of_prompts.graphs
                 replace_forward(called, of_prompts.graphs, of_prompts)
-                words.update(WORDS_OF_ROWS)
+                words.update(prompt_lengths.WORDS_OF_ROWS)
             elif _pads_captions(module) and not is_compiled(module):
-                of_captions = PaddedCaptions(module, module.device, capturer, kept)
+                of_captions = prompt_lengths.PaddedCaptions(module, module.device, capturer, kept)
                 captured[component] = of_captions.graphs
                 replace_forward(called, of_captions)
-                words.update(WORDS_OF_CAPTIONS)
+                words.update(prompt_lengths.WORDS_OF_CAPTIONS)
             elif hasattr(called.forward, "padded") and not is_compiled(module):
-                of_texts = PaddedTexts(called.forward, module.device, capturer, kept)
+                of_texts = prompt_lengths.PaddedTexts(called.forward, module.device, capturer, kept)
                 captured[component] = of_texts.graphs
                 replace_forward(called, of_texts)
             elif hasattr(called.forward, "later_step"):

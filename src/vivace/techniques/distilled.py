@@ -23,8 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from vivace.architectures.entry import FewSteps, StoredPart
 from vivace.machinery.lora.by_diffusers import adds_the_same
-from vivace.machinery.lora.distillations import few_steps_file, merge
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import few_steps_file, merge, read_lora
 from vivace.machinery.technique import (
     Effect,
     Stage,

@@ -35,10 +35,9 @@ from vivace.errors import NoEffect, UnusableModel
 from vivace.foundation.untrusted.files import user_path
 from vivace.machinery.lora.by_diffusers import adds_the_same
 from vivace.machinery.lora.changes import LoraLayers
-from vivace.machinery.lora.distillations import merge_all
 from vivace.machinery.lora.hot import HotLora, attach, chosen, why_not_hot
 from vivace.machinery.lora.lora_files import digest, locate_lora, on_hub, short_name
-from vivace.machinery.lora.read_lora import LoraFile, read_lora
+from vivace.machinery.lora.read_lora import LoraFile, merge_all, read_lora
 from vivace.machinery.quantization.layers import is_quantised
 from vivace.machinery.technique import (
     Effect,

@@ -39,7 +39,6 @@ from pydantic import field_validator
 from vivace.architectures import FAMILIES, family_of
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.lora.hot import follow_writes
-from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
 from vivace.machinery.multi_gpu.split_tokens import (
     attention_processors,
     can_pad_heads,
@@ -231,6 +230,8 @@ class Parallel(Technique):
         return None
 
     def apply(self, target: Target) -> Effect:
+        from vivace.machinery.multi_gpu.sharded_denoiser import ShardedDenoiser
+
         pipe = target.pipe
         sharded = ShardedDenoiser(
             target.module("denoiser"),

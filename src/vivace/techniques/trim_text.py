@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 from vivace.architectures import FAMILIES, Pipeline, pipeline_named
 from vivace.errors import NoEffect, Unsupported
-from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
 from vivace.machinery.technique import Effect, Facts, Stage, Target, Technique, TechniqueFacts
 from vivace.machinery.technique.anatomy import component_of
 from vivace.machinery.technique.traits import is_compiled
@@ -107,6 +106,8 @@ def _last_state(pipe: Any) -> int | None:
 
 def _reads_no_padding(pipe: Any) -> bool:
     """Return whether a pipeline reads nothing behind a prompt's own tokens, on which padding has no influence."""
+    from vivace.machinery.compilation.prompt_lengths import is_causal_language_model
+
     known = pipeline_named(type(pipe).__name__)
     return (
         known is not None

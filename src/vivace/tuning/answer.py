@@ -109,7 +109,6 @@ class Tuned:
     judges: bool
     num_trials: int
     seconds: float
-    trusted: str | None = None
     options: tuple[tuple[str, str | int | float], ...] = ()
     task: Task = "text"
     explanation: Explanation = field(default_factory=Explanation)
@@ -322,7 +321,6 @@ class Tuned:
             "seconds": round(self.seconds, 1),
             "cut": self.cut,
             "notes": list(self.notes),
-            "trusted": self.trusted,
             "explained": [belief.to_json() for belief in self.explanation.beliefs],
         }
 
@@ -349,7 +347,6 @@ def _rank(result: Result) -> int:
 
 
 def answer_of(tuned: Tuned) -> Answer:
-    """Return the answer of a search."""
     final, data, is_proved = _final(tuned), tuned.to_json(), tuned.is_proved
     tried = _numbered(tuned)
     return Answer(
@@ -390,7 +387,6 @@ def answer_of(tuned: Tuned) -> Answer:
 
 
 def _pick(tuned: Tuned) -> Iterator[Fact]:
-    """Yield the recipe and its figures, beside the baseline's."""
     row, baseline = tuned.row, tuned.rows[0] if tuned.rows else None
     if row is None or baseline is None or row.latency is None:
         yield Fact("use", "baseline", "or allow more time")
@@ -589,7 +585,6 @@ def _beliefs(tuned: Tuned) -> Section:
 
 
 def _left_out(tuned: Tuned) -> Iterator[Fact]:
-    """Yield the options left out before anything was timed, by reason, the most frequent first."""
     by_reason: dict[str, list[str]] = {}
     for option, reason in tuned.cut.items():
         by_reason.setdefault(reason, []).append(short_form(option))

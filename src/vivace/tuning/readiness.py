@@ -51,16 +51,7 @@ def check_ready(
     here: Surroundings | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Refuse a search that cannot succeed here, naming everything that is missing.
-
-    Args:
-        minutes: of the search; None for no limit.
-        here: this machine.
-        tell: called with each missing part where the search goes on.
-
-    Raises:
-        Unsupported: something is missing without which no search succeeds.
-    """
+    """Raise Unsupported, naming everything that is missing, for a search that cannot succeed here; else `tell` it."""
     needs = _Needs(model, device, request, here or surroundings())
     lacks = [*needs.gpu(minutes), *needs.memory(), *needs.download(), *needs.judges(scorer, witness)]
     if not any(lack.ends for lack in lacks if not lack.may_come):
@@ -217,7 +208,6 @@ class _Needs:
 
 
 def _free(folder: Path) -> int:
-    """Return the free bytes of the disk of a folder, which need not exist."""
     folder = user_path(str(folder)).absolute()
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 

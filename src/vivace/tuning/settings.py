@@ -125,8 +125,6 @@ class SearchSettings(Settings):
         trials: recipes to measure, stored ones of the same search included.
         start: a recipe to begin with.
         keep, without: techniques that every recipe has, or none.
-        trust_quality_of: for random weights: an embedded model of the same kind. Techniques that change the image are
-            searched where the store's records of that model keep the quality.
         request: size, steps and prompts.
         gpus: screen and judge on this many GPUs of this host; the final runs on one.
         price_per_hour: of this machine, in any currency: the answer says what images cost.
@@ -178,13 +176,6 @@ class SearchSettings(Settings):
     without: Annotated[
         Texts, Option("Technique that no recipe has; repeat for more.", metavar="TECHNIQUE")
     ] = ()
-    trust_quality_of: Annotated[
-        str | None,
-        Option(
-            "For random weights: also search techniques that kept the quality of this embedded model in the store.",
-            metavar="NAME",
-        ),
-    ] = None
     request: ImageRequest = ImageRequest()
     timeout_s: Timeout = 600.0
     price_per_hour: PricePerHour = None
@@ -214,7 +205,6 @@ class SearchSettings(Settings):
 
     @property
     def quality_limits(self) -> Limits:
-        """The limits of the quality gate."""
         return self.limits or DEFAULT_LIMITS
 
     def judge(self, located: LocatedModel) -> QualityJudge:
@@ -223,7 +213,6 @@ class SearchSettings(Settings):
             located,
             QualityRequest(scorer=self.scorer, witness=self.witness),
             self.quality_limits,
-            trusts=self.trust_quality_of is not None,
             shows_nothing=self.request.has_random_controlnet,
         )
 

@@ -15,6 +15,7 @@ import numpy as np
 from vivace.answers.formatting import count, seconds, size
 from vivace.benchmark.progress import Forwarding
 from vivace.benchmark.rounds.runner import ask_environment
+from vivace.benchmark.rounds.support import ask_support
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.compared import Purpose
 from vivace.benchmark.studies import start_launcher
@@ -22,27 +23,138 @@ from vivace.errors import Unsupported, UsageError
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.spec.settings import takes
 from vivace.foundation.stats import Gate, Interval, Verdict
-from vivace.models.find import LocatedModel, find_model, obtain
+from vivace.machinery.technique import Technique
+from vivace.models.find import SYNTHETIC, LocatedModel, find_model, obtain
 from vivace.models.prompts import PROMPT_SETS
+from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, priced
 from vivace.runtime.workloads import default_threads, workload_of
 from vivace.tuning.answer import Tuned
 from vivace.tuning.final.judge import QualityJudge
 from vivace.tuning.final.measuring import Bench
 from vivace.tuning.model.by_model import ModelSampler
+from vivace.tuning.model.peaks import recorded
 from vivace.tuning.model.priors import PriorSource, effects, known_sources, measured_elsewhere, no_record
 from vivace.tuning.model.regression import Datum
 from vivace.tuning.readiness import check_ready
+from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung, Unwatched, best_of, latest
 from vivace.tuning.search.search import Search
+from vivace.tuning.search.space import Space, fit_targets
 from vivace.tuning.search.timetable import FINAL_ROUNDS, Budget
 from vivace.tuning.settings import ImageRequest, SearchSettings
-from vivace.tuning.setup import check_memory, check_minutes, space_of, start_of, trusted_recipes
 
 _SHARE_OF_FIRST = 0.5
 """Smallest time of a later call as a share of the first, which also loads kernels and chooses algorithms."""
 _OTHER_WORKLOAD, _OTHER_MACHINE = 0.1, 0.25
 """Standard errors of a stored gain as a prediction of the present one."""
+
+
+def start_of(text: str | None, objective: Objective) -> Recipe | None:
+    """Return the recipe to begin with, or raise UsageError."""
+    if text is None:
+        return None
+    recipe = resolve(text).pinned()
+    for technique in recipe:
+        if technique.name in objective.without:
+            raise UsageError(f"--start {text} has {technique.name}, which --without {technique.name} forbids")
+        if not objective.allows(technique):
+            raise UsageError(
+                f"--start {text}: {technique.text} changes the image, and with random weights quality cannot be "
+                "judged; leave it out"
+            )
+    if not objective.has_kept(recipe):
+        raise UsageError(
+            f"--start {text} lacks {', '.join(objective.keep)}, which --keep requires; add it to --start"
+        )
+    return recipe
+
+
+def space_of(objective: Objective, bench: Bench, reported: Sequence[Technique] = ()) -> Space:
+    """Return the space without unsupported techniques; for `reported` see `Space.of`. Unsupported if a technique to
+    keep is among them."""
+    every = Space.of(objective, reported=reported, judges=bench.judges).options
+    texts = [option.text for option in every]
+    support = ask_support(bench.launcher, bench.model, texts, bench.device, bench.task, bench.request.batch)
+    components = support.components
+    reasons = {
+        fit_targets(option, components).text: why
+        for option in every
+        if (why := support.reasons.get(option.text))
+    }
+    # Combinations that records show to work on such a GPU, as fused does with CUDA graphs of SDXL's VAE.
+    combined = frozenset(
+        fit_targets(option, components)
+        for option in every
+        if option in reported and option.text in support.by_model
+    )
+
+    def why_not(technique: Technique) -> str | None:
+        if (
+            technique.facts.num_gpus > 1
+            and bench.environment.device == "cpu"
+            and not objective.keeps(technique)
+        ):
+            return (
+                f"processes on a CPU share the cores that one process has; --keep {technique.name} tries it"
+            )
+        return None if technique in combined else reasons.get(technique.text)
+
+    space = Space.of(objective, why_not, reported, bench.judges, components)
+    space.combined = combined
+    for technique in objective.kept:
+        if (why := space.cut.get(technique.text)) is not None:
+            raise Unsupported(f"--keep {technique.text}: {why}")
+    for name in objective.kept_names:
+        if not any(option.name == name for option in space.options):
+            why = next((why for text, why in space.cut.items() if text.startswith(name)), "it has no option")
+            raise Unsupported(f"--keep {name}: {why}")
+    return space
+
+
+def check_memory(objective: Objective, bench: Bench) -> None:
+    """Raise UsageError, naming the least, for a memory limit that no recipe is predicted to keep."""
+    limit = objective.max_memory_bytes
+    if limit is None or bench.environment.device != "cuda":
+        return
+    space = Space.of(objective)
+    saving = [text for option in space.options for text in option.facts.saves_memory]
+    recipes = [Recipe(), *(resolve(text) for text in dict.fromkeys(saving))]
+    bench.peaks.ask(recipes)
+    if bench.request.batch == 1:
+        name = bench.model.removeprefix(SYNTHETIC)
+        bench.peaks.add(recorded(name, bench.full.height, bench.full.width))
+    peaks = {recipe: peak for recipe in recipes if (peak := bench.peaks.of(recipe)) is not None}
+    if peaks and min(peaks.values()) > limit:
+        least = min(peaks, key=lambda recipe: peaks[recipe])
+        raise UsageError(
+            f"--max-memory {size(limit)} cannot be met: the smallest peak that `vivace plan` predicts is "
+            f"{size(peaks[least])}, with {least.text}; give --max-memory {math.ceil(peaks[least] / 1e8) / 10:g}GB"
+        )
+
+
+def check_minutes(
+    minutes: float | None,
+    bench: Bench,
+    began: float,
+    least_s: float | None = None,
+    likely_s: float | None = None,
+) -> None:
+    """Raise UsageError for minutes that do not suffice for a final; `least_s` and `likely_s` are seconds of a call of
+    the baseline, while it is measured."""
+
+    def needed_s(call_s: float | None) -> float:
+        if call_s is not None:
+            bench.pace.batch, bench.pace.base_s = bench.request.batch, call_s
+        return time.monotonic() - began + bench.time.seconds_of_final([])
+
+    if minutes is not None and needed_s(least_s) > 60 * minutes:
+        needed = needed_s(likely_s)
+        raise UsageError(
+            f"--minutes {minutes:g} cannot be met: starting and comparing one recipe with the baseline takes about "
+            f"{seconds(needed)}; give --minutes {math.ceil(needed / 30) / 2 + 0.5:g}"
+        )
 
 
 @dataclass
@@ -55,7 +167,7 @@ class FirstCalls(Forwarding):
     _started: float = 0.0
 
     def event(self, event: dict[str, Any]) -> None:
-        super().event(event)
+        self.progress.event(event)
         now = time.monotonic()
         if event.get("event") == "phase" and event.get("phase") == "warm-up":
             call_s = now - self._started
@@ -96,20 +208,9 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
     )
     began = time.monotonic()
     located = find_model(model)
-    trusted_model = settings.trust_quality_of
-    if trusted_model is not None and not located.model.is_synthetic:
-        raise UsageError(
-            f"--trust-quality-of {trusted_model}: {model} has trained weights, so its own images are judged; leave it "
-            "out"
-        )
     judge = settings.judge(located)
     objective = settings.objective(judge)
     first = start_of(settings.start, objective)
-    trusted = (
-        None
-        if trusted_model is None
-        else trusted_recipes(trusted_model, located, settings.run.folder, settings.quality_limits)
-    )
     request = settings.images(objective)
     prompts = request.prompts or PROMPT_SETS[located.prompt_set]
     workload_of(located, request.of(prompts), request.batch)  # reports sizes that the model cannot draw
@@ -117,7 +218,7 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
         bench = _bench(stack, model, obtain(located), settings, judge, request)
         is_cpu = bench.environment.device == "cpu"
         sources = known_sources(model, bench.environment.device_name, objective, is_cpu=is_cpu)
-        space = space_of(objective, bench, trusted, measured_elsewhere(sources))
+        space = space_of(objective, bench, measured_elsewhere(sources))
         check_memory(objective, bench)
         history, stored = history_of(bench)
         watcher.note(
@@ -176,12 +277,11 @@ def search_recipe(model: str, settings: SearchSettings) -> Tuned:
             rows=tuple(priced(final_of(bench, pick), settings.price_per_hour)),
             history=tuple(latest(search.history).values()),
             cut=dict(space.cut),
-            notes=tuple(notes_of(search, bench, pick, trusted_model)),
+            notes=tuple(notes_of(search, bench, pick)),
             store=bench.run.folder,
             judges=bench.judges,
             num_trials=search.num_trials,
             seconds=time.monotonic() - began,
-            trusted=trusted_model,
             options=request.options,
             task=bench.task,
             explanation=search.explanation(sources),
@@ -218,7 +318,6 @@ def _bench(
 
 
 def stored_summary(history: Sequence[Result], stored: PriorSource) -> str:
-    """Describe the store's content: results of the same search, and figures to learn from."""
     number = len({result.recipe for result in history if not result.recipe.is_baseline})
     others = len({datum.recipe for datum in stored.data})
     text = ""
@@ -285,13 +384,10 @@ _GOES_ON = "The same command goes on from here."
 _SAME_ONLY = "quality cannot be judged, so only techniques that keep the image were searched"
 
 
-def notes_of(search: Search, bench: Bench, pick: Result | None, trusted: str | None) -> Iterator[str]:
-    """Yield the notes on the answer."""
+def notes_of(search: Search, bench: Bench, pick: Result | None) -> Iterator[str]:
     if (unknown := no_record(bench.environment.device_name, bench.environment.device)) is not None:
         yield unknown
-    if trusted is not None:
-        yield f"random weights: quality is taken from {trusted}, a small model of the same kind"
-    elif of_judge := bench.judged_by.notes(bench.command):
+    if of_judge := bench.judged_by.notes(bench.command):
         yield from of_judge
     elif not bench.judges:
         what = "a ControlNet with random" if bench.request.has_random_controlnet else "random"

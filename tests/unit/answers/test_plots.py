@@ -8,7 +8,7 @@ import pytest
 
 from vivace.answers.answer import Bar, BarPart, Bars, Plot, PlotPoint
 from vivace.answers.page import svg_of
-from vivace.answers.plots import Axis, draw, front
+from vivace.answers.plots import draw, front
 from vivace.foundation.stats import Interval
 
 
@@ -46,24 +46,6 @@ def test_the_front_is_what_no_other_beats() -> None:
     light, fast = drawn.front
     assert [p.point.number for p in drawn.front] == [1, 3]
     assert drawn.steps == f"{light.x},{light.y} {light.x},{fast.y} {fast.x},{fast.y}"
-
-
-def test_ticks_are_where_their_label_says() -> None:
-    drawn = draw(plot((1.0, 472), (2.25, 451)))
-    assert drawn.y.low > 0  # 451 and 472 MB would be one line on an axis from zero
-    for axis, at, value in ((drawn.x, drawn.points[1].x, 2.25), (drawn.y, drawn.points[1].y, 451.0)):
-        assert len(axis.ticks) >= 3
-        first, last = (float(t.label.rstrip("×")) for t in (axis.ticks[0], axis.ticks[-1]))
-        share = (value - first) / (last - first)
-        assert at == pytest.approx(axis.ticks[0].at + share * (axis.ticks[-1].at - axis.ticks[0].at), abs=0.6)
-
-
-def test_ratios_that_differ_widely_get_equal_distances_for_equal_factors() -> None:
-    axis = Axis.of_ratios([0.5, 1, 8], 0, 400, num_ticks=5)
-    assert axis.is_log
-    at = {tick.label: tick.at for tick in axis.ticks}
-    assert at["2×"] - at["1×"] == pytest.approx((at["5×"] - at["1×"]) * math.log(2) / math.log(5), abs=0.2)
-    assert not Axis.of_ratios([0.9, 1, 2], 0, 400, num_ticks=5).is_log
 
 
 @pytest.mark.parametrize("crowd", ["clustered", "equal", "in a line"])

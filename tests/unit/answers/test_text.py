@@ -65,16 +65,6 @@ def test_a_short_answer_leaves_details_out_and_a_command_can_be_copied() -> None
     assert second.startswith(" " * 10)
 
 
-def test_a_note_that_goes_on_with_its_value_has_no_colon_before_it() -> None:
-    lines = [
-        Fact("use", "baseline", "or allow more time").line,
-        Fact("cost", "0.12", "instead of 0.30").line,
-        Fact("quality", "passed", "match 98 %").line,
-        Fact("seen", "", "but once").line,
-    ]
-    assert lines == ["baseline, or allow more time", "0.12 instead of 0.30", "passed: match 98 %", "but once"]
-
-
 def test_no_cell_changes_a_table_in_markdown() -> None:
     lines = table_markdown(TABLE)
     assert lines[:2] == ["| recipe | s/image | verdict | n | notes |", "| --- | --- | --- | --- | --- |"]

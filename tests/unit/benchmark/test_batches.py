@@ -13,7 +13,6 @@ import vivace
 from tests.make import make_environment, make_round, make_trial
 from tests.typed import run_vivace as run
 from vivace.benchmark import RunSettings, Store, Timing
-from vivace.benchmark.rounds import round as rounds
 from vivace.benchmark.rounds.runner import ask_largest_batch, largest, run_trials
 from vivace.benchmark.rounds.worker_requests import LargestBatchRequest, RehearsalRequest, WorkerRequest
 from vivace.benchmark.store.images import image_path
@@ -24,7 +23,6 @@ from vivace.foundation.spec.trial import Trial
 from vivace.foundation.spec.workload import Workload
 from vivace.report.rows import rows_of
 from vivace.runtime.calls import encode
-from vivace.runtime.workloads import checked_request
 
 TIMING = Timing(rounds=1, repeats=3, max_warmup=1)
 PROMPTS = ["a red circle", "a blue square", "a green star"]
@@ -153,38 +151,6 @@ def test_a_crashed_rehearsal_is_not_a_batch_that_does_not_fit() -> None:
     dead = FakeGpu(8, 8, Ending(None, signal=11, log="illegal memory access"))
     with pytest.raises(WorkerError, match="illegal memory access"):
         ask_largest_batch(dead, on_a_gpu(), TIMING)
-
-
-@pytest.mark.parametrize(
-    ("timing", "num_steps", "expected"),
-    [
-        (Timing(max_warmup=1, repeats=1), 2, [2, 2]),  # no more calls or steps than the round itself
-        (Timing(), 25, [rounds.REHEARSED_STEPS] * rounds.REHEARSED_CALLS),
-    ],
-)
-def test_a_rehearsal_runs_a_shorter_round(
-    timing: Timing, num_steps: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[tuple[int, int]] = []
-    own = rounds.draw
-
-    def draw(session: vivace.Session, call: Any, embeddings: dict[str, Any], **options: Any) -> Any:
-        drawn.append((len(call), options["num_inference_steps"]))
-        return own(session, call, embeddings, **options)
-
-    monkeypatch.setattr(rounds, "draw", draw)
-    assert rounds.rehearse(of_tiny_sd("baseline", num_steps), timing) is None
-    assert drawn == [(2, steps) for steps in (*expected, 2)], "the last call is the trace of kernels"
-
-
-def of_tiny_sd(recipe: str, num_steps: int = 2) -> Trial:
-    prepared = checked_request("tiny-sd", recipe, num_inference_steps=num_steps, batch=2)
-    return Trial(
-        model=prepared.located.model,
-        recipe=prepared.recipe.spec,
-        workload=prepared.workload,
-        device="cpu",
-    )
 
 
 def test_an_out_of_memory_round_names_the_largest_batch(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from vivace.benchmark.cache_calibration import (
     CACHES,
     CacheSearch,
     SettingTrial,
-    bisected,
     calibrate_caches,
     settings,
 )
@@ -48,14 +47,6 @@ def test_every_step_cache_can_be_calibrate() -> None:
             resolve(f"{name}({knob}={value:g})")
     assert settings("first_block_cache") == ("threshold", 0.0125, 1.2)
     assert settings("deepcache") == ("hits", 0.1, 0.9)
-
-
-def test_a_search_bisects() -> None:
-    search: Any = bisected(0.1, 0.9, 4, is_ratio=False)
-    assert [next(search), search.send(True), search.send(False), search.send(True)] == [0.5, 0.7, 0.6, 0.65]
-    with pytest.raises(StopIteration):
-        search.send(True)
-    assert next(bisected(0.01, 1.0, 1, is_ratio=True)) == 0.1
 
 
 @pytest.mark.parametrize("limit", [0.15, 0.34, 0.62, 0.87])
@@ -93,26 +84,9 @@ def test_calibrate_cache_prints_the_most_aggressive_setting(
     monkeypatch.setitem(PROMPT_SETS, "tinyworld", PROMPT_SETS["tinyworld"][:6])
     fewer = CATALOGUE["tiny-flux"].model_copy(update={"num_inference_steps": 20})
     monkeypatch.setitem(CATALOGUE, "tiny-flux", fewer)
-    command = [
-        "calibrate",
-        "cache",
-        "--model",
-        "tiny-flux",
-        "--cache",
-        "first_block_cache",
-        "--cache",
-        "deepcache",
-    ]
-    command += [
-        "--runs",
-        "1",
-        "--seeds",
-        "1",
-        "--store",
-        str(tmp_path / "store"),
-        "--min-quality",
-        "clip=0.9",
-    ]
+    command = ["calibrate", "cache", "--model", "tiny-flux", "--cache", "first_block_cache"]
+    command += ["--cache", "deepcache", "--runs", "1", "--seeds", "1", "--min-quality", "clip=0.9"]
+    command += ["--store", str(tmp_path / "store")]
     assert typed(monkeypatch, *command) == 0
     printed = capsys.readouterr()
     first, second = printed.out.splitlines()

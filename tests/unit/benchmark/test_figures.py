@@ -79,17 +79,6 @@ def test_the_noise_floor_is_generated_once(tmp_path: Path, monkeypatch: pytest.M
     assert (floor.recipe, floor.reason, len(floor.pictures)) == ("attention(math)", None, 6)
 
 
-@pytest.mark.soak
-def test_a_baseline_with_its_own_attention_gets_another_noise_floor(tmp_path: Path) -> None:
-    records = vivace.bench(
-        "tiny-sd", ["attention(math)"], num_inference_steps=1, timing=TIMING, store=tmp_path, device="cpu"
-    )
-    with Store.read_only(tmp_path) as store:
-        floor = store.noise_floor(records[0].trial.key(records[0].environment))
-    assert floor is not None
-    assert floor.recipe == "channels_last+attention(math)"
-
-
 @pytest.mark.long
 def test_limits_decide_the_exit_code(tmp_path: Path) -> None:
     recipes = ["--recipe", "baseline", "--recipe", "int4"]

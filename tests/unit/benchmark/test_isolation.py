@@ -1,18 +1,13 @@
 """A round that crashes, hangs or runs out of memory has an outcome, and does not affect the next trial."""
 
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 import vivace
 from tests.faulty_worker import COMMAND, Fault
 from vivace.benchmark import Store, Timing, studies
-from vivace.benchmark.rounds.worker_requests import WORKER, EnvironmentRequest
 from vivace.benchmark.studies import start_launcher
 from vivace.errors import WorkerError
 from vivace.foundation.processes.launcher import Launcher
@@ -94,46 +89,3 @@ def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
         pytest.raises(WorkerError, match="did not start: no such module"),
     ):
         vivace.bench("tiny-sd", ["baseline"], store=tmp_path / "s", launcher=launcher)
-
-
-@pytest.mark.soak
-def test_broken_images_are_named(launcher: Launcher, tmp_path: Path) -> None:
-    good, broken = run(launcher, tmp_path / "s", "guidance(3)", "fault(black)")
-    assert [p.faults for p in good.rounds[0].pictures] == [()] * 6
-    assert [p.faults for p in broken.rounds[0].pictures] == [("black",)] * 6
-
-
-FORKLESS = """
-from vivace.benchmark.rounds import worker
-worker.gpu_works_in_a_child = lambda: False
-worker.main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("command", "device", "forks"),
-    [
-        (WORKER, "auto", True),
-        ((sys.executable, "-c", FORKLESS), "auto", False),
-        ((sys.executable, "-c", FORKLESS), "cpu", True),
-    ],
-)
-@pytest.mark.long
-@pytest.mark.exhaustive("command*")
-def test_requests_get_fresh_processes_if_forks_cannot_use_the_gpu(
-    command: tuple[str, ...], device: str, forks: bool
-) -> None:
-    request = EnvironmentRequest(device="cpu", threads=1)
-    parents = []
-
-    def started(event: dict[str, Any]) -> None:
-        if event["event"] == "started":
-            parents.append(psutil.Process(event["pid"]).ppid())
-
-    with start_launcher(device, command) as launcher:
-        for _ in range(2):
-            answer = launcher.run(request, 60, started).value
-            assert answer is not None
-            assert answer["num_threads"] == 1
-    own = [parent == os.getpid() for parent in parents]
-    assert own == [not forks] * 2, "a fork's parent is the worker, not this process"

@@ -20,7 +20,7 @@ import pytest
 
 import vivace
 from vivace.benchmark import Store, Timing
-from vivace.benchmark.progress import Silent
+from vivace.benchmark.progress import Progress
 from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.studies import start_launcher
 from vivace.foundation.processes.launcher import Launcher
@@ -34,7 +34,7 @@ for _recipe in RECIPES:
     COMMAND += ["--recipe", _recipe]
 
 
-class Killer(Silent):
+class Killer(Progress):
     """Kills the process of each round a random time after it reports its start."""
 
     def __init__(self, generator: random.Random, kills: int) -> None:

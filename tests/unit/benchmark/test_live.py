@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vivace
-from vivace.benchmark.progress import Silent
+from vivace.benchmark.progress import Progress
 from vivace.errors import UsageError
 from vivace.foundation.spec.record import Outcome, Round
 
@@ -27,7 +27,7 @@ def bench(model: Any, recipes: list[str], store: Path, **more: Any) -> vivace.Ru
     return vivace.bench(model, recipes, **fields | {"scorer": "tiny-clip"} | more)
 
 
-class Counting(Silent):
+class Counting(Progress):
     def __init__(self) -> None:
         self.num_rounds = 0
 

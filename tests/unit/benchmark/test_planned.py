@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,8 +10,6 @@ from tests.make import make_record, make_round
 from vivace.benchmark import studies
 from vivace.benchmark.rounds.work import plan_again
 from vivace.cli import main
-from vivace.errors import WorkerError
-from vivace.foundation.processes.launcher import Ending
 from vivace.foundation.spec.record import Memory, Outcome, Record, Round
 from vivace.foundation.spec.trial import Model
 from vivace.runtime.memory.predict import predict_trial
@@ -43,18 +40,6 @@ def on_a_gpu(record: Record, model: str = "tiny-sd", model_bytes: int = 1, peak_
     return record.model_copy(update={"environment": environment, "trial": trial, "rounds": tuple(rounds)})
 
 
-class _Fake:
-    """A fake launcher with a fixed answer, which keeps the requests."""
-
-    def __init__(self, ending: Ending) -> None:
-        self.ending = ending
-        self.requests: list[dict[str, Any]] = []
-
-    def run(self, request: dict[str, Any], timeout_s: float) -> Ending:
-        self.requests.append(request)
-        return self.ending
-
-
 @pytest.mark.long
 def test_each_measured_record_is_compared_with_its_prediction() -> None:
     predicted = predict_trial(make_record("tiny_vae").trial)
@@ -77,23 +62,6 @@ def test_each_measured_record_is_compared_with_its_prediction() -> None:
     assert str(compared[1]).startswith("plan, baseline: no prediction: no model 'org/repo'")
 
 
-def test_a_failed_prediction_has_a_reason() -> None:
-    record = on_a_gpu(make_record("baseline"))
-    for ending, why in (
-        (Ending(None, timed_out=True), "no prediction: it took longer than 120 s"),
-        (Ending(None, status=1, log="...\nMemoryError\n"), "no prediction: MemoryError"),
-    ):
-        (prediction,) = plan_again([record], _Fake(ending))
-        assert str(prediction).endswith(why)
-
-    class Broken:
-        def run(self, *_: object) -> Ending:
-            raise WorkerError("the worker process did not start: no room")
-
-    (prediction,) = plan_again([record], Broken())
-    assert str(prediction).endswith("no prediction: the worker process did not start: no room")
-
-
 @pytest.mark.long
 def test_bench_prints_predictions_after_measuring_unless_declined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -106,18 +74,8 @@ def test_bench_prints_predictions_after_measuring_unless_declined(
         return ["plan, baseline: model and peak"]
 
     monkeypatch.setattr(studies, "plan_again", fake)
-    command = [
-        "bench",
-        "--recipe",
-        "baseline",
-        "--num-inference-steps",
-        "1",
-        "--rounds",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    command += ["--warmup", "1", "--no-quality", "--device", "cpu"]
+    command = ["bench", "--recipe", "baseline", "--num-inference-steps", "1", "--rounds", "1"]
+    command += ["--repeats", "1", "--warmup", "1", "--no-quality", "--device", "cpu"]
     for flags, is_said in (([], True), ([], False), (["--rerun", "--no-plan"], False)):
         monkeypatch.setattr(sys, "argv", ["vivace", *command, *flags])
         with pytest.raises(SystemExit) as caught:

@@ -14,7 +14,7 @@ from tests import stub_worker
 from tests.unit.benchmark.test_spread_trials import RECIPES, TIMING, check_comparisons
 from vivace.benchmark import Run, Store, Study
 from vivace.benchmark.places.ray_nodes import RayNodes
-from vivace.benchmark.progress import Silent
+from vivace.benchmark.progress import Progress
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
 from vivace.errors import Unsupported
@@ -74,7 +74,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ray_cluster.shutdown()
 
 
-class Ending(Silent):
+class Ending(Progress):
     """Ends a node without notice when it has returned its first round."""
 
     def __init__(self, cluster: Any) -> None:
@@ -91,7 +91,7 @@ class Ending(Silent):
             self.cluster.remove_node(node, allow_graceful=False)
 
 
-def bench(cluster: Any, store: Path, progress: Silent) -> Run:
+def bench(cluster: Any, store: Path, progress: Progress) -> Run:
     study = Study.of(
         "tiny-sd", RECIPES, num_inference_steps=2, quality=False, device="cpu", timing=TIMING, rivals=False
     )

@@ -17,7 +17,7 @@ from vivace.benchmark import Run, Store, Study, Timing
 from vivace.benchmark.places.local_pool import LocalPool
 from vivace.benchmark.places.spread_trials import MAX_ATTEMPTS, SpreadTrials, Ticket
 from vivace.benchmark.places.trial_jobs import Done
-from vivace.benchmark.progress import Silent
+from vivace.benchmark.progress import Progress
 from vivace.benchmark.rounds.worker_requests import WORKER
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.studies import run_study
@@ -200,7 +200,7 @@ def test_what_does_not_go_with_several_places_is_refused(
         run_study(study, RunSettings(store=tmp_path / "store", **options))
 
 
-class Killing(Silent):
+class Killing(Progress):
     """Kills a worker process, and all below it, when so many rounds have ended."""
 
     def __init__(self, after: int) -> None:
@@ -226,7 +226,7 @@ def workers() -> list[psutil.Process]:
     return children
 
 
-def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) -> Run:
+def bench(store: Path, worker: Sequence[str], progress: Progress | None = None) -> Run:
     study = Study.of(
         "tiny-sd", RECIPES, num_inference_steps=2, quality=False, device="cpu", timing=TIMING, rivals=False
     )
@@ -237,7 +237,7 @@ def bench(store: Path, worker: Sequence[str], progress: Silent | None = None) ->
     pool = LocalPool(PLACES, "cpu", launcher_at)
     with contextlib.closing(pool):
         return run_study(
-            study, RunSettings(store=store, progress=progress or Silent(), pool=pool, canaries=False)
+            study, RunSettings(store=store, progress=progress or Progress(), pool=pool, canaries=False)
         )
 
 
@@ -291,7 +291,7 @@ def test_two_workers_share_the_trials_and_one_is_killed(tmp_path: Path, worker: 
             assert store.rounds(key)[index] == round_ or round_.outcome is not Outcome.MEASURED
 
 
-class Interrupting(Silent):
+class Interrupting(Progress):
     def __init__(self) -> None:
         self.ended = 0
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vivace.errors import UsageError
-from vivace.measure.calibrating import ImageScores, choose_limit, label, least_detected
+from vivace.measure.calibrating import ImageScores, choose_limit, label
 from vivace.measure.damage import DAMAGE, HARMLESS
 
 KINDS = {kind.name: kind for kind in DAMAGE}
@@ -28,7 +28,7 @@ def scores(
             label(kind, grade): kept[kind.name][grade] for kind in (BLUR, BANDING) for grade in range(5)
         }
         changed = {name: 30 - MARGIN * (1 - share + spread) for name, share in shares.items()}
-        rows.append(ImageScores(f"prompt {k}", own=30.0, others=20.0, changed=changed))
+        rows.append(ImageScores(prompt=f"prompt {k}", own=30.0, others=20.0, changed=changed))
     return rows
 
 
@@ -61,14 +61,6 @@ def test_a_witness_that_sees_no_damage_has_no_limit() -> None:
 
 
 def test_a_witness_that_does_not_know_the_prompts_is_refused() -> None:
-    blind = [ImageScores(row.prompt, own=20.0, others=20.5, changed=row.changed) for row in scores()]
+    blind = [ImageScores(prompt=row.prompt, own=20.0, others=20.5, changed=row.changed) for row in scores()]
     with pytest.raises(UsageError, match=r"-0\.50 points\).*another --witness"):
         choose_limit(blind, [BLUR], 4, "clip")
-
-
-def test_the_least_strength_is_interpolated() -> None:
-    strengths = (1.0, 2.0, 4.0, 8.0)
-    assert least_detected((0, 0.8, 1, 1), strengths) == pytest.approx(2 * 2**0.5)
-    assert least_detected((0.95, 1, 1, 1), strengths) == 1.0
-    assert least_detected((0, 0, 0.5, 0.89), strengths) is None
-    assert least_detected((0.95, 0.5, 1, 1), strengths) == pytest.approx(2 * 2**0.8)

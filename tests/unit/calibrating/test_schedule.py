@@ -11,7 +11,7 @@ from tests.families import session
 from tests.typed import typed
 from vivace.errors import Unsupported, UsageError
 from vivace.models.find import find_model
-from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread, search
+from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread, search
 
 
 def distance(mask: str) -> float:

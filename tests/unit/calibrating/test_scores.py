@@ -63,20 +63,3 @@ def test_a_second_witness_is_asked_image_by_image(
     assert bright.changed["rounding"] == pytest.approx(bright.own, abs=0.5)
     assert black.faults == ("black",)
     assert black.changed is None
-
-
-def test_kinds_that_were_left_out_are_scored_later(
-    images: CalibrationImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scorer, "Witness", ScoresBrightness)
-    judge = LocatedJudge("blip", LocatedScorer("blip", "1", Path("blip"), "real"))
-    scored: list[tuple[int, int]] = []
-
-    def on_image(done: int, total: int) -> None:
-        scored.append((done, total))
-
-    for kinds in ([DARKER], [DARKER], [DARKER, KINDS["noise"]]):
-        rows = score_images(images, judge, kinds, on_image=on_image)
-    assert scored == [(1, 4), (2, 4), (3, 4), (4, 4), (2, 4), (3, 4), (4, 4)]
-    assert rows[0].changed is not None
-    assert "noise/4" in rows[0].changed

@@ -10,17 +10,8 @@ from tests.typed import run_vivace, typed
 
 
 def test_generate_says_what_it_became_and_writes_that_down(tmp_path: Path) -> None:
-    done = run_vivace(
-        tmp_path,
-        "generate",
-        "a red circle",
-        "--recipe",
-        "best(changes=True)",
-        "-o",
-        "x.png",
-        "--device",
-        "cpu",
-    )
+    options = ["--recipe", "best(changes=True)", "-o", "x.png", "--device", "cpu"]
+    done = run_vivace(tmp_path, "generate", "a red circle", *options)
     assert "best is distilled(lcm): " in done.stderr
     assert Image.open(tmp_path / "x.png").text["recipe"] == "distilled(lcm)"  # type: ignore[attr-defined]
 

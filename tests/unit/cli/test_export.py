@@ -5,35 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.typed import typed
+from tests.typed import Run
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    return typed(monkeypatch, "export", *arguments)
-
-
-@pytest.fixture(autouse=True)
-def _in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--recipe",
-        "steps:5",
-        "--prompt",
-        "a star",
-        "--seed",
-        "7",
-        "--height",
-        "64",
-        "--threads",
-        "2",
-    ]
-    assert run(monkeypatch, *arguments, "--device", "cpu", "-o", "new/draw.py") == 0
-    out, err = capfd.readouterr()
-    assert out == "wrote new/draw.py; `python new/draw.py` writes picture.png\n"
-    assert err == "loading tiny-sd\n"
+def test_a_file(run: Run) -> None:
+    arguments = ["--recipe", "steps:5", "--prompt", "a star", "--seed", "7"]
+    arguments += ["--height", "64", "--threads", "2"]
+    done = run("export", *arguments, "--device", "cpu", "-o", "new/draw.py")
+    assert done.stdout == "wrote new/draw.py; `python new/draw.py` writes picture.png\n"
+    assert done.stderr == "loading tiny-sd\n"
     text = Path("new/draw.py").read_text()
     compile(text, "draw.py", "exec")
     assert "\nRecipe: steps(5)\nWritten by vivace 0." in text
@@ -44,7 +24,7 @@ def test_a_file(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_it_says_that_a_lora_needs_a_library(
-    installed: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run: Run, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lora = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
     original = importlib.util.find_spec
@@ -53,32 +33,26 @@ def test_it_says_that_a_lora_needs_a_library(
         "find_spec",
         lambda name, *a: (installed or None) if name == "peft" else original(name, *a),
     )
-    assert run(monkeypatch, "--recipe", f"lora('{lora}')", "--device", "cpu", "-o", "lora.py") == 0
-    assert ("pip install peft" in capfd.readouterr().err) is not installed
-    assert run(monkeypatch, "--device", "cpu", "-o", "plain.py") == 0
-    assert "peft" not in capfd.readouterr().err
+    done = run("export", "--recipe", f"lora('{lora}')", "--device", "cpu", "-o", "lora.py")
+    assert ("pip install peft" in done.stderr) is not installed
+    assert "peft" not in run("export", "--device", "cpu", "-o", "plain.py").stderr
 
 
-def test_on_the_terminal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "--recipe", "cfg_cutoff:0.4+fp32", "--device", "cpu") == 0
-    out, err = capfd.readouterr()
-    compile(out, "draw.py", "exec")
-    assert "note: dtype: every targeted component is fp32 already\n" in err
-    assert "note: the script imports vivace, because no other library has cfg_cutoff(0.4)\n" in err
+def test_on_the_terminal(run: Run) -> None:
+    done = run("export", "--recipe", "cfg_cutoff:0.4+fp32", "--device", "cpu")
+    compile(done.stdout, "draw.py", "exec")
+    assert "note: dtype: every targeted component is fp32 already\n" in done.stderr
+    assert "note: the script imports vivace, because no other library has cfg_cutoff(0.4)\n" in done.stderr
 
 
-def test_a_file_is_overwritten_only_with_force(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_overwritten_only_with_force(run: Run) -> None:
     Path("draw.py").write_text("mine")
-    assert run(monkeypatch, "-o", "draw.py", "--device", "cpu") == 3
-    out, err = capfd.readouterr()
-    assert err == (
-        "vivace: draw.py exists and was not changed; give another name, or --force to overwrite it\n"
-    ), "reported before the model is loaded"
-    assert out == ""
+    done = run("export", "-o", "draw.py", "--device", "cpu", code=3)
+    assert "draw.py exists and was not changed" in done.stderr
+    assert "loading" not in done.stderr
+    assert done.stdout == ""
     assert Path("draw.py").read_text() == "mine"
-    assert run(monkeypatch, "-o", "draw.py", "--device", "cpu", "--force") == 0
+    run("export", "-o", "draw.py", "--device", "cpu", "--force")
     assert Path("draw.py").read_text().startswith('"""Generate an image with tiny-sd.')
 
 
@@ -100,15 +74,9 @@ def test_a_file_is_overwritten_only_with_force(
     ],
 )
 def test_a_wrong_export_is_one_clear_message(
-    arguments: tuple[str, ...],
-    code: int,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    run: Run, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
-    assert run(monkeypatch, *arguments) == code
-    out, err = capfd.readouterr()
-    assert says in err
-    assert "Traceback" not in err
-    assert out == ""
+    done = run("export", *arguments, code=code)
+    assert says in done.stderr
+    assert done.stdout == ""
     assert not list(Path().iterdir())

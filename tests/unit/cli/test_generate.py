@@ -7,8 +7,6 @@ import pytest
 from PIL import Image
 
 from tests.typed import run_vivace
-from vivace.cli.command import command
-from vivace.foundation.spec.settings import Prompts, Settings
 
 QUICK = ("--recipe", "steps(1)")
 
@@ -64,31 +62,3 @@ def test_a_missing_path_is_not_there(name: str, says: str, tmp_path: Path) -> No
     done = run_vivace(tmp_path, "generate", "x", "--model", name, code=2)
     assert says in done.stderr
     assert "catalogue" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "prompts"),
-    [
-        ((), None),
-        (("--prompt", "a red circle", "--prompt", "b"), ["a red circle", "b"]),
-        (("--prompts", "prompts.txt"), ["from a file", "c"]),
-    ],
-)
-def test_prompts_arrive_as_they_were_given(
-    arguments: tuple[str, ...], prompts: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "prompts.txt").write_text("from a file\nc\n")
-    monkeypatch.chdir(tmp_path)
-
-    class Drawn(Settings):
-        prompts: Prompts = None
-
-    received = []
-
-    @command(Drawn)
-    def draw(settings: Drawn) -> int:
-        received.append(settings.prompts and list(settings.prompts))
-        return 0
-
-    draw.main(arguments, standalone_mode=False)
-    assert received == [prompts]

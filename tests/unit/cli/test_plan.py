@@ -3,33 +3,26 @@
 import json
 import re
 import shlex
+from subprocess import CompletedProcess
 
 import click
 import pytest
 
-from tests.typed import typed
+from tests.typed import Run
 from vivace.cli import app
 from vivace.techniques import offload
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    return typed(monkeypatch, "plan", *arguments)
+def lines_of(done: CompletedProcess[str]) -> list[str]:
+    return done.stdout.replace("\\\n", " ").splitlines()
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().out.replace("\\\n", " ").splitlines()
-
-
-def test_a_recipe_is_answered_in_eight_lines_and_why_has_the_rest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_is_answered_in_eight_lines_and_why_has_the_rest(run: Run) -> None:
     recipe = ("tiny-sd", "--recipe", "tiny_vae+parallel(cfg)", "--card", "8")
-    assert run(monkeypatch, *recipe) == 0
-    lines = said(capsys)
+    lines = lines_of(run("plan", *recipe))
     assert len(lines) <= 8
     assert lines[0] == "tiny-sd on a card of 8 GB: fits with this recipe"
-    assert run(monkeypatch, *recipe, "--why") == 0
-    longer = said(capsys)
+    longer = lines_of(run("plan", *recipe, "--why"))
     assert [line.split() for line in longer[: len(lines)]] == [line.split() for line in lines]
     output = " ".join(" ".join(longer).split())
     assert "predicted without loading" in output
@@ -38,11 +31,8 @@ def test_a_recipe_is_answered_in_eight_lines_and_why_has_the_rest(
     assert "on the other GPU, for the denoiser" in output
 
 
-def test_json_has_components_and_changes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tiny-sd", "--card", "1.25", "--json") == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_json_has_components_and_changes(run: Run) -> None:
+    answer = json.loads(run("plan", "tiny-sd", "--card", "1.25", "--json").stdout)
     unet = next(c for c in answer["components"] if c["name"] == "unet")
     assert unet["num_parameters"] == pytest.approx(4.8e6, rel=0.01)
     assert unet["num_bytes"] == pytest.approx(2 * 4.8e6, rel=0.05)
@@ -53,11 +43,8 @@ def test_json_has_components_and_changes(
     assert answer["changes"][-1]["peak_bytes"] < answer["peak_bytes"]
 
 
-def test_what_fits_is_ranked_with_the_line_to_measure_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tiny-sd", "--card", "1.25", "--gpu", "RTX 3060 12GB", "--why") == 0
-    lines = said(capsys)
+def test_what_fits_is_ranked_with_the_line_to_measure_it(run: Run) -> None:
+    lines = lines_of(run("plan", "tiny-sd", "--card", "1.25", "--gpu", "RTX 3060 12GB", "--why"))
     assert lines[0] == "tiny-sd on RTX 3060 (1.25 GB): fits with this recipe"
     start = next(
         number for number, line in enumerate(lines) if line.startswith("recipe  ") and "peak" in line
@@ -72,11 +59,8 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(
     assert shlex.split(measure)[3:7] == ["--model", "tiny-sd", "--recipe", recipe]
 
 
-def test_what_is_faster_is_ranked_where_the_model_fits_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tiny-sd", "--card", "8", "--json") == 0
-    facts = json.loads(capsys.readouterr().out)
+def test_what_is_faster_is_ranked_where_the_model_fits_too(run: Run) -> None:
+    facts = json.loads(run("plan", "tiny-sd", "--card", "8", "--json").stdout)
     assert (facts["fits_card"], facts["times_of"], facts["brief"]["fits"]) == (
         True,
         "RTX 4060",
@@ -86,11 +70,8 @@ def test_what_is_faster_is_ranked_where_the_model_fits_too(
     assert facts["ranking"][0]["latency_s"] == facts["brief"]["latency"]["point"]
 
 
-def test_a_recipe_that_does_not_fit_says_what_would(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tiny-sd", "--recipe", "compile", "--card", "1.25") == 0
-    lines = said(capsys)
+def test_a_recipe_that_does_not_fit_says_what_would(run: Run) -> None:
+    lines = lines_of(run("plan", "tiny-sd", "--recipe", "compile", "--card", "1.25"))
     assert lines[0] == "tiny-sd on a card of 1.25 GB: does not fit"
     (line,) = (line for line in lines if line.startswith("next "))
     _, _, name, prompt, *words = shlex.split(line)
@@ -98,21 +79,16 @@ def test_a_recipe_that_does_not_fit_says_what_would(
     assert "compile" in words[words.index("--recipe") + 1]
 
 
-def test_a_recipe_that_uses_free_memory_is_proposed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_that_uses_free_memory_is_proposed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
-    assert run(monkeypatch, "tiny-sd", "--recipe", "offload(group)", "--card", "8", "--why") == 0
-    assert any(line.startswith("offload(group, keep=0.009)") and "faster" in line for line in said(capsys))
+    lines = lines_of(run("plan", "tiny-sd", "--recipe", "offload(group)", "--card", "8", "--why"))
+    assert any(line.startswith("offload(group, keep=0.009)") and "faster" in line for line in lines)
 
 
-def test_a_recipe_without_effect_is_planned_as_the_baseline(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "tiny-sd", "--recipe", "fp16", "--why") == 0
-    output = capsys.readouterr()
-    assert "every targeted component is fp16 already; this is the baseline's memory" in output.err
-    assert "tiny-sd, baseline, 128x128" in output.out
+def test_a_recipe_without_effect_is_planned_as_the_baseline(run: Run) -> None:
+    output = run("plan", "tiny-sd", "--recipe", "fp16", "--why")
+    assert "every targeted component is fp16 already; this is the baseline's memory" in output.stderr
+    assert "tiny-sd, baseline, 128x128" in output.stdout
 
 
 @pytest.mark.parametrize(
@@ -131,14 +107,5 @@ def test_a_recipe_without_effect_is_planned_as_the_baseline(
         (("tiny-sd", "--recipe", "first_block_cache"), 3, "no chain of transformer blocks"),
     ],
 )
-def test_mistakes(
-    arguments: tuple[str, ...],
-    code: int,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(monkeypatch, *arguments) == code
-    output = capsys.readouterr().err
-    assert says in output
-    assert "Traceback" not in output
+def test_mistakes(run: Run, arguments: tuple[str, ...], code: int, says: str) -> None:
+    assert says in run("plan", *arguments, code=code).stderr

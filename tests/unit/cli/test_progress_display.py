@@ -12,28 +12,8 @@ from vivace.benchmark.places.spread_trials import SpreadTrials
 from vivace.benchmark.places.trial_jobs import Done
 from vivace.benchmark.run_settings import RunSettings
 from vivace.cli.display import progress_display as shown
-from vivace.cli.display.progress_display import PlainProgress, TerminalProgress, result, title
+from vivace.cli.display.progress_display import PlainProgress, TerminalProgress
 from vivace.foundation.spec.environment import Place
-from vivace.foundation.spec.record import Outcome
-
-
-def test_a_slow_load_is_shown() -> None:
-    quick = make_round(0)
-    assert result(quick) == "1.00 s an image, 3 samples"
-    assert result(quick, batch=2) == "0.500 s an image, 3 samples"
-    slow = quick.model_copy(update={"load_s": 61.5})
-    assert result(slow) == "1.00 s an image, 3 samples, loaded in 61.5 s"
-
-
-def test_a_failure_shows_its_reason() -> None:
-    assert result(make_round(0, outcome=Outcome.CRASHED, reason="it did")) == "crashed: it did"
-
-
-def test_the_title_has_the_batch_if_it_is_not_one() -> None:
-    trial = make_trial("baseline", model="tiny-flux")
-    assert title(trial) == "tiny-flux"
-    batched = trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": 2})})
-    assert title(batched) == "tiny-flux, batch 2"
 
 
 def test_a_lost_place_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,15 +79,3 @@ def test_the_quality_pass_says_how_far_it_is(
         "quality pass: comparing images, 20 of 100  (about 40 s left)",
         "quality pass: comparing images, 40 of 100  (about 30 s left)",
     ]
-
-
-def test_a_pass_that_goes_on_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Time()
-    monkeypatch.setattr(shown, "time", clock)
-    progress = TerminalProgress()
-    progress.quality("comparing images", 256, 356)
-    clock.now += 10
-    assert progress.clock_texts() == "10 s"
-    progress.quality("comparing images", 306, 356)
-    assert progress.clock_texts() == "10 s  about 10 s left"
-    progress.end()

@@ -7,7 +7,6 @@ import pytest
 from tests.make import make_record, make_round
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.studies import go_on
-from vivace.cli.measuring.bench import able_to_tell
 from vivace.foundation.spec.study import Study
 from vivace.foundation.stats.until import Until
 from vivace.report.rows import NO_QUALITY
@@ -53,9 +52,3 @@ def test_it_stops_at_32_rounds_or_when_the_time_is_over(monkeypatch: pytest.Monk
     numbers, answers = rounds_until("faster", 1.0, minutes=2.0)
     assert numbers == [2]
     assert answers[-1] == "stopped after 2 rounds: 3 would take longer than --max-minutes 2"
-
-
-def test_what_it_can_tell_is_said_before() -> None:
-    assert able_to_tell(2).startswith(
-        "with 2 rounds this can tell differences of 11 % or more; `same` within 1%"
-    )

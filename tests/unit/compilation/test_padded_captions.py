@@ -1,17 +1,13 @@
 """One graph of Z-Image's transformer serves captions of several lengths, with a capture that runs on a CPU."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests import flow_models
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
-from vivace.machinery.compilation.captured import captured_forward
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 
 MODEL = "z-image-turbo"
@@ -20,7 +16,7 @@ PROMPTS = ["a star", "a red star on a blue field", "words " * 20, "words " * 30,
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
 
 
 def with_graphs(pipe: Any) -> Any:
@@ -47,24 +43,3 @@ def test_captions_of_a_batch_are_padded_apart() -> None:
         expected = flow_models.draw(plain, list(pair))
         assert np.array_equal(flow_models.draw(session, list(pair)), expected)
     assert effect.evidence()["cuda_graphs_recorded"] == 1
-
-
-def test_arguments_may_be_named() -> None:
-    transformer = flow_models.pipeline(MODEL).transformer
-    generator = torch.Generator().manual_seed(0)
-    latents = [torch.randn(16, 1, 16, 16, generator=generator)]
-    captions = [[torch.randn(length, 64, generator=generator)] for length in (32, 5, 31)]
-    time = torch.tensor([0.5])
-    with torch.no_grad():
-        expected = [transformer(latents, time, caption)[0][0] for caption in captions]
-        with_graphs(SimpleNamespace(transformer=transformer))
-        made = [transformer(x=latents, t=time, cap_feats=caption)[0][0] for caption in captions]
-    for ours, plain in zip(made, expected, strict=True):
-        assert torch.equal(ours, plain)
-    graphs = captured_forward(transformer)
-    assert graphs is not None
-    assert graphs.num_captured == 1
-    call: Any = ((), {"x": latents, "t": time, "cap_feats": captions[1]})
-    assert graphs.has(*call)
-    graphs.forget(*call)
-    assert not graphs.has(*call)

@@ -10,10 +10,8 @@ from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.compilation.prompt_lengths import (
     PromptLengths,
-    bucket_of,
     is_causal_language_model,
 )
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 
 PROMPTS = ["a star", "a red star", "words " * 9, "words " * 40, "words " * 41, ["a star", "words " * 30]]
@@ -23,7 +21,7 @@ OWN_LENGTH = ["qwen-image", "qwen-image-2.1", "cogview4-6b"]
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
 
 
 def with_graphs(pipe: Any) -> Any:
@@ -138,17 +136,3 @@ def test_other_text_encoders_are_not_padded() -> None:
     assert not is_causal_language_model(pipe.text_encoder_3)
     assert not is_causal_language_model(pipe.text_encoder)
     assert not is_causal_language_model(pipe.vae)
-
-
-def test_lengths_are_few() -> None:
-    assert [bucket_of(n) for n in (1, 32, 33, 128, 256, 257, 512, 1058)] == [
-        32,
-        32,
-        64,
-        128,
-        256,
-        384,
-        512,
-        1152,
-    ]
-    assert len({bucket_of(n) for n in range(1, 513)}) == 6

@@ -1,9 +1,7 @@
 """The figures that `vivace study --dry-run` takes from committed records."""
 
-import pytest
-
 from vivace.evidence.committed import committed_tables
-from vivace.evidence.recorded import all_recorded, recorded_figures
+from vivace.evidence.recorded import recorded_figures
 from vivace.recipes.resolve import resolve
 
 
@@ -24,24 +22,6 @@ def test_a_recipe_that_sets_the_number_of_steps_takes_as_long_at_any_other() -> 
 def test_what_no_record_has_is_unknown() -> None:
     assert recorded_figures("flux-dev", "baseline", 512, 512, 28) is None
     assert recorded_figures("flux-dev", "steps(9)", 1024, 1024, 28) is None
-
-
-def test_a_row_that_was_timed_at_fewer_steps_is_an_estimate_of_its_own() -> None:
-    """Such a row is scaled to the model's own steps in the table, and its parts are those that were timed."""
-    scaled = [row for table in committed_tables() for row in table.rows if row.timed_steps and row.parts]
-    assert scaled
-    assert all(row.parts is not None and row.parts.steps == row.timed_steps for row in scaled)
-    by_steps = {
-        figures.steps: figures.seconds(28)
-        for figures in all_recorded()["flux-dev", "quantize(int4)", 1024, 1024]
-    }
-    assert set(by_steps) == {8, 28}
-    assert by_steps[8] == pytest.approx(by_steps[28], rel=0.1)
-
-
-def test_only_calls_of_random_weights_on_a_gpu_are_taken_apart() -> None:
-    tables = [table for table in committed_tables() if any(row.parts for row in table.rows)]
-    assert {(table.device, table.random_weights) for table in tables} == {("cuda", True)}
 
 
 def test_every_recipe_that_ships_can_be_read() -> None:

@@ -8,7 +8,7 @@ import pytest
 from vivace.cli.doctor import _claims, _claims_in_words
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.community import community_tables
-from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims, records_by_choice
+from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, near
 from vivace.foundation.stats import Interval
@@ -100,15 +100,6 @@ def test_doctor_tells_that_nobody_measured_a_card(monkeypatch: pytest.MonkeyPatc
     assert "runs here    measured on its generation (H100" in "\n".join(_claims_in_words(made))
 
 
-def test_devices_by_whose_records_they_are() -> None:
-    by_choice = list(records_by_choice(TABLES).values())
-    assert {device for records in by_choice for kind, device in records if kind == "community"} == {
-        "RTX 4090"
-    }
-    committed = [{device for kind, device in records if kind == "committed"} for records in by_choice]
-    assert committed.count({"H100"}) == 4
-
-
 CARDS = {
     "NVIDIA GeForce RTX 2080": gpu(7, 5),
     "NVIDIA A100-SXM4-40GB": gpu(8, 0),
@@ -147,13 +138,3 @@ def test_nothing_runs_in_a_precision_that_a_card_lacks(name: str) -> None:
     refused = {each.recipe for each in claims(machine, name, ()) if each.standing is ClaimBasis.REFUSED}
     assert ("attention(flash3_fp8)" in refused) is (capability != (9, 0))
     assert ("fused(bf16)" in refused) is (capability is None or capability < (8, 0))
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_doctor_says_where_nothing_was_measured(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made, advice = _claims(CARDS[name], name)
-    assert any(line.startswith(f"no record is of {name} or its generation") for line in advice)
-    assert not any("measured here" in line for line in _claims_in_words(made))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.flow_models import MODELS, STEPS, WORDS, draw, pipeline, session
+from tests.flow_models import MODELS, STEPS, WORDS, draw, session
 from tests.narrow import SIDE
 from vivace.architectures import CATALOGUE, FAMILIES, family_of, family_of_pipeline
 from vivace.machinery.step_caching.block_residual import (
@@ -15,7 +15,6 @@ from vivace.machinery.step_caching.block_residual import (
     watching_modulated,
     watching_residuals,
 )
-from vivace.machinery.step_caching.model_fits import watching_changes
 
 TOKENS = {"sana-1600m": 4 * 4, "sana-sprint-1600m": 4 * 4}
 """Of an image of SIDE pixels; the others have one for 16 pixels."""
@@ -108,18 +107,6 @@ def test_a_calibration_sees_what_a_cache_looks_at(model: str) -> None:
         assert torch.equal(modulated[0], look(*args, **kwargs | {"return_dict": False}))
 
 
-@pytest.mark.parametrize("model", ["z-image-turbo", "qwen-image"])
-def test_a_polynomial_s_pairs_are_collected(model: str) -> None:
-    opened = session(model)
-    with watching_changes(opened.pipe.transformer) as (changes, start):
-        start()
-        draw(opened, num_inference_steps=3)
-    assert len(changes) == (2 if model == "z-image-turbo" else 4), (
-        "of two calls a step each with its own kind"
-    )
-    assert all(0 < change < 2 for pair in changes for change in pair)
-
-
 @pytest.mark.parametrize("scale", [0.0, 4.5])
 def test_a_cache_tells_krea_2_s_calls_apart_although_they_have_no_names(scale: float) -> None:
     """The second call of a step gets the same latents. Mixed up, they would be one call, and guidance nothing."""
@@ -155,21 +142,6 @@ def test_qwen_image_21_s_text_may_be_padded_or_computed_in_each_step(recipe: str
     assert np.abs(pair[:1] - alone).max() < 0.05
     whole = draw(session("qwen-image-2.1", recipe), "a star", use_kv_cache=False)
     assert np.abs(whole - alone).max() < 1e-3
-
-
-def test_residuals_are_those_of_conditional_calls() -> None:
-    opened = session("qwen-image")
-    with watching_residuals(opened.pipe.transformer) as residuals:
-        draw(opened, num_inference_steps=3)
-    assert len(residuals) == 3
-    assert "cache_context" not in vars(opened.pipe.transformer)
-
-
-def test_watches_end() -> None:
-    transformer = pipeline("z-image-turbo").transformer
-    with watching_residuals(transformer):
-        assert "_build_unified_sequence" in vars(transformer)
-    assert "_build_unified_sequence" not in vars(transformer)
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,6 @@ def fastest(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> int:
     return cublas_lt._timed(clock.plan, (None,) * 6)
 
 
-def test_the_fastest_is_taken_and_the_slow_ones_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(1.0, 0.9, 1.05, 2.0, 5.0)
-    assert fastest(monkeypatch, clock) == 1
-    calls = cublas_lt._CALLS + 1  # and one to warm up
-    assert [clock.calls[index] for index in range(5)] == [3 * calls, 3 * calls, 3 * calls, calls, calls]
-
-
-def test_a_single_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fastest(monkeypatch, Clock(3.0)) == 0
-
-
 class Proposals:
     """A plan, whose algorithms have names and may write other bits than the first."""
 

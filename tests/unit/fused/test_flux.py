@@ -1,22 +1,17 @@
 """The fused forward against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 
-from tests import families
-from tests.families import draw, psnr
 from tests.fused_kernels import error
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.technique import Machine, Target
 from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import Prediction, predict
-from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -87,17 +82,6 @@ def test_each_row_of_a_batch_is_a_picture_of_its_own() -> None:
 
 
 @torch.no_grad()
-def test_without_guidance_and_after_fuse_qkv() -> None:
-    given = inputs(1, 5, 4, 6, guidance=False)
-    made = transformer(guidance=False, singles=0)
-    wanted = made(**given)[0]
-    made.fuse_qkv_projections()
-    Fused(precision="bf16").apply(target(made))
-    assert error(made(**given)[0], wanted) < 0.01
-    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
-
-
-@torch.no_grad()
 def test_new_inputs_are_never_mixed_up_with_old_ones() -> None:
     made = transformer()
     Fused(precision="bf16").apply(target(made))
@@ -107,37 +91,6 @@ def test_new_inputs_are_never_mixed_up_with_old_ones() -> None:
     for name in ("pooled_projections", "timestep", "guidance", "encoder_hidden_states", "img_ids"):
         given[name] = given[name] * 0.5
         assert error(made(**given)[0], plain(**given)[0]) < 0.015, name
-
-
-@pytest.mark.parametrize("kind", ["normal", "outliers"])
-@torch.no_grad()
-def test_no_activation_exceeds_its_bound(kind: str) -> None:
-    """Scales come from bounds alone: an activation beyond one would be cut off."""
-    from vivace.machinery.fused import operations
-    from vivace.machinery.kernels import reference
-
-    made = transformer()
-    Fused(precision="fp8").apply(target(made))
-    given = inputs(2, 7, 5, 9)
-    if kind == "outliers":
-        given["hidden_states"][:, ::5] *= 1000
-        given["pooled_projections"] *= 30
-    largest: list[float] = []
-    rounded = reference.to_e4m3
-
-    def watched(x: torch.Tensor) -> torch.Tensor:
-        largest.append(float(x.abs().amax()))
-        return rounded(x)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reference, "to_e4m3", watched)
-        patched.setattr(operations, "has_triton", lambda: False)
-        made(**given)
-    assert len(largest) == 2 * 2 + 2 * 2 * 2 + 2 * 3 - 2, (
-        "norms, attention and MLP of 2 double and 2 single blocks"
-    )
-    assert max(largest) <= reference.E4M3_MAX
-    assert min(largest) > reference.E4M3_MAX / 1000, "a bound is not that loose"
 
 
 def test_what_it_does_not_compute_is_refused() -> None:
@@ -174,49 +127,7 @@ def test_other_denoisers_have_no_fused_form() -> None:
     assert "made for transformers of FLUX.1, " in reason
 
 
-@torch.no_grad()
-def test_the_first_norm_is_as_before() -> None:
-    plain = transformer()
-    x, emb = torch.randn(2, 5, HEADS * CHANNELS), torch.randn(2, HEADS * CHANNELS)
-    wanted = plain.transformer_blocks[0].norm1(x, emb=emb)[0]
-    for precision, allowed in (("bf16", 0.01), ("fp8", 0.03)):
-        made = transformer()
-        Fused(precision=precision).apply(target(made))
-        result = made.transformer_blocks[0].norm1(x.bfloat16(), emb=emb.bfloat16())[0]
-        assert error(result.float(), wanted) < allowed
-
-
-@pytest.mark.parametrize("cache", ["teacache", "magcache", "seacache", "taylorseer"])
-def test_caches_of_whole_steps_go_with_it(cache: str) -> None:
-    made = families.session("flux", f"fused(bf16)+{cache}(hits=0.5)")
-    reference = families.session("flux", f"{cache}(hits=0.5)")
-    assert psnr(draw(made), draw(reference)) > 30
-    assert made.refuted({}) is None
-    assert made.evidence()["cache_hit_rate"] == reference.evidence()["cache_hit_rate"]
-
-
 @pytest.mark.parametrize("other", ["first_block_cache(0.1)", "compile", "int8"])
 def test_what_works_on_blocks_is_refused(other: str) -> None:
     with pytest.raises(RecipeError, match="does not go with"):
         resolve(f"fused(bf16)+{other}")
-
-
-@functools.cache
-def predicted(recipe: str) -> Prediction:
-    return predict(find_weightless("synthetic:flux-dev"), resolve(recipe), text="embeddings")
-
-
-@pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)", "fused(fp8, attention=fp8)"])
-@pytest.mark.quick("fused(bf16)", "fused(fp8, att*")
-def test_its_memory_is_predicted_without_its_packages(recipe: str) -> None:
-    plain, result = predicted("baseline"), predicted(recipe)
-    share = result.model_bytes / plain.model_bytes
-    assert share == pytest.approx(1.0 if recipe == "fused(bf16)" else 0.65, abs=0.02)
-    assert result.peak_bytes < 1.02 * plain.peak_bytes
-    works = [
-        sum(work.gemm_flop for work in of.work.components if work.component == "denoiser")
-        for of in (plain, result)
-    ]
-    assert works[1] == pytest.approx(works[0], rel=0.01), (
-        "its products are counted where nothing is multiplied"
-    )

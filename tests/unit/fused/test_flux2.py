@@ -8,7 +8,6 @@ from diffusers import Flux2Transformer2DModel
 
 from tests import flow_models
 from tests.families import psnr
-from tests.fused_kernels import error
 from tests.unit.fused.test_flux import target
 from vivace.errors import Unsupported
 from vivace.models.synthetic import fill
@@ -54,36 +53,6 @@ def inputs(batch: int, text: int, height: int, width: int, guidance: bool = True
         "txt_ids": words.expand(batch, -1, -1),
         "return_dict": False,
     }
-
-
-@torch.no_grad()
-def test_without_guidance_without_singles_and_after_fuse_qkv() -> None:
-    for singles in (0, 1):
-        arguments = inputs(1, 5, 4, 6, guidance=False)
-        made = transformer(guidance=False, singles=singles)
-        expected = made(**arguments)[0]
-        made.fuse_qkv_projections()
-        for precision, allowed in (("bf16", 0.015), ("fp8", 0.07)):
-            fused = transformer(guidance=False, singles=singles)
-            Fused(precision=precision).apply(target(fused))
-            assert error(fused(**arguments)[0], expected) < allowed
-        Fused(precision="bf16").apply(target(made))
-        assert error(made(**arguments)[0], expected) < 0.015
-        assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
-
-
-@torch.no_grad()
-def test_each_row_of_a_batch_is_an_image_of_its_own() -> None:
-    made = transformer()
-    Fused(precision="bf16").apply(target(made))
-    arguments = inputs(3, 5, 4, 6)
-    (together,) = made(**arguments)
-    for row in range(3):
-        alone = {
-            name: value[row : row + 1] if isinstance(value, torch.Tensor) else value
-            for name, value in arguments.items()
-        }
-        assert error(made(**alone)[0], together[row : row + 1]) < 0.01
 
 
 def test_what_it_does_not_compute_is_refused() -> None:

@@ -163,20 +163,6 @@ def test_the_table_of_modulations_is_computed_again(tmp_path: Path, monkeypatch:
     assert hot.evidence()["denoiser.modulations_computed_in_the_loop"] == 0
 
 
-def test_the_norm_that_a_cache_decides_by_has_the_lora(tmp_path: Path) -> None:
-    pipe = session_of_flux("baseline").pipe
-    path = write_lora(pipe, tmp_path / "lora.safetensors", 4, strength=0.3, takes=is_modulation)
-    merged = session_of_flux(f"lora({path!r})").pipe.transformer.transformer_blocks[0].norm1
-    hot = (
-        session_of_flux(f"fused(bf16)+lora({path!r}, hot=True)").pipe.transformer.transformer_blocks[0].norm1
-    )
-    x, emb = (
-        torch.randn(*shape, generator=torch.Generator().manual_seed(0)) for shape in ((1, 5, 160), (1, 160))
-    )
-    with torch.no_grad():
-        assert error(hot(x, emb)[0], merged(x, emb=emb)[0]) < 0.02
-
-
 def session_of_flux(recipe: str) -> Any:
     return session("tiny-flux", recipe)
 

@@ -71,38 +71,6 @@ def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     assert hot.refuted({}) is None
 
 
-@pytest.mark.parametrize("family", ["sd"])
-def test_keys_and_values_of_a_text_are_computed_again_only_after_a_change(
-    family: str, tmp_path: Path
-) -> None:
-    path = write_lora(
-        build(family), tmp_path / "text.safetensors", 4, takes=lambda layer: "attn2.to_k" in layer
-    )
-    hot = session(family, f"fused(bf16)+lora({path!r}, hot=True)")
-    width = hot.pipe.unet.config.cross_attention_dim
-    inputs = {
-        "sample": torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0)),
-        "timestep": torch.tensor(500),
-        "encoder_hidden_states": torch.randn(1, 9, width, generator=torch.Generator().manual_seed(1)),
-    }
-
-    @torch.no_grad()
-    def made() -> torch.Tensor:
-        return hot.pipe.unet(**inputs)[0]
-
-    def num_projected() -> int:
-        return int(hot.evidence()["denoiser.texts_projected"])
-
-    first, again = made(), made()
-    assert again.equal(first)
-    assert num_projected() == 1
-    hot.set_lora(scale=2)
-    assert not made().equal(first), "the same text, the same object"
-    assert num_projected() == 2
-    hot.set_lora(scale=1)
-    assert made().equal(first)
-
-
 @pytest.mark.parametrize("family", ["sdxl"])
 def test_kohyas_names_and_several_at_once(family: str, tmp_path: Path) -> None:
     pipe = build(family)

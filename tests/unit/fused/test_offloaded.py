@@ -9,23 +9,15 @@ import torch
 import vivace
 from tests import families
 from tests.families import STEPS, draw
-from tests.targets import target_of
-from tests.unit.fused.test_flux import Pipe, transformer
 from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.fused import modulations
-from vivace.machinery.fused.forms import Fusing
-from vivace.machinery.fused.hoisted_blocks import HoistedBlocks
-from vivace.machinery.fused.models.flux import FLUX
-from vivace.machinery.fused.operations import Places
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Machine
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
-from vivace.techniques.fused import _places
 
 GPU = Machine("cuda", "a GPU", (9, 0), None, has_all_packages=True)
-CPU, META = torch.device("cpu"), torch.device("meta")
 HOISTED, COMPUTED = "denoiser.modulations_hoisted", "denoiser.modulations_computed_in_the_loop"
 PROMPTS = ("a red circle", "a blue square", "a blue square")
 
@@ -75,19 +67,6 @@ def test_the_table_is_filled_again_after_an_offload_within_a_call() -> None:
     assert (made.evidence()[HOISTED], made.evidence()[COMPUTED]) == (2 * STEPS["flux"], 0)
 
 
-@pytest.mark.usefixtures("_with_table")
-def test_what_is_not_hoisted_is_counted_over_all_calls() -> None:
-    made, _ = offloaded("tiny-flux", "fused(bf16)")
-    transformer = made.pipe.transformer
-    (hoisting,) = [
-        hook for hook in transformer._forward_pre_hooks.values() if isinstance(hook, modulations.Hoisting)
-    ]
-    hoisting._pipe = None
-    for calls in (1, 2):
-        draw(made)
-        assert (made.evidence()[HOISTED], made.evidence()[COMPUTED]) == (0, calls * STEPS["flux"])
-
-
 @pytest.mark.parametrize("recipe", ["fused(bf16)@denoiser,vae", "fused(fp8)"])
 @pytest.mark.quick("fused(bf16)@*")
 def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
@@ -95,20 +74,6 @@ def test_a_unet_and_its_vae_draw_the_same(recipe: str) -> None:
     for prompt in PROMPTS[:2]:
         assert np.array_equal(draw(made, prompt), draw(plain, prompt))
         assert not offloader.is_in_call
-
-
-@torch.no_grad()
-def test_weights_are_left_at_home_and_the_table_is_for_where_they_work() -> None:
-    fused = HoistedBlocks(transformer(), FLUX, 34, Fusing(True, (False,) * 4, Places(work=CPU, home=META)))
-    assert {tensor.device for tensor in (*fused.parameters(), *fused.buffers())} == {META}
-    assert len(fused.modulations.table) == 0, "a CPU has none, wherever the weights are"
-    assert fused.modulations.num_computed.device == CPU
-
-
-def test_weights_in_host_memory_work_on_the_machine() -> None:
-    made = transformer()
-    assert _places(target_of(GPU, Pipe(made), on_host=True), made) == Places(torch.device("cuda"), CPU)
-    assert _places(target_of(GPU, Pipe(made)), made) == Places(CPU, CPU), "where they are"
 
 
 @pytest.mark.parametrize("mode", ["group", "group, stream=True", "group, keep=2", "sequential"])

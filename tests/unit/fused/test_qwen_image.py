@@ -6,8 +6,6 @@ import pytest
 import torch
 from diffusers import QwenImageTransformer2DModel
 
-from tests import flow_models
-from tests.families import psnr
 from tests.fused_kernels import error
 from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
@@ -20,7 +18,6 @@ from vivace.models.synthetic import fill
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
-MODEL = "qwen-image"
 
 
 def transformer(num_layers: int = 3, **config: Any) -> Any:
@@ -96,16 +93,6 @@ def test_a_padded_text_is_an_image_of_its_own() -> None:
 
 
 @torch.no_grad()
-def test_after_fuse_qkv() -> None:
-    made = transformer()
-    expected = made(**CASES[0])[0]
-    made.fuse_qkv_projections()
-    Fused(precision="bf16").apply(target(made))
-    assert error(made(**CASES[0])[0], expected) < 0.015
-    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
-
-
-@torch.no_grad()
 def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
@@ -166,10 +153,3 @@ def test_what_it_does_not_compute_is_refused() -> None:
     Fused(precision="bf16").apply(target(made))
     with pytest.raises(Unsupported, match="one image at a time"):
         made(**inputs((5, 5), (4, 6), (2, 2)))
-
-
-def test_two_prompts_of_other_lengths_are_drawn_as_each_alone() -> None:
-    session = flow_models.session(MODEL, "fused(bf16)")
-    prompts = ["a red circle", flow_models.PROMPT + " and a green square on a grey table"]
-    together = flow_models.draw(session, prompts)
-    assert psnr(flow_models.draw(session, prompts[0])[0], together[0]) > 35

@@ -2,7 +2,6 @@
 
 import math
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from tests.unit.techniques.test_cuda_graph import GPU, capture
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.captured import CapturedFunction
 from vivace.models.synthetic import fill
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused
 
@@ -118,24 +116,6 @@ def test_a_step_that_keeps_nothing(causal: bool) -> None:
 
 
 @torch.no_grad()
-def test_a_later_step_asks_diffusers_for_nothing_but_its_small_layers() -> None:
-    """Where it waits for the GPU; unless somebody watches the positions, as step caches do."""
-    made, plain = transformer(), transformer()
-    Fused(precision="bf16").apply(target(made))
-    with mock.patch.object(
-        QwenImage21Transformer2DModel, "build_token_metadata", wraps=made.build_token_metadata
-    ) as asked_of:
-        first, later = steps(made, CASES[3])
-        assert asked_of.call_count == 1
-        made.pos_embed.register_forward_pre_hook(lambda *_: None)
-        again = steps(made, CASES[3])
-        assert asked_of.call_count == 3
-    assert torch.equal(first, again[0])
-    assert error(later, again[1]) < 1e-6
-    assert error(later, steps(plain, CASES[3])[1]) < 0.015
-
-
-@torch.no_grad()
 def test_later_steps_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values in front of the image are padded to 64 tokens, which are not attended to."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
@@ -165,7 +145,7 @@ def test_guidance_keeps_keys_and_values_of_its_own() -> None:
 
 def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph for each length of what is in front of the image; prompts of one length share it."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     plain, session = (flow_models.session(MODEL, "fused(bf16)") for _ in range(2))
     effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
     assert effect.evidence is not None
@@ -182,7 +162,7 @@ def test_steps_after_the_first_are_captured(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_steps_that_are_not_captured_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     session = flow_models.session(MODEL, "fused(bf16)")
     effect = CudaGraph().apply(target_of(machine=GPU, pipe=session.pipe))
     session.pipe.transformer.pos_embed.register_forward_pre_hook(lambda *_: None)

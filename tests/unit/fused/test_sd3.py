@@ -3,19 +3,16 @@
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 
 from tests import flow_models
-from tests.families import psnr
 from tests.fused_kernels import error
 from tests.unit.fused.test_flux import target
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import Unsupported
 from vivace.machinery.fused import modulations
-from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.models.synthetic import fill
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
@@ -87,16 +84,6 @@ def test_heads_of_64_channels_and_the_second_attention_counts() -> None:
     assert error(made(**arguments)[0], expected) < 0.015
 
 
-@torch.no_grad()
-def test_after_fuse_qkv() -> None:
-    made = transformer()
-    expected = made(**CASES[0])[0]
-    made.fuse_qkv_projections()
-    Fused(precision="bf16").apply(target(made))
-    assert error(made(**CASES[0])[0], expected) < 0.015
-    assert not [*made.transformer_blocks.parameters()], "the separate weights are gone"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_modulations_of_all_steps_are_computed_before_the_first(
@@ -152,42 +139,10 @@ def test_attention_in_fp8_is_refused_at_heads_of_64_channels(model: str) -> None
         predict(located, resolve("fused(fp8, attention=fp8)"), text="embeddings")
 
 
-def draw(model: str, recipe: str, **call: Any) -> Any:
-    return flow_models.latents(flow_models.session(model, recipe), **call)
-
-
 def test_skip_layer_guidance_is_refused_before_an_image_is_drawn() -> None:
     session = flow_models.session(MODELS[0], "fused(bf16)", num_inference_steps=8)
     with pytest.raises(Unsupported, match="leave fused out, or call without skip-layer guidance"):
         flow_models.latents(session, skip_guidance_layers=[1], skip_layer_guidance_stop=1.0)
-
-
-def test_an_offloaded_model_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a table of modulations, as on a GPU."""
-    monkeypatch.setattr(modulations, "capacity_on", lambda device: 8)
-    plain, made = (flow_models.session(MODELS[1], "fused(fp8)") for _ in range(2))
-    offloader = ComponentOffloader(made.pipe, "cpu", pin=False)
-    assert np.array_equal(flow_models.latents(made), flow_models.latents(plain))
-    assert made.evidence() == plain.evidence()
-    assert not offloader.is_in_call
-
-
-def test_two_prompts_are_drawn_as_each_alone() -> None:
-    session = flow_models.session(MODELS[1], "fused(bf16)")
-    prompts = ["a red circle", flow_models.PROMPT]
-    together = flow_models.draw(session, prompts)
-    assert psnr(flow_models.draw(session, prompts[0])[0], together[0]) > 35
-
-
-@pytest.mark.parametrize("recipe", ["teacache(hits=0.5)", "magcache(hits=0.5)", "cfg_cutoff(0.5)"])
-def test_what_works_on_whole_steps_goes_with_it(recipe: str) -> None:
-    model = MODELS[1]
-    plain, fused = (flow_models.session(model, text) for text in (recipe, f"fused(bf16)+{recipe}"))
-    expected = flow_models.latents(plain)
-    by_diffusers = psnr(draw(model, f"bf16@denoiser+{recipe}"), expected)
-    assert psnr(flow_models.latents(fused), expected) > by_diffusers - 1
-    for figure in ("cache_hit_rate",):
-        assert fused.evidence().get(figure) == plain.evidence().get(figure)
 
 
 @pytest.mark.parametrize("model", MODELS)

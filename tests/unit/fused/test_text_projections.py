@@ -1,7 +1,6 @@
 """Keys and values of the text: computed once for each text by a fused UNet, and the same as diffusers'."""
 
 import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +9,14 @@ import pytest
 import torch
 
 from tests import families
-from tests.families import STEPS, draw, psnr
+from tests.families import draw, psnr
 from tests.fused_kernels import error
-from tests.fused_unets import TEXT, inputs, size, target, unet
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
-from vivace.machinery.compilation.captured import captured_forward
-from vivace.machinery.fused.text_projections import TextHoisting
+from tests.fused_unets import TEXT, inputs, target, unet
 from vivace.machinery.offloading.components import ComponentOffloader
 from vivace.machinery.technique import Effect
 from vivace.techniques.fused import Fused
 
 PROJECTED = "denoiser.texts_projected"
-COLUMNS = 2 * 2 * (3 * 32 + 4 * 64)
 """Keys and values of two blocks, in three transformers of 32 channels and four of 64."""
 
 
@@ -42,15 +37,6 @@ def step(model: Any, words: torch.Tensor, at: int = 0) -> Any:
     given = inputs(len(words), 1, 8, 12)
     given["timestep"] = given["timestep"] - 100 * at
     return model(**given | {"encoder_hidden_states": words})[0]
-
-
-def given_to_blocks(model: Any) -> list[Any]:
-    """The texts that the middle transformer is given from now on."""
-    seen: list[Any] = []
-    model.mid_block.attentions[0].register_forward_pre_hook(
-        lambda _, __, kwargs: seen.append(kwargs["encoder_hidden_states"]), with_kwargs=True
-    )
-    return seen
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -81,51 +67,6 @@ def test_a_text_is_projected_once_and_a_changed_one_again(precision: Any) -> Non
     assert num() == 5
 
 
-@torch.no_grad()
-def test_blocks_get_keys_and_values_of_any_text_or_project_it_themselves() -> None:
-    made, num = fused()
-    seen, words = given_to_blocks(made), text(1)
-    expected = step(made, words)
-    assert seen[-1].shape == (2, 7, COLUMNS)
-    assert num() == 1
-    given = inputs(2, 1, 8, 12) | {"encoder_hidden_states": words}
-    assert torch.equal(
-        made(*(given[n] for n in ("sample", "timestep", "encoder_hidden_states")))[0], expected
-    )
-    assert torch.equal(step(made, words.half()), step(made, words.half().float())), "in any dtype"
-    assert torch.equal(step(made, seen[0]), expected), "keys and values that were computed before"
-    bare = {
-        name: v.bfloat16() if name != "timestep" and torch.is_tensor(v) else v for name, v in given.items()
-    }
-    assert error(made.forward(**bare)[0], expected) < 0.004, "hooks in front of the forward are passed by"
-    assert seen[-1].shape == (2, 7, TEXT)
-
-
-@torch.no_grad()
-def test_scales_of_attention_come_with_each_image_or_rows_are_measured() -> None:
-    made, _ = fused("fp8")
-    seen, words = given_to_blocks(made), text(1)
-    words[1] *= 3  # both images share the scales
-    expected = step(made, words)
-    assert seen[-1].shape == (2, 7, COLUMNS + 8 * 14)
-    scales = seen[-1][0, 0, COLUMNS:].view(torch.float32).view(14, 4)[:, 0]
-    of_first = seen[-1][..., : 2 * 2 * 32].float().abs().amax(dim=(0, 1))  # a transformer of two blocks
-    values = of_first.view(2, 2, 32)[:, 1].amax(dim=1)
-    assert (scales[:2] >= values / 448).all()
-    assert (scales[:2] <= 2 * values / 448).all()
-    for image in (slice(0, 1), slice(1, 2)):
-        given = inputs(2, 1, 8, 12)
-        own = {"sample": given["sample"][image], "encoder_hidden_states": seen[0][image]}
-        result = made(**given | own)[0]
-        assert error(result, expected[image]) < 0.01
-    bare = inputs(2, 1, 8, 12) | {"encoder_hidden_states": words}
-    bare = {
-        name: v.bfloat16() if name != "timestep" and torch.is_tensor(v) else v for name, v in bare.items()
-    }
-    assert error(made.forward(**bare)[0], expected) < 0.03
-    assert seen[-1].shape == (2, 7, TEXT), "rows have scales of their own"
-
-
 @torch.inference_mode()
 def test_a_text_that_may_be_written_unseen_is_not_remembered() -> None:
     made, num = fused()
@@ -135,20 +76,6 @@ def test_a_text_that_may_be_written_unseen_is_not_remembered() -> None:
     assert torch.equal(step(made, words), step(made, text(2)))
     assert error(step(made, words), before) > 0.03
     assert num() == 0
-
-
-@torch.no_grad()
-def test_nothing_of_a_text_is_kept_that_nobody_has_and_of_others_two() -> None:
-    made, num = fused()
-    (hoisting,) = [hook for hook in made._forward_pre_hooks.values() if isinstance(hook, TextHoisting)]
-    texts = [text(seed) for seed in range(3)]
-    for words in texts:
-        step(made, words)
-    assert len(hoisting._known) == 2
-    step(made, texts[0])
-    assert num() == 4, "it was the one before the last two"
-    del texts, words
-    assert not hoisting._known
 
 
 @torch.no_grad()
@@ -163,25 +90,6 @@ def test_changed_weights_are_used() -> None:
     projections.weight.data = projections.weight.data / 2
     assert torch.equal(step(made, words), before)
     assert num() == 3
-
-
-@torch.no_grad()
-def test_a_copy_has_weights_of_its_own() -> None:
-    made, _ = fused()
-    words = text(1)
-    expected = step(made, words)
-    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):  # noqa: S301 - its own
-        assert torch.equal(step(other, words), expected)
-        other.vivace_text_projections.weight.zero_()
-        assert error(step(other, words), expected) > 0.03
-        assert torch.equal(step(made, words), expected)
-
-
-def test_weights_are_stored_once_beside_the_blocks() -> None:
-    before = size(unet().bfloat16())
-    made, _ = fused()
-    assert made.vivace_text_projections.weight.shape == (COLUMNS, TEXT)
-    assert size(made) == pytest.approx(before, rel=0.06), "what enlarges is kept twice"
 
 
 def test_unets_that_read_the_text_elsewhere_are_refused() -> None:
@@ -233,21 +141,3 @@ def test_an_offloaded_unet_projects_a_text_where_it_works() -> None:
     assert made.evidence()[PROJECTED] == 2
     assert np.array_equal(draw(made, callback_on_step_end=decode), expected)
     assert made.evidence()[PROJECTED] == 4, "once more after it came back"
-
-
-def test_captured_steps_copy_keys_and_values_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, made = (families.session("sd", "fused(bf16)") for _ in range(2))
-    apply_cuda_graph(made.pipe, monkeypatch)
-    copied: list[tuple[int, ...]] = []
-    copy_ = torch.Tensor.copy_
-
-    def counted(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        if other.ndim == 3 and hasattr(other, "_vivace_never_written"):
-            copied.append(tuple(other.shape))
-        return copy_(self, other, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", counted)
-    for prompt in ("a red circle", "a blue square"):
-        assert np.array_equal(draw(made, prompt), draw(plain, prompt))
-    assert len(copied) == 3, "the first one also into a buffer that is new"
-    assert captured_forward(made.pipe.unet).num_replays == 2 * STEPS["sd"]

@@ -1,13 +1,11 @@
 """Fused UNets and VAEs against diffusers', on a CPU, where plain PyTorch computes what the kernels do."""
 
-import copy
 import functools
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from diffusers.models.upsampling import Upsample2D
 
 import vivace
 from tests import families
@@ -17,9 +15,6 @@ from tests.fused_unets import inputs, size, target, unet, vae
 from tests.narrow import shallow
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.fused.convolutions import FusedUpsample, has_own_form
-from vivace.machinery.fused.models import vae as fused_vae
-from vivace.machinery.fused.scales import scales_of_attention
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -78,23 +73,6 @@ def test_after_fuse_qkv_and_with_a_controlnets_residuals() -> None:
     given["down_block_additional_residuals"] = residuals
     given["mid_block_additional_residual"] = torch.randn(1, 64, 2, 3, generator=generator)
     assert error(made(**given)[0], plain(**given)[0]) < 0.015
-
-
-@torch.no_grad()
-def test_an_empty_text() -> None:
-    """Whose values are zeros: their scale is not."""
-    given = inputs(2, 7, 4, 6)
-    given["encoder_hidden_states"].zero_()
-    assert error(fused("fp8")(**given)[0], unet()(**given)[0]) < 0.06
-
-
-def test_scales_of_attention_to_a_text() -> None:
-    largest = torch.tensor([4.7, 3e38, 0])
-    result = scales_of_attention(largest)
-    assert (result[:2] >= largest[:2] / 448).all()
-    assert (result[:2] <= 2 * largest[:2] / 448).all()
-    assert result.log2().frac().count_nonzero() == 0
-    assert 0 < result[2] < 1e-12
 
 
 def test_weights_keep_their_size() -> None:
@@ -156,18 +134,6 @@ def test_what_it_does_not_compute_is_refused() -> None:
     made(**given, cross_attention_kwargs={"scale": 1.0})
 
 
-@torch.no_grad()
-def test_an_image_is_enlarged_to_twice_its_size_or_to_another() -> None:
-    plain = Upsample2D(32, use_conv=True, out_channels=48).eval().requires_grad_(False)
-    made = FusedUpsample(copy.deepcopy(plain).bfloat16())
-    x = torch.randn(2, 32, 5, 7, generator=torch.Generator().manual_seed(1))
-    for given in (None, (10, 14), (9, 13)):
-        result = made(x.bfloat16(), given)
-        wanted = plain(x, given)
-        assert result.shape == wanted.shape
-        assert error(result, wanted) < 0.006
-
-
 def test_convolutions_in_fp8_go_with_fp8_and_where_there_are_some() -> None:
     with pytest.raises(RecipeError, match=r"write fused\(fp8, convolutions=fp8\)"):
         resolve("fused(convolutions=fp8)")
@@ -175,13 +141,6 @@ def test_convolutions_in_fp8_go_with_fp8_and_where_there_are_some() -> None:
         families.session("flux", "fused(fp8, convolutions=fp8)")
     made = families.session("flux", "fused(fp8, convolutions=fp8)@denoiser,vae")
     assert made.effects["fused@denoiser,vae"]["vae.own_convolutions"]
-
-
-def test_a_convolution_of_another_form_stays_cudnns() -> None:
-    for more in ({"stride": 2, "padding": 1}, {"padding": 0}, {"padding": 1, "groups": 2}):
-        assert not has_own_form(torch.nn.Conv2d(32, 32, 3, **more))
-    assert has_own_form(torch.nn.Conv2d(32, 48, 3, padding=1))
-    assert not has_own_form(torch.nn.Conv2d(32, 40, 3, padding=1))
 
 
 def test_other_forms_are_refused() -> None:
@@ -199,14 +158,6 @@ def test_other_forms_are_refused() -> None:
     )
     with pytest.raises(Unsupported, match="AutoencoderTiny; leave vae out"):
         vivace.load("tiny-sd", "tiny_vae+fused@denoiser,vae", device="cpu")
-
-
-def test_wide_heads_attend_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_vae, "_SCORES", 1000)
-    parts = torch.randn(2, 77, 3, 2, 64, generator=torch.Generator().manual_seed(0)).unbind(2)
-    q, k, v = (part.transpose(1, 2) for part in parts)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(fused_vae.attend_by_rows(q, k, v), expected)
 
 
 @pytest.mark.parametrize("other", ["compile", "int8", "fuse_qkv"])

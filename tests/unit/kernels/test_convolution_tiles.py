@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from vivace.foundation.hardware import shared_memory_bytes
 from vivace.machinery.kernels import reference
 from vivace.machinery.kernels.convolution_tiles import HOPPER, BlockLimits, Tiles, candidates, choose
 
@@ -74,15 +73,6 @@ def test_every_tile_fits_an_rtx_40() -> None:
         assert choose(x, weight, RTX_40) == choose(x, weight, HOPPER)
 
 
-def test_fewer_multiprocessors_share_fewer_sums() -> None:
-    """A small GPU is full with the tiles of a deep layer, and gains nothing from dividing their sums."""
-    rows = torch.empty(2 * 17 * 17, 1280, dtype=torch.float8_e4m3fn, device="meta")
-    images = reference.PaddedImages(rows, 2, 16, 16, None)
-    weight = torch.empty(9, 1280, 1280, dtype=torch.float8_e4m3fn, device="meta")
-    small = BlockLimits(RTX_40.shared_memory, (8, 9), multiprocessors=8)
-    assert choose(images, weight, small).splits < choose(images, weight, RTX_40).splits
-
-
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
 def test_no_tile_exceeds_an_rtx_50(dtype: torch.dtype) -> None:
     for x, weight in layers(dtype):
@@ -97,9 +87,3 @@ def test_hopper_chooses_among_all(dtype: torch.dtype) -> None:
     for x, weight in layers(dtype):
         assert candidates(weight, HOPPER) == candidates(weight, BOUNDLESS)
         assert choose(x, weight, HOPPER) == choose(x, weight, BOUNDLESS) == choose(x, weight)
-
-
-def test_chips_have_shared_memory() -> None:
-    assert shared_memory_bytes((12, 0)) == RTX_50.shared_memory
-    assert shared_memory_bytes((9, 0)) == HOPPER.shared_memory
-    assert shared_memory_bytes((99, 0)) is None

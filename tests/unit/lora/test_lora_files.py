@@ -13,9 +13,8 @@ import vivace
 from tests.families import build
 from tests.hub_server import Hub, Repository, commit_of
 from vivace.errors import Unsupported, UnusableModel, VivaceError
-from vivace.machinery.lora.distillations import merge
 from vivace.machinery.lora.lora_files import locate_lora, on_hub
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import merge, read_lora
 
 OURS = Path(__file__).parents[3] / "tinyworld" / "loras" / "tiny-sd-outlines.safetensors"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from tests.families import build
 from tests.flow_models import pipeline
 from vivace.errors import UnusableModel
-from vivace.machinery.lora.distillations import merge, merge_all
-from vivace.machinery.lora.read_lora import LoraFile, read_lora
+from vivace.machinery.lora.read_lora import LoraFile, merge, merge_all, read_lora
 
 RANK, ALPHA = 4, 2.0
 Expected = dict[str, torch.Tensor]
@@ -369,46 +368,3 @@ def test_a_file_that_mixes_block_names_is_read_whole(path: Path) -> None:
         match=r"names .*attn1.to_q twice with different values, as .* and as",
     ):
         merge(build("sdxl"), path)
-
-
-def test_names_that_only_diffusers_knows_are_read_through_it_if_it_uses_every_tensor(path: Path) -> None:
-    """Lumina's, whose attention has 24 heads for queries and 8 for keys and values."""
-    from diffusers.loaders import Lumina2LoraLoaderMixin
-
-    block = torch.nn.Module()
-    block.attn, block.feed_forward = torch.nn.Module(), torch.nn.Module()
-    block.norm1 = torch.nn.Module()
-    block.norm1.linear = torch.nn.Linear(8, 8)
-    rows = {"to_q": 2304, "to_k": 768, "to_v": 768}
-    for name, out in rows.items():
-        setattr(block.attn, name, torch.nn.Linear(8, out))
-    block.attn.to_out = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
-    for k in (1, 2, 3):
-        setattr(block.feed_forward, f"linear_{k}", torch.nn.Linear(8, 8))
-
-    class Pipe(Lumina2LoraLoaderMixin):
-        transformer = torch.nn.Module()
-        components: ClassVar = {"transformer": transformer}
-
-    Pipe.transformer.layers = torch.nn.ModuleList([block])
-    torch.manual_seed(0)
-    state, change = pair("diffusion_model.layers.0.attention.qkv", 3840, (8,), PEFT)
-    for name in (
-        "attention.out",
-        "feed_forward.w1",
-        "feed_forward.w2",
-        "feed_forward.w3",
-        "adaLN_modulation.1",
-    ):
-        state |= pair(f"diffusion_model.layers.0.{name}", 8, (8,), PEFT)[0]
-    save(state, path)
-    lora = read_lora(Pipe(), path)
-    assert not lora.problems
-    assert len(lora.layers["denoiser"]) == 8
-    parts = [lora.layers["denoiser"][f"layers.0.attn.{name}"].weight for name in rows]
-    assert torch.allclose(
-        torch.cat([part.values("cpu") for part in parts if part is not None]), change, atol=1e-5
-    )
-    save(state | {"diffusion_model.layers.0.attention.qkv.alpha": torch.tensor(2.0)}, path)
-    problem = read_lora(Pipe(), path).problems["denoiser"]
-    assert "which has no layer diffusion_model.layers.0" in problem, "diffusers drops or refuses the alpha"

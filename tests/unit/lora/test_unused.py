@@ -12,10 +12,9 @@ import vivace
 from tests.families import build, load
 from tests.flow_models import pipeline
 from vivace.errors import Unsupported, UnusableModel
-from vivace.machinery.lora.distillations import merge
 from vivace.machinery.lora.layer_names import LayerNames
 from vivace.machinery.lora.lora_files import digest, locate_lora
-from vivace.machinery.lora.read_lora import read_lora
+from vivace.machinery.lora.read_lora import merge, read_lora
 from vivace.machinery.technique import component_of
 from vivace.models import find_model
 from vivace.recipes.resolve import resolve
@@ -373,17 +372,6 @@ def test_without_the_json_the_assumed_alpha_is_said(tmp_path: Path) -> None:
     (folder / "adapter_model.safetensors").rename(tmp_path / "parts" / "unet" / "adapter_model.safetensors")
     with pytest.raises(UnusableModel, match="its folders unet do: give them, each as a LoRA"):
         locate_lora(str(tmp_path / "parts"))
-
-
-def test_a_json_of_another_adapter_is_not_taken(tmp_path: Path) -> None:
-    """In a folder of several files, only PEFT's own layout has its alpha in a json."""
-    pipe = build("sd")
-    folder = adapter(pipe, tmp_path / "ink")
-    save(plain(pipe), folder / "other.safetensors")
-    layer = read_lora(pipe, folder / "other.safetensors").layers["denoiser"][MID].matrices
-    assert layer is not None
-    assert layer.scale == 1
-    assert locate_lora(str(folder)).name == "adapter_model.safetensors"
 
 
 def test_a_script_loads_it_through_diffusers_only_where_that_adds_the_same(tmp_path: Path) -> None:

@@ -1,24 +1,16 @@
 """GPUs of other makers: PyTorch's own functions are called, and what they cannot do is refused. No such GPU is here."""
 
-import json
-import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import vivace
-from vivace.cli import app
 from vivace.errors import Unsupported
-from vivace.machinery.technique import Machine
 from vivace.measure import accelerator
-from vivace.measure.accelerator import MemoryMeter
+from vivace.measure.accelerator import MemoryMeter, PipelineTimer
 from vivace.measure.machine import check_works, choose_device, this_machine
-from vivace.measure.timer import PipelineTimer
-
-MPS = Machine("mps", "Apple M4 GPU", None, "c++", has_all_packages=True)
 
 
 class Event:
@@ -142,49 +134,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: Exception, *dtypes: torch.dtyp
     monkeypatch.setattr("vivace.measure.machine.is_available", lambda device: True)
 
 
-_NO_BF16 = TypeError("BFloat16 is not supported on MPS")
 _NOT_LINKED = RuntimeError("PyTorch is not linked with support for mps devices")
-
-
-@pytest.mark.parametrize(
-    ("error", "dtypes", "ran", "said"),
-    [
-        (
-            _NO_BF16,
-            (torch.bfloat16,),
-            {"fp32", "fp16"},
-            "bf16 does not run here: .*BFloat16 is not supported",
-        ),
-        (_NOT_LINKED, (), set(), "nothing runs on this device: .*not linked .*use --device cpu"),
-    ],
-)
-def test_doctor_says_what_a_gpu_does_not_compute(
-    error: Exception,
-    dtypes: tuple[torch.dtype, ...],
-    ran: set[str],
-    said: str,
-    calls: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fails(monkeypatch, error, *dtypes)
-    monkeypatch.setattr("vivace.measure.surroundings._torch_build", lambda: "xpu")
-    for module in ("machine", "this_environment"):
-        monkeypatch.setattr(f"vivace.measure.{module}.this_machine", lambda device: MPS)
-    done = CliRunner().invoke(app, ["doctor", "--device", "mps", "--json"])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    reasons = {row["recipe"]: row["unsupported"] for row in report["techniques"]}
-    assert reasons["quantize(int8)"] is None
-    assert "NVIDIA" in reasons["tf32"]
-    assert {name for name, ms in report["dtype_ms"].items() if ms is not None} == ran
-    assert len([line for line in report["advice"] if re.match(said, line)]) == 1
-    assert not any("--measure" in line for line in report["advice"]), "it cannot measure this GPU"
-    measured = CliRunner().invoke(app, ["doctor", "--device", "mps", "--measure"])
-    assert isinstance(measured.exception, Unsupported)
-    assert "--measure: vivace does not measure the highest rates of" in str(measured.exception)
-    text = CliRunner().invoke(app, ["doctor", "--device", "mps"])
-    assert text.exit_code == 0, text.output
-    assert "bf16 does not run" in text.stdout
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_before_a_model_is_loaded(

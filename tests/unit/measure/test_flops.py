@@ -3,13 +3,11 @@
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.flops import count_denoiser, count_flops
+from benchmarks.flops import Flops, count_denoiser, count_flops
 from tests.narrow import network
 from vivace.architectures import ARCHITECTURES
 from vivace.architectures.components import ComponentConfig
-from vivace.measure.flops import Flops
 from vivace.models.synthetic import on_meta
 
 TERA = 1e12
@@ -75,47 +73,3 @@ def test_decoding(
     component: ComponentConfig, side: int, total: float, gemm: float, conv: float, attention: float
 ) -> None:
     assert by_kind(decoding(on_meta(component), side)) == about(total, gemm, conv, attention)
-
-
-class Heads(torch.nn.Module):
-    """One attention, and one linear layer that PyTorch turns into `bmm`: its input is transposed."""
-
-    def __init__(self, written_out: bool) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(16, 16)
-        self.written_out = written_out
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.linear(x.transpose(1, 2))
-        heads = x.unflatten(-1, (4, 4)).transpose(1, 2)
-        if self.written_out:
-            return (heads @ heads.transpose(-1, -2)).softmax(-1) @ heads
-        return torch.nn.functional.scaled_dot_product_attention(heads, heads, value=heads)
-
-
-@pytest.mark.parametrize("written_out", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_attention_is_told_from_linear_layers(device: str, written_out: bool) -> None:
-    x: Any = torch.zeros(3, 16, 10, device=device)
-    heads = Heads(written_out).to(device)
-    flops = count_flops(lambda: heads(x))
-    assert flops == Flops(gemm=2 * 3 * 10 * 16 * 16, conv=0, attention=2 * 2 * 3 * 10 * 10 * 16)
-    assert flops.total == flops.gemm + flops.attention
-
-
-def test_one_modules_calls_are_counted_alone() -> None:
-    """Its hooks included, and nothing beside it."""
-    counted, beside = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
-    counted.register_forward_pre_hook(lambda _, args: (args[0] + torch.ones(2, 8) @ torch.ones(8, 8),))
-
-    def call() -> None:
-        for _ in range(3):
-            counted(torch.ones(2, 8))
-            beside(torch.ones(2, 8))
-
-    own = 2 * 2 * 8 * 4 + 2 * 2 * 8 * 8
-    assert count_flops(call, of=counted).total == 3 * own
-    assert count_flops(call, of=beside).total == 3 * 2 * 2 * 8 * 4
-    assert count_flops(call).total == 3 * (own + 2 * 2 * 8 * 4)
-    assert count_flops(lambda: beside(torch.ones(2, 8)), of=counted).total == 0
-    assert len(counted._forward_pre_hooks) == 1, "the counting ones are gone"

@@ -13,13 +13,10 @@ import vivace
 from vivace.errors import UsageError
 from vivace.measure.folders import compare, pair
 from vivace.measure.image_metrics import (
-    colourfulness,
     faults,
     image_metrics,
-    luminance,
     paired_metrics,
     pixels,
-    sharpness,
 )
 from vivace.measure.scorer import ClipScorer
 from vivace.models.find import WEIGHTS
@@ -45,21 +42,6 @@ def test_pixels_takes_what_pipelines_and_files_give() -> None:
         assert np.array_equal(pixels(given), array.astype(np.float64))
     with pytest.raises(ValueError, match=r"\(H, W, 3\)"):
         pixels(np.zeros((4, 5)))
-
-
-def test_sharpness_agrees_with_scipy_up_to_the_edges() -> None:
-    picture = noise()
-    assert luminance(plain(0, 100, 0))[0, 0] == pytest.approx(58.7)
-    assert sharpness(picture) == pytest.approx(scipy.ndimage.laplace(luminance(picture), mode="mirror").var())
-
-
-def test_colourfulness_by_hand() -> None:
-    assert colourfulness(plain(90, 90, 90)) == 0.0
-    halves = plain(255, 0, 0)
-    halves[:, 8:] = (0, 0, 255)
-    # red - green: 255 and 0; (red + green) / 2 - blue: 127.5 and -255.
-    by_hand = np.hypot(127.5, 191.25) + 0.3 * np.hypot(127.5, -63.75)
-    assert colourfulness(halves) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(

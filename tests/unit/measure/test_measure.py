@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import vivace
-from vivace.measure.accelerator import weights_bytes
+from vivace.measure.accelerator import PipelineTimer, weights_bytes
 from vivace.measure.machine import probe_dtypes, slow_dtypes
-from vivace.measure.profiling.trace import attention_kernels
+from vivace.measure.profiling.profiler import attention_kernels
 from vivace.measure.this_environment import conditions, environment
-from vivace.measure.timer import PipelineTimer
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.make import make_environment
-from vivace.foundation.spec.ceilings import Ceiling, Ceilings, identity_of
 from vivace.measure import measured_ceilings as module
 from vivace.measure.measured_ceilings import keep, known_ceilings, measure_ceilings
 
@@ -61,20 +60,3 @@ def test_an_operation_that_fails_does_not_end_the_others(monkeypatch: pytest.Mon
     assert measured.missing == {"gemm fp32": "no fp32 here", "gemm bf16": "no bf16 here"}
     assert measured.per_s("copy")
     assert measured.per_s("attention", "bf16")
-
-
-def test_a_gpu_has_its_ceilings_whatever_the_threads() -> None:
-    gpu = make_environment().model_copy(update={"device": "cuda", "device_name": "H200", "driver": "580.1"})
-    ceilings = Ceilings(
-        device="cuda",
-        device_name="H200",
-        driver="580.1",
-        torch="2.13.0",
-        threads=None,
-        measured_at="2026-01-01T00:00:00+00:00",
-        seconds=1,
-        ceilings=(Ceiling(operation="copy", case="1 GiB", per_s=4e12),),
-    )
-    assert ceilings.identity == identity_of(gpu)
-    assert ceilings.identity == identity_of(gpu.model_copy(update={"num_threads": 8}))
-    assert ceilings.identity != identity_of(gpu.model_copy(update={"driver": "581.0"}))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tinyworld import clip
 from vivace.errors import UnknownModel
-from vivace.measure.scorer import ClipScorer, middle, zoomed
+from vivace.measure.scorer import ClipScorer, zoomed
 from vivace.models import find_scorer
 
 
@@ -68,19 +68,3 @@ def test_impossible_zooms_are_refused(folder: Path, zooms: object) -> None:
 def test_the_embedded_scorer_has_those_of_its_training_script() -> None:
     config = json.loads((find_scorer("tiny-clip").folder / "config.json").read_text())
     assert tuple(config["zooms"]) == clip.ZOOMS
-
-
-@pytest.mark.parametrize("size", [(32, 400), (401, 32), (32, 129)])
-def test_what_the_processor_cuts_is_cut_before_it_enlarges(
-    folder: Path, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same middle is seen, and an image of 1 x 5000 is not made one of 128 x 640,000."""
-    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    picture = Image.fromarray(noise).resize((size[0], size[1]))
-    scorer = ClipScorer(folder)
-    (found,) = scorer.embed_images([picture])
-    assert max(middle(picture).size) <= 3 * 32 + 1
-    assert middle(Image.new("RGB", (1, 5000))).size == (1, 4)
-    monkeypatch.setattr("vivace.measure.scorer.middle", lambda picture: picture)
-    (whole,) = scorer.embed_images([picture])
-    assert found @ whole > 0.9999

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from tests.make import make_trial
-from tests.narrow import make_all_small
 from vivace.errors import NoEffect, UnknownModel, Unsupported, UnusableModel, WorkloadError
 from vivace.measure.accelerator import weights_bytes
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory import fit
-from vivace.runtime.memory.fit import RESERVE_BYTES, changes, fits, largest_encoder
+from vivace.runtime.memory.fit import RESERVE_BYTES, changes, fits
 from vivace.runtime.memory.footprint import CUBLAS_WORKSPACE
 from vivace.runtime.memory.predict import Prediction, predict, predict_trial
 from vivace.runtime.memory.weightless import find_weightless
@@ -214,21 +213,6 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "predicted", once)
 
 
-@pytest.mark.soak
-def test_what_stands_in_the_way_of_a_change_makes_way() -> None:
-    """Compiled whole, a denoiser would have to be on the GPU whole."""
-    model, recipe = (
-        find_weightless("tiny-flux"),
-        resolve("tiny_vae+bf16+int8@denoiser,text_encoder_2+compile"),
-    )
-    proposals = changes(model, recipe, predict(model, recipe), RESERVE_BYTES, lambda _: None)
-    before = [change.what for change in proposals].index("offload(model)")
-    by_part, by_layer = proposals[before : before + 2]
-    assert by_part.prediction.recipe.endswith("+compile+offload(model)")
-    assert by_layer.what == "compile(blocks=repeated)+offload(group)"
-    assert by_layer.prediction.recipe.endswith("+channels_last@vae+compile(blocks=repeated)+offload(group)")
-
-
 def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
     monkeypatch.setattr(fit, "_WORTH_IT", 1)
@@ -251,50 +235,6 @@ def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fits(after, card)
     assert 0.6 * kept < after.stages["denoiser"] - before.stages["denoiser"] <= kept
     assert after.stages["vae"] == before.stages["vae"], "what is kept makes room for the VAE"
-
-
-@pytest.mark.parametrize("encoder", ["text_encoder", "text_encoder_2", "text_encoder_3", None])
-def test_what_is_for_the_largest_text_encoder_is_aimed_at_it(encoder: str | None) -> None:
-    recipes = [recipe for recipe in fit._saving_recipes(lambda _: None, encoder) if "quantize" in recipe]
-    both = "" if encoder is None else f"@denoiser,{encoder}"
-    assert recipes[1:] == [
-        f"quantize(int8){both or '@denoiser'}",
-        f"quantize(nf4){both or '@denoiser'}",
-    ]
-    assert all(resolve(recipe) for recipe in recipes)
-
-
-@pytest.mark.long
-def test_the_largest_text_encoder_of_sd35_is_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_all_small(monkeypatch)
-    now = predict(find_weightless("sd35-medium"), resolve("baseline"), height=128, width=128)
-    assert largest_encoder(now) == "text_encoder_3"
-
-
-@pytest.mark.long
-@pytest.mark.exhaustive("z-image*")
-@pytest.mark.parametrize(("model", "card"), [("flux2-klein-4b", 12e9), ("z-image-turbo", 16e9)])
-def test_a_language_model_of_full_size_is_quantised_to_fit(model: str, card: float) -> None:
-    weightless, recipe = find_weightless(model), resolve("channels_last@vae")
-    now = predict(weightless, recipe)
-    steps = changes(weightless, recipe, now, card, lambda _: None)
-    both = next(step for step in steps if step.what == "quantize(int8)@denoiser,text_encoder")
-    encoder = next(component for component in both.prediction.components if component.name == "text_encoder")
-    before = next(component for component in now.components if component.name == "text_encoder")
-    # Tables of words stay as they are, and a head that shares one.
-    assert 0.5 * before.num_bytes < encoder.num_bytes < 0.62 * before.num_bytes
-    assert fits(steps[-1].prediction, card)
-
-
-def test_what_has_no_use_for_room() -> None:
-    for recipe in ("offload(model)", "offload(group, keep=2)", "offload(sequential)"):
-        (technique,) = resolve(recipe)
-        assert isinstance(technique, Offload)
-        assert technique.using_memory(1e12) is None
-    (technique,) = resolve("offload(group, stream=True)")
-    assert isinstance(technique, Offload)
-    assert technique.using_memory(4.4e9) == Offload(mode="group", stream=True, keep=4)
-    assert technique.using_memory(0.7e9) is None, "prefetching takes memory as well"
 
 
 @pytest.mark.usefixtures("_each_prediction_once")

@@ -136,14 +136,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert len(made.requests) == 2
 
 
-def test_the_oldest_answers_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor(monkeypatch)
-    monkeypatch.setattr(remembered, "MOST_KEPT", 4)
-    for batch in range(1, 8):
-        ask(batch=batch)
-    assert len(list(cache.iterdir())) <= 4
-
-
 def test_an_answer_from_disk_needs_no_torch(cache: Path) -> None:
     """The real prediction here, the answer in a new process."""
     prediction = ask(recipe="bf16", batch=1)
@@ -193,6 +185,6 @@ def test_other_libraries_than_those_of_the_shipped_answers(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = predictor(monkeypatch)
-    monkeypatch.setattr("vivace.runtime.memory.remembered._version", lambda name: "0.99")
+    monkeypatch.setattr(remembered, "versions", lambda: {"diffusers": "0.99"})
     assert ask("flux-dev", "baseline") == PREDICTION
     assert len(made.requests) == 1

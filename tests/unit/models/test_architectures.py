@@ -112,12 +112,6 @@ def test_few_step_models_start_where_they_were_trained_to(
     assert scheduler.timesteps.tolist() == timesteps
 
 
-def test_playground_knows_its_latents_statistics() -> None:
-    vae = on_meta(network("playground", "vae"))
-    assert len(vae.config.latents_mean) == len(vae.config.latents_std) == vae.config.latent_channels
-    assert vae.config.scaling_factor == 0.5
-
-
 def test_a_changed_architecture_leaves_the_published_one_alone() -> None:
     before = ARCHITECTURES["sdxl"].digest()
     changed = ARCHITECTURES["sdxl"].changed(unet={"layers_per_block": 1})

@@ -19,7 +19,7 @@ from tests.narrow import FLOW
 from tinyworld import flux
 from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported
-from vivace.machinery.lora.distillations import merge
+from vivace.machinery.lora.read_lora import merge
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models import Hub as Origin
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS

@@ -18,7 +18,7 @@ from vivace.architectures.flux import FLUX
 from vivace.errors import UnknownModel, UnusableModel
 from vivace.models import find_model, load_pipeline
 from vivace.models.checkpoints.single_file import check_parts, contents_of
-from vivace.models.checkpoints.weight_scales import block_length, fits, multiplied
+from vivace.models.checkpoints.weight_scales import fits, multiplied
 from vivace.models.find import obtain
 from vivace.models.load import UnusedWeightsWarning
 
@@ -104,13 +104,6 @@ def test_the_last_block_of_128_may_be_smaller(shape: tuple[int, int]) -> None:
             part = slice(column, column + 128)
             expected[row, part] = weight[row, part] * scale[row // 128, column // 128]
     assert torch.equal(multiplied(weight, scale), expected)
-
-
-def test_blocks_of_no_usual_size_are_not_guessed() -> None:
-    assert block_length(384, 2) == 0
-    assert block_length(300, 10) == 0
-    assert block_length(384, 6) == 64
-    assert not fits((2, 1), (384, 64))
 
 
 @pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])

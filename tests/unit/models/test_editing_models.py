@@ -19,9 +19,6 @@ from vivace.models.find import find_model
 from vivace.models.sources import FOLDER
 from vivace.models.synthetic import on_meta, tokenizer_for, with_processor
 from vivace.models.tasks import check_installed
-from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.workloads import checked_request
 
 QWEN = EDITING[1:]
@@ -109,29 +106,6 @@ def test_its_entry_says_how_it_is_run(model: str) -> None:
     assert workload.prompts[0].startswith("turn it into")
     with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
         checked_request(f"synthetic:{model}", "baseline", task="inpaint")
-
-
-@pytest.mark.parametrize(
-    ("model", "model_gb", "peak_gb", "encoder_mb"),
-    [
-        ("flux-kontext", 33.75, 36.3, 33.9),
-        ("qwen-image-edit", 57.75, 61.45, 58.87),
-        ("qwen-image-edit-2509", 57.75, 61.43, 57.98),
-        ("qwen-image-edit-2511", 57.75, 61.43, 57.98),
-    ],
-)
-@pytest.mark.exhaustive("qwen-image-edit-25*")
-@pytest.mark.soak
-def test_its_memory_is_predicted_with_the_picture(
-    model: str, model_gb: float, peak_gb: float, encoder_mb: float
-) -> None:
-    """At full size; the model's bytes follow from its parameters, the peak was not measured."""
-    predicted = predict(find_weightless(model), resolve("baseline"))
-    assert predicted.task == "edit"
-    assert predicted.model_bytes / 1e9 == pytest.approx(model_gb, abs=0.03)
-    assert predicted.peak_bytes / 1e9 == pytest.approx(peak_gb, abs=0.1)
-    assert predicted.stages["text encoders"] / 1e9 == pytest.approx(encoder_mb, abs=0.1)
-    assert {"vae encoder", "denoiser", "vae"} <= set(predicted.stages)
 
 
 def test_building_a_model_leaves_its_architecture_as_it_is() -> None:

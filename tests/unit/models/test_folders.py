@@ -172,10 +172,6 @@ def test_tune_refuses_too_few_minutes_after_the_first_image(
         assert [store.rounds(key) for run in store.runs() for key in run.keys] == [{}], "none ran to its end"
 
 
-def test_a_folder_of_the_hub_is_loaded_as_before(exported: Path) -> None:
-    assert load_pipeline(find_model(str(exported)), "cpu").unet.dtype.is_floating_point
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [

@@ -17,9 +17,7 @@ from huggingface_hub import constants
 
 import vivace
 from tests.hub_server import Hub, Repository, client_of, commit_of, serve
-from vivace.benchmark import Timing
 from vivace.errors import Unsupported, UnusableModel, VivaceError, WorkloadError
-from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline, obtain
 from vivace.models.find import WEIGHTS
 from vivace.runtime.workloads import checked_request
@@ -281,22 +279,6 @@ def test_a_model_without_a_network(client: Hub, home: Path, monkeypatch: pytest.
         find_model("org/model")
     with pytest.raises(Unsupported, match=r"base-1\.0 is not in the local cache, and HF_HUB_OFFLINE"):
         find_model("sdxl")
-
-
-@pytest.mark.soak
-def test_it_is_benched_like_any_other(served: Hub, home: Path, tmp_path: Path) -> None:
-    checked_request("org/model", "baseline")
-    timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in client_of(served, home, HF_HUB_OFFLINE="1").items():
-            patch.setenv(key, value)
-        recipes = ["baseline", "tiny_vae"]
-        records = vivace.bench(
-            "org/model", recipes, num_inference_steps=2, timing=timing, store=tmp_path / "s"
-        )
-    assert [r.outcome for r in records] == [Outcome.MEASURED, Outcome.UNSUPPORTED]
-    assert records[0].trial.model.source == "hub"
-    assert records[0].rounds[0].load_s > 0
 
 
 ASK = """

@@ -11,26 +11,21 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
-    AutoencoderDC,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     PixArtSigmaPipeline,
     PixArtTransformer2DModel,
-    SanaPipeline,
-    SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
-from transformers import CLIPTextModelWithProjection, Gemma2Config, Gemma2Model
+from transformers import CLIPTextModelWithProjection
 
 import vivace
 from tests import shrunken
 from tests.hub_server import Hub, Repository
 from tinyworld import flux
 from vivace.architectures.calls import call_defaults, draws_from_text
-from vivace.benchmark import Timing
 from vivace.errors import UnusableModel
-from vivace.foundation.spec.record import Outcome
 from vivace.models import find_model, load_pipeline
 from vivace.runtime.workloads import checked_request
 
@@ -82,54 +77,7 @@ def sd3() -> Any:
     )
 
 
-def sana() -> Any:
-    transformer = SanaTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        num_attention_heads=2,
-        attention_head_dim=4,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=4,
-        cross_attention_dim=8,
-        caption_channels=8,
-        sample_size=16,
-    )
-    vae = AutoencoderDC(
-        in_channels=3,
-        latent_channels=4,
-        attention_head_dim=2,
-        encoder_block_types=("ResBlock", "EfficientViTBlock"),
-        decoder_block_types=("ResBlock", "EfficientViTBlock"),
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        encoder_qkv_multiscales=((), (5,)),
-        decoder_qkv_multiscales=((), (5,)),
-        encoder_layers_per_block=(1, 1),
-        decoder_layers_per_block=[1, 1],
-        downsample_block_type="conv",
-        upsample_block_type="interpolate",
-        decoder_norm_types="rms_norm",
-        decoder_act_fns="silu",
-        scaling_factor=0.41407,
-    )
-    words = shrunken.tokenizer()
-    text = Gemma2Config(
-        vocab_size=len(words),
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=4,
-    )
-    return SanaPipeline(
-        words, Gemma2Model(text), vae, transformer, FlowMatchEulerDiscreteScheduler(shift=3.0)
-    )
-
-
-FAMILIES = {"pixart": pixart, "sd3": sd3, "sana": sana}
+FAMILIES = {"pixart": pixart, "sd3": sd3}
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +89,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("name", "side", "steps", "guidance"),
-    [("pixart", 256, 20, 4.5), ("sd3", 64, 28, 7.0), ("sana", 32, 20, 4.5)],
+    [("pixart", 256, 20, 4.5), ("sd3", 64, 28, 7.0)],
 )
 def test_it_is_drawn_as_its_own_pipeline_draws(
     folders: dict[str, Path], name: str, side: int, steps: int, guidance: float
@@ -151,8 +99,6 @@ def test_it_is_drawn_as_its_own_pipeline_draws(
     assert workload.guidance_scale == guidance
     pipe = load_pipeline(find_model(str(folders[name])), "cpu")
     call: dict[str, Any] = {"num_inference_steps": 2, "output_type": "np", "height": side, "width": side}
-    if name == "sana":
-        call |= {"use_resolution_binning": False, "complex_human_instruction": None}
     plain = np.asarray(pipe("a red circle", generator=torch.Generator().manual_seed(0), **call).images)
     session = vivace.load(str(folders[name]), device="cpu")
     ours = session("a red circle", generator=torch.Generator().manual_seed(0), **call)
@@ -163,43 +109,6 @@ def test_it_comes_from_a_hub_too(client: Hub, folders: dict[str, Path]) -> None:
     client.repositories["org/pixart"] = Repository({"main": folders["pixart"]})
     pipe = load_pipeline(find_model("org/pixart"), "cpu")
     assert type(pipe).__name__ == "PixArtSigmaPipeline"
-
-
-@pytest.mark.parametrize("name", ["pixart", "sd3"])
-@pytest.mark.soak
-def test_what_techniques_cannot_do_there_is_said_in_words(
-    folders: dict[str, Path], tmp_path: Path, name: str
-) -> None:
-    recipes = [
-        "baseline",
-        "bf16@denoiser",
-        "int8",
-        "tiny_vae",
-        "fbcache(hits=0.5)",
-        "steps(1)",
-    ]
-    timing = Timing(rounds=1, repeats=1, max_warmup=1, threads=1)
-    records = vivace.bench(
-        str(folders[name]),
-        recipes,
-        prompts=["a red circle"],
-        num_inference_steps=2,
-        timing=timing,
-        store=tmp_path / "store",
-        quality=False,
-        rivals=False,
-        device="cpu",
-    )
-    outcomes = {record.trial.recipe.text: (record.outcome, record.reason) for record in records}
-    assert outcomes["baseline"][0] is Outcome.MEASURED, outcomes
-    assert outcomes["steps(1)"][0] is Outcome.MEASURED
-    assert outcomes["tiny_vae"] == (
-        Outcome.UNSUPPORTED,
-        "tiny_vae: no tiny VAE is known for this model's latents",
-    )
-    allowed = {Outcome.MEASURED, Outcome.UNSUPPORTED, Outcome.NO_EFFECT}
-    assert {outcome for outcome, _ in outcomes.values()} <= allowed, outcomes
-    assert all(reason for outcome, reason in outcomes.values() if outcome is not Outcome.MEASURED)
 
 
 @pytest.mark.parametrize(

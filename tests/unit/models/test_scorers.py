@@ -1,7 +1,6 @@
 """Scorers by name, by folder, and from a hub on this machine, asked by the hub's own client."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.hub_server import Hub, Repository, client_of, commit_of, serve
+from tests.hub_server import Hub, Repository, client_of
 from tinyworld import clip
 from vivace.errors import UnknownModel
 from vivace.measure.scorer import ClipScorer
@@ -100,57 +99,6 @@ def test_a_cached_copy_needs_no_network(hub: Hub, home: Path) -> None:
     assert len(hub.requests) == num_requests
 
 
-def test_what_other_programs_cached_is_completed(hub: Hub, home: Path, made: Path) -> None:
-    snapshot = home / "hub" / "models--org--clip" / "snapshots" / commit_of("main")
-    snapshot.mkdir(parents=True)
-    shutil.copy(made / "config.json", snapshot)
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text(commit_of("main"))
-    partial = ask("org/clip", hub, home, download=False)
-    assert partial["code"] == 3
-    assert "not in the local cache" in partial["message"]
-    assert hub.requests == []
-    assert ask("org/clip", hub, home)["folder"] == str(snapshot)
-    (snapshot / "extra.json").write_text("{}")
-    assert ask("org/clip", hub, home)["revision"] == find_scorer(str(made)).revision, (
-        "others' files are theirs"
-    )
-
-
-def test_revisions_of_a_scorer(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(made, tmp_path / "other"))
-    torch.manual_seed(1)
-    clip.save(other, clip.build())
-    hub.repositories["org/clip"] = Repository({"main": made, "refs/pr/7": other})
-    main, proposed = ask("org/clip", hub, home), ask("org/clip@refs/pr/7", hub, home)
-    assert proposed["name"] == "org/clip@refs/pr/7"
-    assert proposed["revision"] == find_scorer(str(other)).revision != main["revision"]
-    commit = ask(f"org/clip@{commit_of('main')}", hub, home)
-    assert commit["folder"] == main["folder"]
-    missing = ask("org/clip@v2", hub, home)
-    assert missing["code"] == 3
-    assert "org/clip has no revision 'v2'" in missing["message"]
-
-
-@pytest.mark.long
-def test_scorer_repositories_that_cannot_be_had(hub: Hub, home: Path, made: Path, tmp_path: Path) -> None:
-    hub.repositories |= {
-        "org/gated": Repository({"main": made}, refuse=(401, "GatedRepo")),
-        "org/asked": Repository({"main": made}, refuse=(403, "GatedRepo")),
-        "org/forbidden": Repository({"main": made}, refuse=(403, "")),
-    }
-    for name, code, says in (
-        ("org/nothing", 3, f"there is no folder 'org/nothing', and no repository of that name on {hub.url}"),
-        ("org/gated", 3, f"org/gated is gated: ask for access at {hub.url}/org/gated, then log in"),
-        ("org/asked", 3, "org/asked is gated"),
-        ("org/forbidden", 3, "forbids access to org/forbidden; give your token read access to it"),
-        ("org/clip.git", 2, "no repository 'org/clip.git'"),
-    ):
-        answer = ask(name, hub, home)
-        assert answer.get("code") == code, answer
-        assert says in answer["message"]
-
-
 @pytest.mark.long
 def test_what_is_no_clip_in_safetensors_is_not_fetched(
     hub: Hub, home: Path, made: Path, tmp_path: Path
@@ -175,18 +123,6 @@ def test_what_is_no_clip_in_safetensors_is_not_fetched(
         assert says in answer["message"]
     assert not list(home.rglob("model.safetensors"))
     assert set(hub.requests) & {"pytorch_model.bin", "flax_model.msgpack", "tf_model.h5", "code.py"} == set()
-
-
-def test_a_scorer_without_a_network(home: Path) -> None:
-    with serve() as gone:
-        pass
-    answer = ask("org/clip", gone, home)
-    assert answer["code"] == 3
-    assert f"org/clip could not be downloaded from {gone.url}" in answer["message"]
-    assert "check the network" in answer["message"]
-    forbidden = ask("org/clip", gone, home, HF_HUB_OFFLINE="1")
-    assert forbidden["code"] == 3
-    assert "HF_HUB_OFFLINE forbids the network" in forbidden["message"]
 
 
 def test_answers_that_are_not_the_hubs(hub: Hub, home: Path) -> None:
@@ -214,21 +150,6 @@ def test_a_cache_that_cannot_be_written(hub: Hub, home: Path, monkeypatch: pytes
     assert answer["code"] == 3
     assert "org/clip cannot be stored" in answer["message"]
     assert "HF_HOME" in answer["message"]
-
-
-@pytest.mark.long
-def test_a_disk_that_fills_up_while_a_scorer_is_fetched(hub: Hub, home: Path) -> None:
-    """A limit on the size of files fails as a full disk does: in the middle of one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
-    try:
-        answer = ask("org/clip", hub, home)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert answer["code"] == 3
-    assert "org/clip cannot be stored" in answer["message"]
-    assert "File too large" in answer["message"]
-    assert ask("org/clip", hub, home)["name"] == "org/clip", "and goes on when there is room"
 
 
 def test_embedded_scorers_have_names(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import vivace
 from tinyworld import flux, networks
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find, find_model, load_pipeline
-from vivace.runtime.workloads import checked_request
 
 PROMPT = "a red circle above a blue square"
 
@@ -67,17 +66,6 @@ def test_the_pipeline_is_told_how_many_tokens_prompts_have(flux_family: Path) ->
     assert lengths == [32, 16], "the catalogue's, unless the caller says otherwise"
 
 
-def test_the_length_of_prompts_is_no_part_of_a_workload(flux_family: Path) -> None:
-    prepared = checked_request("tiny-flux", "baseline")
-    assert prepared.located.call == {"max_sequence_length": 32}
-    assert prepared.workload.num_inference_steps == 4
-    assert "max_sequence_length" not in prepared.workload.model_dump()
-
-
-def test_a_pipeline_without_that_argument_is_told_nothing() -> None:
-    assert find_model("tiny-sd").call == {}
-
-
 def test_a_model_is_as_large_as_all_that_it_loads(flux_family: Path) -> None:
     base, fast = find_model("tiny-flux").files, find_model("tiny-flux-schnell").files
     assert list(base) == list(fast)
@@ -123,10 +111,3 @@ def test_only_diffusers_own_model_classes_are_loaded(own_copy: Path, name: objec
     with pytest.raises(UnusableModel, match=r"config\.json names"):
         load_pipeline(find_model("tiny-flux-schnell"), "cpu")
     assert not marker.exists()
-
-
-def test_truncated_components_are_explained(own_copy: Path) -> None:
-    weights = own_copy / "tiny-flux-schnell" / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(UnusableModel, match="is truncated"):
-        load_pipeline(find_model("tiny-flux-schnell"), "cpu")

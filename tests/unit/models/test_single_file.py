@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -146,16 +145,6 @@ def test_a_damaged_file(served: Hub, pipe: Any, tmp_path: Path) -> None:
         with pytest.raises(UnusableModel, match=f"model.safetensors {says}") as caught:
             checked_request(str(file), "baseline")
         assert caught.value.exit_code == 3
-
-
-def test_other_formats(tmp_path: Path) -> None:
-    for name, says in {
-        "model.ckpt": r"is not a \.safetensors or \.gguf file; vivace loads no pickles",
-        "model.pt": r"is not a \.safetensors or \.gguf file; vivace loads no pickles",
-    }.items():
-        (tmp_path / name).write_bytes(b"...")
-        with pytest.raises(UnusableModel, match=says):
-            find_model(str(tmp_path / name))
 
 
 TEXT = "cond_stage_model.transformer.text_model.embeddings.position_embedding.weight"
@@ -310,25 +299,6 @@ def test_a_flux_transformer_alone_takes_the_rest_from_the_hub(
     assert (located.folder / "transformer" / "config.json").is_file()
     assert find_model(str(file)).defaults["num_inference_steps"] == 28
     assert not {name for name in client.files if name.startswith("transformer/diffusion")}, "not its weights"
-
-
-def test_a_flux_transformer_of_its_true_width_is_left_to_diffusers(
-    client: Hub, flux_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = serve_flux(client, flux_weights, tmp_path)
-    shapes = {FLUX: (1,), "img_in.weight": (3072, 64), "guidance_in.in_layer.weight": (1,)}
-    file = header(tmp_path / "flux1-dev.safetensors", shapes)
-    transformer = load_pipeline(find_model(str(base)), "cpu").transformer
-    calls: list[Any] = []
-
-    def from_single_file(path: str, **arguments: Any) -> Any:
-        calls.append((path, arguments["config"], arguments["subfolder"]))
-        return transformer
-
-    monkeypatch.setattr(FluxTransformer2DModel, "from_single_file", from_single_file)
-    located = find_model(str(file))
-    assert load_pipeline(located, "cpu").transformer is transformer
-    assert calls == [(str(file), str(located.folder), "transformer")]
 
 
 def write_gguf(path: Path, tensors: dict[str, torch.Tensor], kind: str | None = None) -> Path:

@@ -69,13 +69,3 @@ def test_the_next_attention_is_written_while_another_gpu_still_reads_the_one_bef
     assert read.equal(before)
     sent(ahead, 3, *shape)
     assert not read.equal(before), "two ahead: what a barrier keeps from happening"
-
-
-def test_a_forward_begins_with_the_first_buffer_after_a_barrier() -> None:
-    exchange, _ = exchanges()
-    first = sent(exchange, 0, 1, 5, 2, 4).own.data_ptr()
-    assert sent(exchange, 0, 1, 5, 2, 4).own.data_ptr() != first
-    memory: Any = exchange.memory
-    exchange.begin()
-    assert memory.num_barriers == 1
-    assert sent(exchange, 0, 1, 5, 2, 4).own.data_ptr() == first

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from tests import families
 from tests.forked_peers import forked_peers, lives, pids
 from vivace.errors import WorkerError
-from vivace.machinery.multi_gpu.split_tokens import _world_group_unbound
 
 RECIPE = "parallel(cfg)"
 
@@ -88,21 +87,6 @@ def test_a_forgotten_session_is_not_in_the_next_ones_way() -> None:
             families.draw(second)
     finally:
         gc.enable()
-
-
-def test_groups_are_not_split_off_one_that_is_bound_to_a_gpu() -> None:
-    """PyTorch would end a process that was part of another group before."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        world = dist.group.WORLD
-        assert world is not None
-        world.bound_device_id = gpu = torch.device("cuda", 0)
-        with pytest.raises(KeyError), _world_group_unbound():
-            assert world.bound_device_id is None
-            raise KeyError
-        assert world.bound_device_id == gpu
-    finally:
-        dist.destroy_process_group()
 
 
 # Whole processes, whose peers are started as a user's are.

@@ -51,27 +51,6 @@ def denoise(
 COND, UNCOND = ({"text": torch.full((2,), value), "shapes": [1, 2]} for value in (1.0, 2.0))
 
 
-def test_from_the_second_step_on() -> None:
-    peer = Peer()
-    for _ in range(4):
-        assert not torch.cat(peer.step(torch.randn(2), COND, UNCOND)).any()
-    peer.calls.end()
-    assert peer.calls.num_shared == peer.num_computed == 3
-
-
-def test_where_guidance_ends_nothing_more_is_sent() -> None:
-    peer = Peer()
-    for _ in range(2):
-        peer.step(torch.randn(2), COND, UNCOND)
-    for _ in range(3):
-        assert not torch.cat(peer.step(torch.randn(2), COND)).any()
-    assert (peer.calls.num_shared, peer.num_computed) == (1, 2)
-    peer.calls.end()
-    for _ in range(2):
-        peer.step(torch.randn(2), COND, UNCOND)
-    assert peer.calls.num_shared == 2, "of another image"
-
-
 @pytest.mark.parametrize(
     "others",
     [

@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ import vivace
 from tests.families import FAMILIES, build, draw, drawn, modules, psnr, session, upcasting
 from tests.targets import target_of
 from vivace.errors import Unsupported
-from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.tensor_swap import opaque_weight_class
+from vivace.machinery.offloading.offloaded_module import opaque_weight_class
 from vivace.machinery.technique import Machine
 from vivace.measure.accelerator import weights_bytes
 from vivace.techniques import offload
@@ -33,14 +31,6 @@ ORDERS = {
 def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_enable", lambda pipe, *_: ComponentOffloader(pipe, "cpu", pin=False))
     monkeypatch.setattr("vivace.runtime.opening.this_machine", lambda device: GPU)
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def addresses(module: Any) -> list[int]:
@@ -77,25 +67,6 @@ def test_one_component_is_onloaded_at_a_time(family: str) -> None:
         assert onloaded() == []
         assert {name: addresses(part) for name, part in parts.items()} == on_host, "nothing was copied back"
     assert [name for k, name in enumerate(called) if name not in called[:k]] == ORDERS[family]
-
-
-def test_components_before_one_that_is_not_called_are_offloaded() -> None:
-    """A component in the order that this call does not use."""
-    pipe = build("sdxl")
-    offloader = ComponentOffloader(pipe, "cpu", pin=False)
-    pipe.text_encoder._hf_hook.pre_forward(pipe.text_encoder)
-    assert offloader._components["text_encoder"].is_onloaded
-    pipe.unet._hf_hook.pre_forward(pipe.unet)
-    assert [name for name, part in offloader._components.items() if part.is_onloaded] == ["unet"]
-    pipe.maybe_free_model_hooks()
-    assert not offloader.is_in_call
-
-
-def test_pipelines_with_offloaded_components_know_the_device() -> None:
-    pipe = build("sd")
-    ComponentOffloader(pipe, "meta", pin=False)
-    assert pipe._execution_device == torch.device("meta")
-    assert pipe.device == torch.device("cpu"), "between calls"
 
 
 @pytest.mark.parametrize("place", ["unet", "vae", "callback"])
@@ -136,16 +107,6 @@ def test_a_vae_component_that_is_cast_in_the_call(recipe: str) -> None:
     assert dtypes == [torch.float32] * 2
 
 
-def test_encoders_that_are_called_alternately() -> None:
-    """SDXL's are called for the prompt, then for the negative one, for which the first is onloaded again."""
-    pipe = build("sdxl")
-    offloaded = vivace.apply(pipe, "offload(model)")
-    draw(offloaded, negative_prompt="a star")
-    size = {name: sum(t.nbytes for t in (*m.parameters(), *m.buffers())) for name, m in modules(pipe).items()}
-    copied = offloaded.evidence()["weights_copied_per_call_bytes"]
-    assert copied == sum(size.values()) + size["text_encoder"]
-
-
 def test_changes_to_an_offloaded_component_persist() -> None:
     pipe, same = build("sd"), build("sd")
     offloaded, reference = vivace.apply(pipe, "offload(model)"), vivace.apply(same, "baseline")
@@ -175,20 +136,6 @@ def test_tied_weights_stay_tied() -> None:
     t5.encoder.register_forward_pre_hook(look)
     draw(offloaded)
     assert t5.shared.weight.data_ptr() == t5.encoder.embed_tokens.weight.data_ptr() == before
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("recipe", ["", "int8+", "layerwise_casting@text_encoder+"])
-@pytest.mark.exhaustive("layerwise_casting*")
-@pytest.mark.soak
-def test_compiled_code_goes_on_being_used(recipe: str) -> None:
-    reference = drawn("sd", f"{recipe}compile(backend=eager)")
-    torch._dynamo.reset()
-    offloaded = session("sd", f"{recipe}compile(backend=eager)+offload(model)")
-    for _ in range(3):
-        assert np.array_equal(draw(offloaded), reference)
-        assert offloaded.evidence()["compiled_graphs"] == 1
-        assert offloaded.evidence()["graph_breaks"] == 0
 
 
 @pytest.mark.parametrize(
@@ -275,29 +222,3 @@ def test_a_component_called_alone_is_offloaded_too() -> None:
         offloaded.pipe.encode_prompt("a star", "cpu", 1, False)
         assert addresses(offloaded.pipe.text_encoder) != on_host
     assert addresses(offloaded.pipe.text_encoder) == on_host
-
-
-def test_pinned_bytes_of_components_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
-
-    def allocate(size: int) -> Any:
-        pinned.append(size)
-        if len(pinned) == 2:
-            raise RuntimeError("CUDA error: out of memory")
-        return torch.empty(size, dtype=torch.uint8)
-
-    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
-    monkeypatch.setattr(offload, "_enable", lambda pipe, *_: ComponentOffloader(pipe, "cpu", pin=True))
-    reference = drawn("sd")
-    offloaded = session("sd", "offload(model)")
-    (effect,) = offloaded.effects.values()
-    assert 0 < int(effect["page_locked_bytes"]) <= pinned[0]
-    assert effect["rest_not_page_locked"] == "CUDA error: out of memory"
-    assert np.array_equal(draw(offloaded), reference)
-
-    monkeypatch.setattr(
-        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
-    )
-    (effect,) = session("sd", "offload(model)").effects.values()
-    assert "rest_not_page_locked" not in effect
-    assert int(effect["page_locked_bytes"]) >= int(effect["offloaded_bytes"]), "and the buffers"

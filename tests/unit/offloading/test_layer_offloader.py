@@ -1,8 +1,6 @@
 """Offloaded layers, with the CPU as the device: onloading copies, so addresses tell what is onloaded."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,10 @@ from torch.utils._pytree import tree_leaves
 import vivace
 from tests.families import FAMILIES, STEPS, build, draw, drawn, modules, session, upcasting
 from vivace.errors import RecipeError
-from vivace.machinery.offloading import layer_offloader, offloaded_module
+from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.layer_offloader import (
     LayerOffloader,
-    Prefetcher,
     _Batch,
-    is_moved_by_layer,
-    layers_of,
-    layers_to_keep,
 )
 from vivace.machinery.offloading.offloaded_module import OffloadedModule
 from vivace.machinery.technique import Machine
@@ -92,25 +86,6 @@ def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     assert addresses(pipe) == before, "nothing was copied back"
 
 
-def test_a_layer_computes_with_the_copy() -> None:
-    pipe = build("sd")
-    vivace.apply(pipe, "offload(group)")
-    layer = linears(pipe.unet)[3]
-    own, on_host, copies = layer.weight, layer.weight.data_ptr(), []
-    linear = torch.nn.functional.linear
-
-    def look(inputs: Any, weight: Any, *rest: Any) -> Any:
-        if weight is own:
-            copies.append(weight.data_ptr())
-        return linear(inputs, weight, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "linear", look)
-        layer(torch.randn(2, layer.in_features))
-    assert copies
-    assert on_host not in copies
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
     pipe = build("sd")
@@ -171,18 +146,6 @@ def test_layers_of_a_vae_that_is_cast_in_the_call(recipe: str) -> None:
         assert (pipe.vae.dtype, addresses(pipe)) == (torch.float16, on_host)
 
 
-def test_the_vae_is_offloaded_when_a_layer_is_onloaded() -> None:
-    """In image-to-image it encodes before the denoiser works."""
-    pipe = build("sd")
-    vivace.apply(pipe, "offload(group)")
-    on_host = pipe.vae.decoder.conv_in.weight.data_ptr()
-    pipe.vae.decode(torch.zeros(1, pipe.vae.config.latent_channels, 8, 8))
-    assert pipe.vae.decoder.conv_in.weight.data_ptr() != on_host
-    pipe.text_encoder(torch.zeros(1, 4, dtype=torch.long))
-    assert pipe.vae.decoder.conv_in.weight.data_ptr() == on_host
-    pipe.maybe_free_model_hooks()
-
-
 def whole(module: Any) -> int:
     """Its bytes in host memory."""
     return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
@@ -226,23 +189,6 @@ def test_some_layers_stay_while_the_denoiser_works(
         offloaded.evidence()["weights_copied_per_call_bytes"]
     )
     assert saved > (STEPS[family] - 1) * 0.8 * keep if not stream else saved > 0
-
-
-def test_layers_that_stay_are_evenly_spaced() -> None:
-    unet = build("sd").unet
-    chosen = layers_to_keep(unet, whole(unet) / 3)
-    layers = [module for module, _ in layers_of(unet)]
-    places = [layers.index(module) for module, _ in chosen]
-    assert places == sorted(places)
-    for third in range(3):
-        part = slice(third * len(layers) // 3, (third + 1) * len(layers) // 3)
-        assert any(module in layers[part] for module, _ in chosen)
-    assert [module for module, _ in layers_to_keep(unet, 10 * whole(unet))] == [
-        module
-        for module in layers
-        if any(is_moved_by_layer(t) for t in (*vars(module)["_parameters"].values(),) if t is not None)
-    ]
-    assert layers_to_keep(unet, 0) == []
 
 
 def test_keeping_belongs_to_group() -> None:
@@ -351,13 +297,6 @@ def test_layers_prefetched_for_another_step_are_dropped_for_the_vae() -> None:
     assert in_decoder == [0]
 
 
-def test_pipelines_with_offloaded_layers_know_the_device() -> None:
-    pipe = build("sd")
-    LayerOffloader(pipe, "meta", pin=False, prefetch=False)
-    assert pipe._execution_device == torch.device("meta")
-    assert pipe.device == torch.device("cpu"), "between calls"
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.quick("*stream=True)")
 def test_an_adapter_added_between_calls_is_onloaded_too(recipe: str) -> None:
@@ -416,31 +355,6 @@ def test_layers_are_onloaded_one_by_one_behind_a_wrapped_denoiser(made: list[Lay
     assert transformer.x_embedder in called
 
 
-@pytest.mark.soak
-def test_compiled_blocks_are_onloaded_as_one() -> None:
-    counters = torch._dynamo.utils.counters
-    torch._dynamo.reset()
-    counters.clear()
-    reference = draw(session("flux", "compile(backend=eager, blocks=repeated)"))  # not one that was kept
-    graphs = counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
-    counters.clear()
-    offloaded = session("flux", "compile(backend=eager, blocks=repeated)+offload(group)")
-    transformer = offloaded.pipe.transformer
-    layers = dict(layers_of(transformer))
-    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
-    assert [module for module, below in layers.items() if below] == blocks
-    assert not {layer for block in blocks for layer in linears(block)} & set(layers)
-    for _ in range(2):
-        assert np.array_equal(draw(offloaded), reference)
-    assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == graphs
-    torch._dynamo.reset()
-    offloaded.pipe.remove_all_hooks()
-    assert np.array_equal(draw(offloaded), reference)
-    torch._dynamo.reset()
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["int8", "fp8"])
 def test_compiled_blocks_with_quantised_weights_are_onloaded(scheme: str) -> None:
@@ -460,165 +374,6 @@ def test_compiled_blocks_with_quantised_weights_are_onloaded(scheme: str) -> Non
     assert counters["graph_break"] == {}
     assert counters["stats"]["unique_graphs"] == graphs
     torch._dynamo.reset()
-
-
-class _Late:
-    """A stream whose copies are made at the last moment: when another stream waits for them."""
-
-    def __init__(self) -> None:
-        self.copies: list[Any] = []
-        self.num_made = 0
-        self.num_waits = 0
-        self.num_wrongly_begun = 0
-        self.has_come_to_now = False
-
-    @contextmanager
-    def on(self, _: Any) -> Iterator[None]:
-        def later(to: torch.Tensor, tensor: torch.Tensor, **_: Any) -> None:
-            self.num_wrongly_begun += not self.has_come_to_now
-            self.copies.append((to, tensor))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.Tensor, "copy_", later)
-            yield
-
-    def wait_stream(self, _: Any) -> None:
-        self.has_come_to_now = True
-        self.num_waits += 1
-
-    def record_event(self) -> int:
-        return len(self.copies)
-
-    def wait_event(self, event: int) -> None:
-        for to, tensor in self.copies[self.num_made : event]:
-            to.copy_(tensor)
-        self.num_made = max(self.num_made, event)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd", "flux")
-def test_no_layer_reads_a_copy_before_it_is_complete(
-    family: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = drawn(family)
-    offloaded = session(family, "offload(group, stream=True)")
-    stream, empty_like = _Late(), torch.empty_like
-    denoiser = max(
-        modules(offloaded.pipe).values(), key=lambda part: sum(p.nbytes for p in part.parameters())
-    )
-    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", sum(p.nbytes for p in denoiser.parameters()) // 4)
-
-    def unwritten(like: torch.Tensor, **how: Any) -> torch.Tensor:
-        empty = empty_like(like, **how)
-        return empty.fill_(float("nan")) if empty.is_floating_point() and "device" in how else empty
-
-    monkeypatch.setattr(torch, "empty_like", unwritten)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
-    monkeypatch.setattr(torch.cuda, "stream", stream.on)
-    restore = OffloadedModule.restore
-
-    def restore_and_free(part: OffloadedModule) -> None:
-        stream.has_come_to_now = False
-        restore(part)
-
-    monkeypatch.setattr(OffloadedModule, "restore", restore_and_free)
-    prefetcher = made[-1]._prefetcher
-    assert prefetcher is not None
-    prefetcher._stream = stream
-    for _ in range(3):
-        assert np.array_equal(draw(offloaded), reference)
-        assert stream.num_made == len(stream.copies), "nothing was freed while it was written to"
-    assert prefetcher.num_prefetched > 50
-    assert len(stream.copies) >= prefetcher.num_prefetched
-    assert stream.num_waits < len(stream.copies) / 3, "once for several layers"
-    assert not stream.num_wrongly_begun, "in memory that was still in use"
-
-
-@pytest.fixture
-def six() -> list[OffloadedModule]:
-    """Of 1 kB each."""
-    return [OffloadedModule(torch.nn.Linear(256, 1, bias=False), CPU) for _ in range(6)]
-
-
-def work(prefetcher: Prefetcher, order: list[OffloadedModule]) -> list[list[bool]]:
-    """Onload them in this order. Returns which were onloaded while each worked."""
-    states = []
-    for part in order:
-        prefetcher.onload(part)
-        states.append([p.is_onloaded for p in dict.fromkeys(order)])
-        part.offload()
-    return states
-
-
-def test_the_layer_that_followed_is_prefetched(
-    six: list[OffloadedModule], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer_offloader, "PREFETCH_BYTES", 1500)
-    prefetcher = Prefetcher(CPU)
-    alone = work(prefetcher, six)
-    assert [sum(row) for row in alone] == [1] * 6, "nothing is known yet"
-    prefetcher.end_call()
-    assert prefetcher.num_prefetched == 0
-    for _ in range(2):
-        rows = work(prefetcher, six)
-        # Two more than the one that works, until 1500 bytes are prefetched.
-        assert [sum(row) for row in rows] == [3, 3, 3, 3, 2, 1]
-        prefetcher.end_call()
-        assert prefetcher.num_prefetched == 5, "all but the first"
-        assert not any(part.is_onloaded for part in six)
-
-
-def test_a_loop_is_prefetched_across_its_end(six: list[OffloadedModule]) -> None:
-    """Steps of a denoiser that is no larger than what may be prefetched."""
-    prefetcher = Prefetcher(CPU)
-    work(prefetcher, six * 3)
-    assert prefetcher._num_prefetched > 0
-    prefetcher.end_call()
-    work(prefetcher, six * 3)
-    prefetcher.end_call()
-    assert prefetcher.num_prefetched == 3 * 6 - 1, "all but the first"
-    assert not any(part.is_onloaded for part in six)
-
-
-def test_what_is_not_called_is_dropped(six: list[OffloadedModule]) -> None:
-    prefetcher = Prefetcher(CPU)
-    work(prefetcher, six)
-    prefetcher.end_call()
-    a, b, c, d, e, f = six
-    rows = work(prefetcher, [a, b, e, f])  # a step cache skips two
-    assert rows[-1][-1]
-    assert not c.is_onloaded
-    assert not d.is_onloaded
-    prefetcher.end_call()
-    work(prefetcher, [a, b, f, e, a])
-    prefetcher.end_call()
-    assert not any(part.is_onloaded for part in six)
-
-
-def test_one_that_is_called_twice_and_one_that_calls_itself(six: list[OffloadedModule]) -> None:
-    prefetcher = Prefetcher(CPU)
-    a, b, c, *_ = six
-    for _ in range(3):
-        work(prefetcher, [a, b, b, c, b, b, c, a, a])
-        prefetcher.end_call()
-        assert not any(part.is_onloaded for part in six)
-    assert prefetcher.num_prefetched >= 3
-
-    class Nested(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.full((1, 1), 2.0))
-
-        def forward(self, inputs: Any, again: bool = True) -> Any:
-            return self(inputs * self.scale, again=False) if again else inputs * self.scale
-
-    pipe = build("sd")
-    pipe.unet.nested = Nested()
-    vivace.apply(pipe, "offload(group, stream=True)")
-    on_host = pipe.unet.nested.scale.data_ptr()
-    for _ in range(3):
-        assert pipe.unet.nested(torch.ones(1, 1)).item() == 4
-        assert pipe.unet.nested.scale.data_ptr() == on_host
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

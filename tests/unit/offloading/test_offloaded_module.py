@@ -143,25 +143,3 @@ def test_scales_in_attributes_of_a_weight_are_onloaded() -> None:
     assert weight.data_ptr() == before[0]
     after = (outer.absmax, outer.state2.absmax, outer.state2.code, weight.SCB)
     assert all(now is then for now, then in zip(after, before[1:], strict=True))
-
-
-def test_originals_are_freed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host never holds a module twice."""
-    import weakref
-
-    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8, bias=False) for _ in range(5)])
-    originals = [weakref.ref(layer.weight.untyped_storage()) for layer in layers]
-    alive: list[int] = []
-    memory = PinnedMemory(2**20)
-    monkeypatch.setattr(
-        offloaded_module, "_allocate_pinned", lambda size: torch.empty(size, dtype=torch.uint8)
-    )
-    take = memory.pin
-
-    def watched(tensor: Any) -> Any:
-        alive.append(sum(ref() is not None for ref in originals))
-        return take(tensor)
-
-    monkeypatch.setattr(memory, "pin", watched)
-    OffloadedModule(layers, torch.device("cpu")).move_to_host(memory)
-    assert alive == [5, 4, 3, 2, 1]

@@ -10,7 +10,6 @@ import torch
 
 from vivace.machinery.offloading import offloaded_module
 from vivace.machinery.offloading.offloaded_module import PinnedMemory
-from vivace.runtime.memory.weightless import find_weightless
 
 
 @pytest.fixture
@@ -46,28 +45,6 @@ def test_copies_lie_side_by_side_and_are_the_same_tensors() -> None:
     assert memory.num_bytes == sum(t.nbytes for t in tensors)
     assert memory.refused is None
     assert memory.pin(torch.empty(0)) is None
-
-
-@pytest.mark.parametrize("name", ["flux-dev", "sdxl", "sd15"])
-def test_whole_models_lose_little_between_the_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-
-    def allocate(size: int) -> Any:
-        sizes.append(size)
-        return torch.empty(size, dtype=torch.uint8, device="meta")
-
-    monkeypatch.setattr(offloaded_module, "_allocate_pinned", allocate)
-    pipe = find_weightless(name).build()
-    parts = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    weights = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
-    whole = sum(tensor.nbytes for tensor in weights)
-    memory = PinnedMemory(whole)
-    for tensor in weights:
-        memory.pin(tensor.detach())
-    assert memory.num_bytes == whole
-    assert all(size.bit_count() == 1 for size in sizes), "PyTorch would round them up to a power of two"
-    assert memory.allocated_bytes == sum(sizes) < 1.03 * whole
-    assert max(sizes) <= 2**28
 
 
 def test_a_host_that_has_no_more_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.chrome_trace import read_chrome_trace
 from vivace.measure.profiling import breakdown
-from vivace.measure.profiling.breakdown import family_of, family_of_kernel
+from vivace.measure.profiling.breakdown import family_of
 from vivace.measure.profiling.trace import Trace
 
 CUDA = 1
@@ -135,15 +135,6 @@ def test_compiling_inside_the_call_is_seen() -> None:
     assert read_chrome_trace([*EVENTS, after]).compiling == []
 
 
-def test_thinning_keeps_the_peak_and_the_end() -> None:
-    points = [(k / 1000, k % 7) for k in range(1000)]
-    points[500] = (0.5, 99)
-    thinned = breakdown.thinned(points, 50)
-    assert len(thinned) <= 50
-    assert (0.5, 99) in thinned
-    assert thinned[-1] == points[-1]
-
-
 @pytest.mark.parametrize(
     ("name", "family"),
     [
@@ -169,11 +160,3 @@ def test_thinning_keeps_the_peak_and_the_end() -> None:
 )
 def test_families(name: str, family: str | None) -> None:
     assert family_of(name) == family
-
-
-def test_copies_and_collectives_tell_what_they_are() -> None:
-    assert family_of_kernel("Memcpy HtoD (Pinned -> Device)", "GEMM") == "copy"
-    assert family_of_kernel("ncclDevKernel_AllGather_RING_LL", "GEMM") == "communication"
-    assert family_of_kernel("splitKreduce_kernel", "attention") == "attention"
-    assert family_of_kernel("splitKreduce_kernel", None) == "GEMM"
-    assert family_of_kernel("unknown", None) == "other"

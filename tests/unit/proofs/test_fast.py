@@ -9,8 +9,7 @@ import pytest
 from tests import proved
 from tests.images_server import serving
 from tests.proved import PROMPTS, SHAPES, answer
-from tests.unit.load_testing.test_aiperf import POISSON, record, run_of
-from vivace.errors import StoreError, UsageError
+from vivace.errors import UsageError
 from vivace.proofs.checks.pair_figures import PairFigures, ReadImage
 from vivace.proofs.sides.proof_store import KeptImage
 from vivace.proofs.verdicts.fast import speed
@@ -112,19 +111,3 @@ def test_endpoints_are_put_under_load_with_the_same_requests(tmp_path: Path) -> 
 def test_loads_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither A nor B is an images endpoint"):
         raise prove(tmp_path, SHAPES, SHAPES, "--requests", "8").exception
-    with pytest.raises(UsageError, match="--aiperf-b: B is not an images endpoint but python"):
-        raise prove(tmp_path, SHAPES, SHAPES, "--aiperf-b", str(tmp_path)).exception
-    with serving() as server, pytest.raises(StoreError, match="holds no run of AIPerf"):
-        raise prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(tmp_path)).exception
-
-
-def test_a_run_of_aiperf_stands_beside_the_images(tmp_path: Path) -> None:
-    folder = tmp_path / "aiperf"
-    folder.mkdir()
-    run_of(folder, [POISSON], [record(0.25 * k, 0.0, 0.3) for k in range(40)])
-    with serving() as server:
-        result = prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(folder), "--format", "json")
-        again = prove(tmp_path, SHAPES, server.url, "--aiperf-b", str(folder), "--reuse")
-    (load,) = answer(result)["speed"]["loads"]
-    assert (load["side"], load["rate"], load["requests"]) == ("B", 4.0, 40)
-    assert "B, users (4/s) by AIPerf" in again.stdout

@@ -9,7 +9,7 @@ import pytest
 from tests import drawn_words, proved
 from vivace.errors import Unsupported, UsageError
 from vivace.proofs.verdicts import as_good
-from vivace.proofs.verdicts.legible import find_reader, share_missed, words_of
+from vivace.proofs.verdicts.legible import share_missed, words_of
 
 WORDS = [
     "OPEN 24 HOURS",
@@ -106,19 +106,6 @@ def test_few_prompts_and_an_illegible_reference_cannot_tell(
     assert "legible" not in blind["claims"]
 
 
-def test_words_that_are_read_in_no_image_tell_nothing(
-    tmp_path: Path, reader: drawn_words.PixelReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = reader.read
-    monkeypatch.setattr(reader, "read", lambda image: "" if "ПРИВЕТ" in read(image) else read(image))
-    prompts = [*PROMPTS, "плакат «ПРИВЕТ»"]
-    proof = proof_of(tmp_path, A, A, prompts=prompts)
-    assert "1 prompt asks for words of which no letter is read in any image" in proof["notes"]
-    assert len(proof["words"]["pairs"]) == len(PROMPTS)
-    proof = proof_of(tmp_path, A, A, prompts=prompts[-1:])
-    assert proof["answers"]["legible"]["verdict"] == "not checked"
-
-
 def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,16 +119,3 @@ def test_without_a_reader_the_command_to_install_it_is_said_where_words_are_aske
         raise prove(tmp_path, A, A, "--claim", "legible").exception
     with pytest.raises(UsageError, match="put them in quotes"):
         raise prove(tmp_path, A, A, "--claim", "legible", prompts=["a cat"]).exception
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_rapidocr_reads_rendered_words(tmp_path: Path) -> None:
-    reader = find_reader(threads=1)
-    if reader is None:
-        pytest.skip("rapidocr is not installed; the other tests have a reader of their own")
-    for prompt, words in zip(PROMPTS[:4], WORDS, strict=False):
-        assert share_missed((words,), reader.read(drawn_words.draw(prompt, 0))) == 0
-        assert share_missed((words,), reader.read(drawn_words.draw_illegible(prompt, 0))) > 0.5
-    proof = proof_of(tmp_path, A, DAMAGED, "--claim", "legible")
-    assert proof["exit_code"] == 1
-    assert proof["words"]["a_missed"] < 0.02

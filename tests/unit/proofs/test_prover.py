@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 import vivace
-from tests.drawn_shapes import draw
 from tests.proved import PROMPTS, SHAPES, prove
 from vivace.errors import Unsupported, UsageError
 from vivace.proofs.sides.plan import DrawRequest, prepare
@@ -120,16 +117,3 @@ def test_what_is_no_recipe_is_asked_for_what_the_recipe_draws(recipe: str, asked
     assert own.num_inference_steps == 25, "each recipe draws with its own"
     given = DrawRequest(prompts=(PROMPT,), num_inference_steps=7)
     assert prepare(shapes, "tiny-sd:baseline", given).settings.num_inference_steps == 7
-
-
-def test_folders_and_functions_tell_their_own(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    facts = PngInfo()
-    for name, value in {"num_inference_steps": "9", "guidance_scale": "3.5", "size": "96x96"}.items():
-        facts.add_text(name, value)
-    picture: Image.Image = draw(PROMPT, 0)
-    picture.save(folder / "x.png", pnginfo=facts)
-    proof = proof_of(str(folder), "python:tests.drawn_shapes:draw_soft_if_tall", tmp_path / "store")
-    assert proof.settings["a"] == {"width": 96, "height": 96, "num_inference_steps": 9, "guidance_scale": 3.5}
-    assert proof.settings["b"] == {"width": 96, "height": 96}

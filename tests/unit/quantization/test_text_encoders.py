@@ -8,7 +8,6 @@ import torch
 from tests import flow_models
 from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import GPU, capture
-from vivace.techniques import cuda_graph
 from vivace.techniques.cuda_graph import CudaGraph
 
 MODELS = {
@@ -46,7 +45,7 @@ def test_fp8_goes_with_graphs_and_without_what_nothing_reads(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each token has a scale of its own, so padding does not change that of others."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     recipe = "bf16+trim_text+quantize(fp8)@text_encoder"
     expected = embedded(flow_models.session(model, recipe))
     session = flow_models.session(model, recipe)

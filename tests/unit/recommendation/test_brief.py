@@ -127,19 +127,6 @@ def test_a_file_in_fp8_stays_in_fp8(tmp_path: Path) -> None:
     assert (vivace.recommend(path, gpu="H200", store=()).recipe or "").startswith("fused(fp8")
 
 
-def test_a_gguf_file_is_answered_by_its_header(tmp_path: Path) -> None:
-    path = str(write_gguf(tmp_path))
-    large, small = (vivace.recommend(path, gpu=gpu, store=()) for gpu in ("RTX 4090", "RTX 3060 12GB"))
-    assert large.published_bytes == pytest.approx(24.4e9, rel=0.02), (
-        "12 GB of the file, and the text encoders"
-    )
-    assert (large.recipe, small.recipe) == ("offload(model)", "offload(group)")
-    assert large.chosen is not None
-    assert large.chosen.latency is not None
-    plain = vivace.recommend("flux-dev", gpu="RTX 4090", store=()).figures("offload(model)")
-    assert plain is None or large.chosen.latency.point > plain.score.point
-
-
 def test_what_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = str(vivace.recommend("cogview4-6b", gpu="RTX 4060 Ti", store=())).splitlines()
     assert lines[0] == "cogview4-6b on RTX 4060 Ti (8 GB): does not fit as published"

@@ -9,20 +9,20 @@ import pytest
 
 import vivace
 from tests.typed import typed
-from tests.unit.recommendation.files import write_folder, write_fp8, write_gguf, write_sdxl, write_unet
+from tests.unit.recommendation.files import write_folder, write_gguf, write_sdxl, write_unet
 from vivace.architectures import CATALOGUE
 from vivace.cli import app
 from vivace.cli.measuring.bench_endpoint import bench_endpoint
 from vivace.evidence.recommendation import Recommendation
-from vivace.evidence.recommendation.advise import prediction_of, recommend_for
+from vivace.evidence.recommendation.advise import recommend_for
 from vivace.evidence.recommendation.predicted import Card, typical_gpu
 from vivace.evidence.recommendation.row_filter import refused
-from vivace.foundation.hardware import CHIPS, Near, counted, known_gpu, named_gpu, near
+from vivace.foundation.hardware import CHIPS, Near, counted, known_gpu, near
 from vivace.foundation.stats import Gate
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, largest_encoder, need_of
 from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.remembered import footprints, predicted
+from vivace.runtime.memory.remembered import footprints
 from vivace.runtime.memory.weightless import find_weightless
 
 ROOT = Path(__file__).parents[3]
@@ -102,8 +102,8 @@ def test_an_answer_is_sound(model: str) -> None:
         assert_sound(vivace.recommend(model, gpu=gpu, store=()), model, gpu)
 
 
-def test_an_answer_is_sound_on_every_chip() -> None:
-    for gpu in CHIP_NAMES:
+def test_an_answer_is_sound_on_every_generation() -> None:
+    for gpu in {chip.capability: chip.name for chip in CHIPS}.values():
         assert_sound(vivace.recommend("flux-dev", gpu=gpu, store=()), "flux-dev", gpu)
 
 
@@ -112,14 +112,6 @@ def test_an_answer_is_sound_on_every_chip() -> None:
 def test_all_answers_are_sound(gpu: str) -> None:
     for model in MODELS:
         assert_sound(vivace.recommend(model, gpu=gpu, store=()), model, gpu)
-
-
-@pytest.mark.parametrize("model", ["sdxl", "flux-dev", "z-image-turbo", "qwen-image"])
-def test_plan_ranks_as_recommend_does(model: str) -> None:
-    for gpu in ("H200", "A100 80GB", "RTX 4090", "RTX 4070", "T4"):
-        answer, named = vivace.recommend(model, gpu=gpu, store=()), named_gpu(gpu)
-        plan = recommend_for(model, footprints()[model], Card(named, named.memory_bytes))
-        assert (plan.recipe, plan.ranking) == (answer.recipe, answer.ranking)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +137,6 @@ def test_a_gguf_file_is_planned_by_its_header(tmp_path: Path) -> None:
     assert denoiser.num_bytes == pytest.approx(11.9e9, rel=0.01)
     assert plain.model_bytes - planned.model_bytes == pytest.approx(23.8e9 - 11.9e9, rel=0.02)
     assert vivace.recommend(path, gpu="H200", store=()).published_bytes == planned.needed_bytes
-
-
-def test_a_file_in_fp8_says_how_it_is_counted(tmp_path: Path) -> None:
-    assert "loaded and computed with in bf16" in find_weightless(str(write_fp8(tmp_path))).note
 
 
 @pytest.mark.parametrize(
@@ -209,22 +197,6 @@ def test_a_size_alone_means_a_usual_gpu_of_that_size(gigabytes: int) -> None:
     assert plan.chosen.peak_bytes + RESERVE_BYTES <= gigabytes * 1e9
     answer = vivace.recommend("flux-dev", gpu=gpu.name, max_memory=gigabytes - RESERVE_BYTES / 1e9, store=())
     assert answer.recipe == plan.recipe
-
-
-def test_a_card_and_its_size_say_the_same() -> None:
-    """recommend said offload(group), at 0.40 times the speed of a baseline that does not fit, and plan nf4."""
-    answer = vivace.recommend("flux-dev", gpu="RTX 4070", max_memory="12GB", store=())
-    by_size = recommend_for(
-        "flux-dev", footprints()["flux-dev"], Card(typical_gpu(12e9), 12e9, is_typical=True)
-    )
-    assert answer.recipe == by_size.recipe
-    assert answer.recipe is not None
-    assert "quantize" in answer.recipe
-    assert "fits with this recipe" in str(answer).splitlines()[0]
-    assert answer.sure == "low"
-    assert len(answer.next) == 1
-    assert answer.next[0].startswith("vivace bench --model flux-dev --recipe")
-    assert "--recipe baseline" not in answer.next[0]
 
 
 def test_a_record_of_few_steps_is_taken_at_the_models_own_number() -> None:
@@ -314,15 +286,3 @@ def test_estimates_are_what_plan_predicts(model: str) -> None:
 def test_a_shipped_prediction_is_still_right() -> None:
     """The smallest stands for all; `make test` of everything predicts more."""
     assert predict(find_weightless("sd15"), resolve("baseline")) == footprints()["sd15"]
-
-
-def test_a_cuda_graph_counts_a_steps_activations_once_more() -> None:
-    model = find_weightless("tiny-sd")
-    published = predicted(model, resolve("baseline"))
-    graph = resolve("bf16+cuda_graph")
-    rest = predicted(model, resolve("bf16"))
-    activations = rest.peak_bytes - rest.model_bytes
-    estimate = prediction_of(model, graph, published, None)
-    assert (estimate.recipe, estimate.peak_bytes) == (graph.text, rest.peak_bytes + activations)
-    recorded = prediction_of(model, graph, published, 5e9)
-    assert recorded.peak_bytes == 5_000_000_000 + activations

@@ -19,7 +19,6 @@ from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
 from vivace.evidence.recommendation import Recommendation
 from vivace.evidence.recommendation.predicted import chip_limit
-from vivace.evidence.tables import EvidenceTable
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
 
@@ -41,56 +40,6 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
         for word, value in itertools.pairwise(words):
             if word == "--recipe":
                 resolve(value)
-
-
-def test_what_gains_more_on_the_same_generation_is_told_and_asked_for_next() -> None:
-    """The user's record on this GPU is followed, and the better recipe that its sister was measured with not hidden."""
-    here = [
-        table(evidence(recipe, 1.1 + k / 10), gpu="NVIDIA H100 80GB HBM3", place=f"{k}.json")
-        for k, recipe in enumerate(("compile", "bf16+compile", "int8+compile", "tf32+compile"))
-    ]
-    sister = table(
-        evidence("fp8_static+compile", 1.9), kind="committed", gpu="NVIDIA H200", place="h200.json"
-    )
-    other = table(evidence("fp8+compile", 2.5), kind="committed", gpu="NVIDIA A100", place="a100.json")
-    answer = ask(*here, sister, other, gpu="H100")
-    assert "h200.json" in [row.basis.place for row in answer.elsewhere]
-    assert "a100.json" not in [row.basis.place for row in answer.elsewhere]
-    assert "'quantize(fp8_static)+compile'" in answer.next[0]
-    slower = table(
-        evidence("fp8_static+compile", 1.2), kind="committed", gpu="NVIDIA H200", place="h200.json"
-    )
-    assert "h200.json" not in [row.basis.place for row in ask(*here, slower, gpu="H100").elsewhere]
-    shipped = table(
-        evidence("compile", 1.3), kind="committed", gpu="NVIDIA H100 80GB HBM3", place="h100.json"
-    )
-    followed = ask(shipped, sister, slower, other, gpu="H100")
-    assert followed.basis is not None
-    assert followed.basis.place == "h200.json", "vivace's own record of a sister is followed"
-    assert ask(shipped, slower, gpu="H100").recipe == "compile"
-
-
-def test_gains_over_one_baseline_are_compared_over_it() -> None:
-    """The model as published waits for the host, whose speed is not the GPU's."""
-
-    def of(gpu: str, recipe: str, gain: float, published: float, kind: str) -> EvidenceTable:
-        rows = (
-            evidence("cuda_graph"),
-            evidence("baseline", published),
-            evidence(f"{recipe}+cuda_graph", gain),
-        )
-        return table(*rows, kind=kind, gpu=gpu, place=gpu, baseline="cuda_graph")
-
-    here = of("NVIDIA H200", "compile", 1.3, 0.5, "own")
-    sister = of("NVIDIA H100", "fp8_static+compile", 1.6, 0.8, "committed")
-    answer = ask(here, sister, gpu="H200")
-    assert answer.recipe == "compile+cuda_graph"
-    assert "'quantize(fp8_static)+compile+cuda_graph'" in answer.next[0], "1.6 is more than 1.3"
-
-
-def test_a_tie_in_own_records_asks_for_more_rounds() -> None:
-    answer = ask(table(evidence("fuse_qkv+compile", 1.52, 0.02), evidence("compile", 1.5, 0.02)))
-    assert answer.next[-1].endswith("--rounds 4")
 
 
 @pytest.fixture

@@ -2,15 +2,11 @@
 
 import pytest
 
-from tests.make import make_record, make_round
 from tests.unit.recommendation.tables import ask, evidence, table
 from vivace.evidence.committed import committed_tables
-from vivace.evidence.measured import table_of
 from vivace.evidence.tables import JudgedQuality
 from vivace.foundation.spec.limits import Limits
-from vivace.foundation.spec.record import Round
 from vivace.foundation.stats import Gate, Interval
-from vivace.report.rows import rows_of
 
 
 def test_a_recipe_that_the_asked_gpu_cannot_run_is_left_out() -> None:
@@ -140,16 +136,6 @@ def test_fewer_steps_of_another_number_of_steps_are_another_share() -> None:
     ]
 
 
-def test_operations_that_were_counted_are_no_times() -> None:
-    counted = evidence(
-        "steps(14)", 1.9, judged=JudgedQuality(gate=Gate.PASSED), is_counted=True, latency=None
-    )
-    answer = ask(table(counted, kind="committed"))
-    assert (answer.recipe, answer.sure) == ("steps(14)", "low")
-    assert "counted and not timed" in answer.doubts[0]
-    assert "an image instead of" not in answer.explain()
-
-
 def test_committed_images_are_held_to_the_limits_that_are_asked() -> None:
     kept = JudgedQuality(gate=Gate.FAILED, reason="below 99 %", clip=Interval(0.96, 0.94, 0.98))
     rows = (
@@ -163,57 +149,3 @@ def test_committed_images_are_held_to_the_limits_that_are_asked() -> None:
     assert strict.recipe == "baseline"
     lost = rows[0].model_copy(update={"judged": kept.model_copy(update={"is_lost": True})})
     assert ask(table(lost, kind="committed"), limits=Limits(clip=0.9)).recipe == "baseline"
-
-
-def test_disturbed_times_are_not_compared() -> None:
-    def at(python_ms: float, *times: float) -> tuple[Round, ...]:
-        rounds = (make_round(index, times) for index in range(2))
-        return tuple(r.model_copy(update={"conditions": {"python_ms": python_ms}}) for r in rounds)
-
-    records = [
-        make_record("baseline", *at(4.0, 1.0, 1.01, 0.99)),
-        make_record("compile", *at(2.0, 0.5, 0.51, 0.49)),
-    ]
-    evidence_table = table_of("own", "here", rows_of(records))
-    answer = ask(evidence_table, model="tiny-sd", gpu=None)
-    assert answer.recipe is None, "nothing is compared"
-    (out,) = answer.left_out
-    assert (out.recipe, out.kind) == ("compile", "no figure")
-    assert "disturbed its times" in out.why
-    memory = ask(evidence_table, model="tiny-sd", gpu=None, goal="memory")
-    assert memory.ties, "memory is not disturbed"
-    assert memory.next[0].endswith("--rerun")
-    assert ask(evidence_table, model="tiny-sd", gpu=None, goal="stability").recipe is None
-
-
-def test_with_random_weights_a_threshold_decides_on_noise() -> None:
-    record = make_record("first_block_cache(0.3)", make_round(0))
-    random = record.trial.model.model_copy(update={"name": "synthetic:flux-dev", "source": "synthetic"})
-    record = record.model_copy(update={"trial": record.trial.model_copy(update={"model": random})})
-    (row,) = table_of("own", "here", rows_of([record])).rows
-    assert (row.outcome, row.is_known) == ("untrusted", False)
-    assert "decides on noise" in row.reason
-
-
-def test_a_cpu_that_changed_matters_only_while_the_gpu_waits() -> None:
-    """The GPU's busy time bounds what the CPU's speed can have done to a speed-up."""
-
-    def at(python_ms: float, busy_s: float, *times: float) -> tuple[Round, ...]:
-        rounds = (make_round(index, times) for index in range(2))
-        update = {"conditions": {"python_ms": python_ms}, "gpu_busy_s": busy_s}
-        return tuple(r.model_copy(update=update) for r in rounds)
-
-    records = [
-        make_record("baseline", *at(2.0, 0.99, 1.0, 1.01, 0.99)),
-        make_record("compile", *at(4.0, 0.4, 0.5, 0.51, 0.49)),
-    ]
-    plain = rows_of([records[0], make_record("compile", *at(2.0, 0.4, 0.5, 0.51, 0.49))])[1].speedup
-    _, row = table_of("own", "here", rows_of(records)).rows
-    assert row.gain is not None
-    assert plain is not None
-    assert (row.gain.point, row.gain.low) == (plain.point, plain.low)
-    # 0.1 s of waiting would be 0.05 s at the baseline's speed: 0.45 instead of 0.5 s.
-    assert row.gain.high == pytest.approx(plain.high * 0.5 / 0.45)
-    assert "the GPU was busy 80 % of the time" in row.note
-    answer = ask(table_of("own", "here", rows_of(records)), model="tiny-sd", gpu=None)
-    assert answer.recipe == "compile"

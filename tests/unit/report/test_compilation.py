@@ -57,26 +57,3 @@ def test_without_a_gain_it_never_is() -> None:
         assert row.compilation is not None
         assert row.compilation.break_even_images is None
         assert "never paid back: no gain over the baseline was shown" in paid_back(row)
-
-
-def test_code_from_disk_is_not_called_compiling() -> None:
-    _, row = rows(compiled(0, FAST, 3.5, 2, 0), compiled(1, FAST, 3.5, 2, 0))
-    assert paid_back(row) == (
-        "the first call took 3.00 s longer than later ones, with code from the disk cache; paid back from image 6 on"
-    )
-    _, partly = rows(compiled(0, FAST, 3.5, 1, 1), compiled(1, FAST, 3.5, 2, 0))
-    assert paid_back(partly).startswith("compiling took 3.00 s, 3.00 s from")
-
-
-def test_recipes_that_compile_nothing_say_nothing() -> None:
-    _, row = rows(make_round(0, FAST), make_round(1, FAST))
-    assert row.compilation is None
-    assert paid_back(row) == ""
-    assert row.to_json()["compilation"] is None
-
-
-def test_a_faster_first_call_is_paid_back_at_once() -> None:
-    _, row = rows(compiled(0, FAST, 0.4, 1, 0), compiled(1, FAST, 0.4, 1, 0))
-    assert row.compilation is not None
-    assert row.compilation.seconds == 0
-    assert row.compilation.break_even_images == 1

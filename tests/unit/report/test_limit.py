@@ -1,16 +1,12 @@
 """How far a row is from its device's limit."""
 
-import csv
-import io
 from typing import Any
 
 import pytest
 
 from tests.make import make_record, make_round
-from vivace.answers.data import written
 from vivace.foundation.spec.ceilings import Ceiling, Ceilings, ComponentWork, Work
 from vivace.report.rows import Row, rows_of
-from vivace.report.run_answer import answer_of
 from vivace.report.usage import no_limit, usage_table
 
 CEILINGS = Ceilings(
@@ -90,27 +86,6 @@ def test_faster_than_the_limit_is_an_error_and_is_not_clipped(
     assert row.limit.share == pytest.approx(0.35 / total_s)
     assert row.limit.kernels_s == pytest.approx(busy_s - 0.35)
     assert any(warning.startswith(message) for warning in row.warnings)
-
-
-def test_on_a_cpu_the_rest_is_not_divided() -> None:
-    limit = row_of(busy_s=None).limit
-    assert limit is not None
-    assert limit.share == pytest.approx(0.35)
-    assert (limit.kernels_s, limit.gaps_s, limit.outside_s) == (None, None, None)
-
-
-def test_without_ceilings_the_columns_are_empty() -> None:
-    row = row_of(None)
-    assert row.limit is None
-    (cells,) = csv.DictReader(io.StringIO(written(answer_of([row]), "csv")))
-    for column in (
-        "limit_s",
-        "limit_share",
-        "lost_to_kernels_s",
-        "launch_gaps_s",
-        "outside_components_s",
-    ):
-        assert cells[column] == ""
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.answers.data import written
-from vivace.answers.formatting import ratio, seconds
-from vivace.answers.terminal import table_lines as table_lines_of
-from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, Outcome, Record, Round
+from vivace.foundation.spec.record import Outcome, Record, Round
 from vivace.foundation.stats import Verdict
 from vivace.report.rows import rows_of, shared_warnings
-from vivace.report.run_answer import answer_of, results_table
-from vivace.report.summary import headline, particulars, summary
+from vivace.report.run_answer import answer_of
+from vivace.report.summary import summary
 
 FAST = (0.5, 0.51, 0.49, 0.5)
 SLOW = (1.0, 1.02, 0.98, 1.0)
@@ -78,15 +76,6 @@ def test_the_verdict_claims_no_more_than_the_intervals_allow() -> None:
     assert rows_of([broken, *records()[1:]])[1].speedup is None
 
 
-def test_the_fastest_names_those_it_cannot_be_told_from() -> None:
-    close = make_record("bf16", make_round(0, (0.49, 0.52, 0.5, 0.51)), make_round(1, FAST))
-    rows = rows_of([*records()[:2], close])
-    assert headline(rows) == f"tiny_vae was the fastest: {ratio(rows[1].speedup)} the speed of baseline."
-    assert particulars(rows)[0] == "Within the noise dtype(bf16) is as fast."
-    far = make_record("bf16", make_round(0, (0.8, 0.81, 0.79, 0.8)), make_round(1, (0.8, 0.81, 0.79, 0.8)))
-    assert summary(rows_of([*records()[:2], far])).startswith("tiny_vae is the fastest: ")
-
-
 def test_a_row_of_another_speed_of_the_cpu_has_no_verdict() -> None:
     def at(python_ms: float) -> tuple[Round, ...]:
         return tuple(
@@ -126,56 +115,10 @@ def test_the_interval_of_a_busy_gpu_allows_for_a_changed_cpu(busy_s: float | Non
         assert "busy 90% of the time" in row.warnings[-1]
 
 
-def test_csv_says_what_was_measured() -> None:
-    _, fast, failed = csv.DictReader(io.StringIO(written(answer_of(rows_of(records())), "csv")))
-    assert (fast["batch"], fast["height"], fast["num_inference_steps"], fast["text"]) == (
-        "1",
-        "128",
-        "25",
-        "prompts",
-    )
-    assert float(fast["step_s"]) == pytest.approx(0.5 * 0.8 / 25, rel=0.01)
-    assert (fast["rounds"], fast["n"], fast["p90_s"]) == ("2", "8", "")
-    assert failed["batch"] == "1"
-
-
-def test_the_time_in_which_the_gpu_is_busy() -> None:
-    rounds = [
-        make_round(i, SLOW).model_copy(update={"gpu_busy_s": busy}) for i, busy in enumerate((0.6, 0.8))
-    ]
-    (row,) = rows_of([make_record("baseline", *rounds)])
-    assert row.gpu_busy_s == pytest.approx(0.7)
-    assert "GPU busy" in written(answer_of([row]), "table")
-    assert row.to_json()["gpu_busy_s"] == row.gpu_busy_s
-    assert rows_of([make_record("baseline")])[0].gpu_busy_s is None
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0052, "5.20 ms"), (0.9, "0.900 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s")],
-)
-def test_seconds(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
 def test_one_round_says_so() -> None:
     _, row = rows_of([make_record("baseline", make_round(0, SLOW)), make_record("bf16", make_round(0, FAST))])
     assert row.warnings == ("one round only: differences under 10 % cannot be told from drift",)
     assert row.verdict is Verdict.FASTER, "twice as fast is more than drift"
-
-
-def test_no_line_of_a_terminal_tears_a_technique_apart() -> None:
-    """The recipe is longer than a line, in the table and in the note below it."""
-    techniques = ["tiny_vae", "dtype(bf16)", "channels_last", "attention(math)", "steps(12)", "guidance(2.5)"]
-    techniques += ["fuse_qkv", "cfg_cutoff(0.4)", "vae_slicing"]
-    long = make_record("steps(12)", make_round(0, FAST).model_copy(update={"warnings": ("hot " * 20,)}))
-    recipe = long.trial.recipe.model_copy(update={"text": "+".join(techniques)})
-    long = long.model_copy(update={"trial": long.trial.model_copy(update={"recipe": recipe})})
-    assert len(recipe.text) > 80
-    text = "\n".join(line for line, _ in table_lines_of(results_table(rows_of([records()[0], long])), 80))
-    assert max(map(len, text.splitlines())) <= 80
-    for technique in techniques:
-        assert text.count(technique) == 2, technique
 
 
 def test_random_weights_are_said_in_every_row() -> None:
@@ -211,14 +154,6 @@ def test_a_cpu_that_became_slower_is_told_beside_what_suffers() -> None:
     lost_round = lost.rounds[0].model_copy(update={"conditions": {"python_ms": 9.0}})
     (_, row) = rows_of([baseline, lost.model_copy(update={"rounds": (lost_round,)})])
     assert row.warnings == (), "it has no time that could be wrong"
-
-
-def test_graphs_that_were_captured_during_the_timed_calls_are_told() -> None:
-    captured = make_round(0).model_copy(update={"evidence": {CAPTURED_WHILE_TIMED: 3}})
-    plain, row = rows_of([make_record("baseline", make_round(0)), make_record("bf16", captured)])
-    assert not [warning for warning in plain.warnings if "CUDA graph" in warning]
-    (line,) = [warning for warning in row.warnings if "CUDA graph" in warning]
-    assert line.startswith("3 CUDA graphs captured during the timed calls, which made them longer")
 
 
 def held_up(share: float) -> Round:

@@ -5,10 +5,7 @@ import io
 import itertools
 import json
 
-import pytest
-
 from tests.make import make_record, make_round
-from tests.pages import Page
 from vivace.answers.answer import Answer, Bar, Bars, ImageGrid, Plot, Table
 from vivace.answers.plots import DrawnBar, draw, draw_bars
 from vivace.foundation.spec.figures import ImageFigures, NoiseFloor, QualityPass
@@ -16,8 +13,8 @@ from vivace.foundation.spec.limits import Limits
 from vivace.foundation.spec.record import ImageRecord, Outcome, Record
 from vivace.report import Row, rows_of
 from vivace.report.run_answer import answer_of
-from vivace.report.run_charts import calls, memory_plot, plots, stages, waterfall
-from vivace.report.run_images import MAX_ROWS, image_grid
+from vivace.report.run_charts import memory_plot, plots, waterfall
+from vivace.report.run_images import image_grid
 from vivace.report.summary import summary
 
 SCORER = "clip@1"
@@ -174,39 +171,6 @@ def test_what_several_rows_share_is_said_once() -> None:
     assert not any(row.notes for row in results(answer_of(blind)).rows)
 
 
-def test_the_limits_and_the_noise_floor_are_said() -> None:
-    base, other, again = drawn("baseline"), drawn("bf16"), drawn("attention(math)")
-    rows = judged(
-        (base, figures(base, kept=1.0) + figures(again, ssim=0.95, kept=1.0)),
-        (other, figures(other, kept=1.0)),
-        floor=NoiseFloor(recipe="attention(math)", pictures=again.rounds[0].pictures),
-        limits=Limits(match=0.85, ssim=0.8, psnr_db=20, clip=0.9),
-    )
-    answer = answer_of(rows)
-    text = " ".join(block for block in answer.blocks() if isinstance(block, str))
-    assert all(
-        part in text
-        for part in ("90 % of the baseline’s CLIP margin", "match of at least 0.85", "SSIM of at")
-    )
-    assert any(
-        note.startswith("noise floor, the baseline against itself (attention(math)") for note in answer.notes
-    )
-
-
-def test_what_a_reader_must_know_before_quoting_a_number() -> None:
-    answer = answer_of(rows_of([make_record("baseline"), timed("steps(10)", 0.5)]))
-    assert any("say nothing about SDXL" in note for note in answer.notes)
-    assert any(
-        "resident set" in block and "350 MB" in block for block in answer.blocks() if isinstance(block, str)
-    )
-    assert column(results(answer), "recipe")[1][1] == "changes the image"
-    assert column(
-        results(answer_of(rows_of([make_record("baseline", make_round(0, times=(1.0,)))]))), "s/image"
-    )[0][1].startswith("no interval")
-    page = Page.of(answer)
-    assert {"unclear", "unsupported", "no effect"} <= {dt.text for dt in page.all("dt")}
-
-
 def test_the_answer_is_the_summary_and_its_data_are_the_rows() -> None:
     rows = with_quality()
     answer = answer_of(rows, reproduce="vivace bench")
@@ -216,20 +180,6 @@ def test_the_answer_is_the_summary_and_its_data_are_the_rows() -> None:
     table, rows_json = answer.files
     assert len(list(csv.DictReader(io.StringIO(table.text)))) == len(rows)
     assert json.loads(rows_json.text) == json.loads(json.dumps(answer.data))
-
-
-def test_all_figures_of_the_images_are_there_to_read() -> None:
-    base, other = drawn("baseline"), drawn("tiny_vae")
-    answer = answer_of(judged((base, figures(base)), (other, figures(other))))
-    (table,) = [b for b in answer.blocks() if isinstance(b, Table) and b.columns[-1].name == "sharpness"]
-    assert dict(zip((c.name for c in table.columns), (c.text for c in table.rows[1].cells), strict=True)) == {
-        "recipe": "tiny_vae",
-        "identical": "0 of 8",
-        "match": "0.900",
-        "SSIM": "0.900",
-        "PSNR, worst": "29.8, 26.2 dB",
-        "sharpness": "5 (+0)",
-    }
 
 
 def drawn_bars(chart: Bars | None) -> list[DrawnBar]:
@@ -285,36 +235,6 @@ def test_a_loss_rises_and_overlapping_intervals_are_not_called_a_change() -> Non
     assert waterfall(rows_of([timed("baseline", 1.0), failed("bf16")])) is None
 
 
-def test_stages_fill_their_share_on_one_scale() -> None:
-    slow, fast = drawn_bars(
-        stages(rows_of([timed("baseline", 2.0), failed("bf16"), timed("steps(10)", 1.0)]))
-    )
-    assert (slow.bar.number, fast.bar.number) == (1, 3)
-    assert [p.width for p in slow.parts] == pytest.approx([1, 80, 10, 9])
-    assert fast.parts[-1].start + fast.parts[-1].width == pytest.approx(50)
-    assert "steps 0.800 s" in fast.bar.below
-
-
-def test_calls_stand_in_order_and_slower_ones_higher() -> None:
-    times = (1.0, 1.01, 0.99, 1.03, 1.0)
-    (bar,) = drawn_bars(calls(rows_of([make_record("baseline", make_round(0, times), make_round(1, times))])))
-    assert len(bar.dots) == 10
-    assert [x for x, *_ in bar.dots] == sorted(x for x, *_ in bar.dots)
-    assert [times[i] for i in sorted(range(5), key=lambda i: -bar.dots[i][1])] == sorted(times)
-    assert "−1 % to +3 %" in bar.bar.below
-    (start, end, _), (after, *_) = bar.levels
-    assert start < bar.dots[0][0] < bar.dots[4][0] < end < after
-
-
-def test_an_outlier_stands_at_the_edge() -> None:
-    steady = tuple(1 + 0.01 * (-1) ** i for i in range(49))
-    chart = calls(rows_of([make_record("baseline", make_round(0, (*steady, 5.0)))]))
-    assert chart is not None
-    assert "+2 % of the recipe" in chart.about
-    assert [beyond for *_, beyond in drawn_bars(chart)[0].dots].count(True) == 1
-    assert calls(rows_of([make_record("baseline", make_round(0, (1.0,)))])) is None
-
-
 def test_speed_stands_against_quality_and_memory() -> None:
     quality, memory = plots(with_quality())
     assert quality.y_name == "CLIP margin kept, %"
@@ -342,14 +262,6 @@ def order(grid: ImageGrid) -> list[int]:
     return [int(row.prompt.removeprefix("prompt ")) for row in grid.rows]
 
 
-def test_without_figures_images_are_in_the_order_of_drawing() -> None:
-    grid = grid_of(judged((drawn("baseline", num=20), []), (drawn("steps(8)", num=20), [])))
-    assert order(grid) == list(range(MAX_ROWS))
-    assert "The first 12 of 20, in the order of generation." in grid.about
-    assert grid.has_reference
-    assert image_grid(rows_of([failed("baseline")]), lambda key: "none") is None
-
-
 def test_every_recipe_has_its_worst_picture_before_any_has_its_second_worst() -> None:
     base, hopeless, good = drawn("baseline"), drawn("steps(1)"), drawn("tiny_vae")
     rated = [
@@ -363,20 +275,3 @@ def test_every_recipe_has_its_worst_picture_before_any_has_its_second_worst() ->
     grid = grid_of(judged((base, figures(base)), (hopeless, rated), (good, fine)))
     assert order(grid) == [0, 7, 1, 6, 2, 5, 3, 4]
     assert [cell.note for cell in grid.rows[0].cells][1] == "SSIM 0.000, this recipe’s worst"
-
-
-def test_each_recipe_is_ordered_by_the_figure_that_it_is_held_to() -> None:
-    base, other = drawn("baseline"), drawn("steps(9)")
-    rated = [
-        f.model_copy(update={"alone": f.alone | {"clip_score": 20.0 + k}})
-        for k, f in enumerate(figures(other, kept=1.0))
-    ]
-    assert order(grid_of(judged((base, figures(base, kept=1.0)), (other, rated)))) == list(range(NUM)), (
-        "by CLIP"
-    )
-    same = drawn("bf16")
-    ssim = [
-        f.model_copy(update={"against": f.against | {"ssim": 0.9 - 0.01 * k}})
-        for k, f in enumerate(figures(same))
-    ]
-    assert order(grid_of(judged((base, figures(base)), (same, ssim)))) == list(range(NUM))[::-1]

@@ -15,7 +15,7 @@ from tests.typed import run_vivace
 from vivace.benchmark import Timing
 from vivace.entry_points import apply
 from vivace.errors import NotFinite
-from vivace.runtime.finite_images import EmptyImageWarning, FiniteCheck, has_one_colour
+from vivace.runtime.finite_images import EmptyImageWarning
 from vivace.serve.worker.pixels import Projection
 
 SMALL: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 2}
@@ -53,14 +53,6 @@ def test_a_finite_image_of_one_colour_is_a_warning() -> None:
         apply(pipe)("a red circle", **SMALL)
 
 
-def test_one_other_pixel_is_another_colour() -> None:
-    for place in (None, (0, 0), (199, 3)):
-        image = Image.new("RGB", (200, 100), (1, 2, 3))
-        if place is not None:
-            image.putpixel(place, (1, 2, 4))
-        assert has_one_colour(image) == has_one_colour(np.asarray(image)) == (place is None)
-
-
 def test_generate_writes_no_file_and_bench_measures_nothing(tmp_path: Path) -> None:
     folder = str(shrunken.save(pipe_with("unet", float("nan")), tmp_path / "model"))
     size = ["--height", "64", "--width", "64", "--num-inference-steps", "2", "--device", "cpu"]
@@ -82,12 +74,3 @@ def test_a_partial_image_of_nan_is_refused() -> None:
     assert isinstance(projection.image(torch.zeros(1, 4, 8, 8), 64, 64), Image.Image)
     with pytest.raises(NotFinite):
         projection.image(torch.full((1, 4, 8, 8), float("nan")), 64, 64)
-
-
-def test_values_on_a_gpu_are_waited_for_only_when_asked() -> None:
-    check = FiniteCheck()
-    check.look(torch.ones(2, device="meta"))  # has no values
-    check.refuse()
-    check._flags.append(torch.tensor(False))  # as a GPU's would be
-    with pytest.raises(NotFinite):
-        check.refuse()

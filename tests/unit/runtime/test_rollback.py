@@ -120,17 +120,6 @@ def test_precisions_with_a_t2i_adapter(recipe: str) -> None:
     assert np.isfinite(images).all()
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "bf16@denoiser"])
-def test_other_modules_get_inputs_of_their_own_precision(recipe: str) -> None:
-    """Such as a safety checker, which is no target of recipes."""
-    pipe = build("sd")
-    checker = torch.nn.Linear(4, 4)
-    pipe.register_modules(safety_checker=checker)
-    vivace.apply(pipe, recipe)
-    assert checker.weight.dtype == torch.float32
-    assert checker(torch.zeros(2, 4, dtype=torch.bfloat16)).dtype == torch.float32
-
-
 def test_projections_of_pag_are_not_fused() -> None:
     none: dict[str, Any] = {"safety_checker": None, "feature_extractor": None}
     pipe = as_pipeline(build("sd"), "StableDiffusionPAGPipeline", **none)

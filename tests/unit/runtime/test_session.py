@@ -1,13 +1,11 @@
 """Recipes applied to pipelines, as a Python user meets them."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers.models import modeling_utils
 
 import vivace
 from tests import families, shrunken
@@ -96,43 +94,6 @@ def test_the_users_own_callback_is_chained_behind_ours() -> None:
     assert shapes == [2, 1, 1, 1]
 
 
-def test_a_cutoff_is_judged_by_the_evidence_and_not_by_what_was_drawn_since() -> None:
-    session = vivace.load("tiny-sd", "cfg_cutoff(0.8)")
-    draw(session, PROMPTS[0], 0, num_inference_steps=5)
-    evidence = session.evidence()
-    draw(session, PROMPTS[0], 0, num_inference_steps=2)
-    assert session.refuted(evidence) is None
-    reason = session.refuted(session.evidence())
-    assert reason is not None
-    assert "the cutoff is after the last step" in reason
-
-
-@pytest.mark.parametrize("per_prompt", [1, 2])
-@pytest.mark.quick("2")
-def test_cfg_cutoff_is_right_at_any_batch_size(per_prompt: int) -> None:
-    """A batch gives what its images give alone: each prompt keeps its own embedding after the cutoff."""
-    session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+steps(5)+scheduler(ddim)")
-    count = len(PROMPTS) * per_prompt
-    batch = draw(session, PROMPTS, *range(count), num_images_per_prompt=per_prompt)
-    assert len(batch) == count
-    for k in range(count):
-        alone = draw(session, PROMPTS[k // per_prompt], k)[0]
-        assert np.abs(batch[k] - alone).max() < 0.02, k
-
-
-def test_cfg_cutoff_without_guidance_is_refuted() -> None:
-    session = vivace.load("tiny-sd", "cfg_cutoff(0.4)+guidance(1)+steps(3)")
-    draw(session, PROMPTS[0], 0)
-    assert "nothing to cut" in (session.refuted({}) or "")
-
-
-def test_a_second_call_is_guided_again() -> None:
-    session = vivace.load("tiny-sd", "cfg_cutoff(0.5)+steps(4)+scheduler(ddim)")
-    first = draw(session, PROMPTS[0], 0)
-    assert np.array_equal(first, draw(session, PROMPTS[0], 0))
-    assert session.evidence() == {"guided_steps": 2, "unguided_steps": 2}
-
-
 @pytest.mark.parametrize(
     "recipe", ["bf16@denoiser", "bf16@vae", "bf16@text_encoder", "bf16@denoiser,vae", "bf16"]
 )
@@ -170,14 +131,6 @@ def test_wrong_names() -> None:
         vivace.load("tiny-ds")
     with pytest.raises(RecipeError, match="did you mean"):
         vivace.load("tiny-sd", "tiny_vea")
-
-
-def test_quantize_leaves_a_count_of_what_it_did() -> None:
-    session = vivace.load("tiny-sd", "int8+steps(2)")
-    effect = session.effects["quantize@denoiser"]
-    linears = [m for m in session.pipe.unet.modules() if isinstance(m, torch.nn.Linear)]
-    assert effect["denoiser.quantized_layers"] == len(linears)
-    assert np.isfinite(draw(session, PROMPTS[0], 0)).all()
 
 
 @pytest.mark.soak
@@ -236,34 +189,6 @@ def test_layers_that_are_brought_one_by_one_draw_the_same_picture(recipe: str) -
 def test_what_draws_before_it_shrinks_the_model_needs_it_on_the_gpu() -> None:
     assert resolve("int8+offload(model)").loads_from_host
     assert not resolve("fp8_static+offload(model)").loads_from_host
-
-
-def test_a_call_neither_searches_layers_for_a_dtype_nor_reads_signatures_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The GPU has nothing to do meanwhile. diffusers' own `vae.dtype` asks every layer for hooks."""
-    searched: list[Any] = []
-    read: list[Any] = []
-    search, signature = modeling_utils.get_parameter_dtype, inspect.signature
-
-    def counted(module: Any) -> Any:
-        searched.append(module)
-        return search(module)
-
-    def counted_signature(function: Any, *args: Any, **kwargs: Any) -> inspect.Signature:
-        read.append(getattr(function, "__func__", function))
-        return signature(function, *args, **kwargs)
-
-    session = vivace.load("tiny-sd", device="cpu")
-    draw(session, PROMPTS[0], 0, num_inference_steps=1)
-    monkeypatch.setattr(modeling_utils, "get_parameter_dtype", counted)
-    monkeypatch.setattr(inspect, "signature", counted_signature)
-    draw(session, PROMPTS[0], 0, num_inference_steps=1)
-    assert read, "diffusers reads signatures, so they are counted"
-    assert type(session.pipe).__call__ not in read
-    assert not searched
-    assert session.pipe.vae.dtype == torch.float32
-    assert searched == [session.pipe.vae]
 
 
 def test_a_call_that_fails_while_decoding_leaves_the_vae_as_it_was(tmp_path: Path) -> None:

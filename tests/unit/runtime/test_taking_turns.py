@@ -1,16 +1,13 @@
 """Sessions in several threads: they take turns, and leave nothing of their settings behind."""
 
 import contextlib
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import vivace
 from tests.families import draw, session
 from vivace.machinery.technique import Effect
 
@@ -68,18 +65,6 @@ class _Setting:
         return made
 
 
-def test_left_in_another_order_settings_are_as_before() -> None:
-    setting = _Setting()
-    first, second = (setting.session_of(name).surroundings() for name in ("first", "second"))
-    first.__enter__()
-    second.__enter__()
-    assert setting.value == "second"
-    first.__exit__(None, None, None)
-    assert setting.value == "second"
-    second.__exit__(None, None, None)
-    assert setting.value == "own"
-
-
 def test_a_session_in_another_thread_waits() -> None:
     setting, events = _Setting(), []
     first, second = (setting.session_of(name) for name in ("first", "second"))
@@ -119,29 +104,3 @@ def test_a_call_that_fails_ends_its_turn() -> None:
     with pytest.raises(ValueError, match="divisible by 8"):
         draw(made, height=63)
     assert together(lambda: draw(made).shape) == [(1, 64, 64, 3)]
-
-
-def test_copies_of_the_scheduler_in_threads_draw_what_they_do_alone() -> None:
-    made = vivace.load("tiny-sd")
-    pipes = [
-        type(made.pipe)(
-            **made.pipe.components
-            | {name: copy.deepcopy(getattr(made.pipe, name)) for name in ("scheduler", "tokenizer")}
-        )
-        for _ in range(2)
-    ]
-    for pipe in pipes:
-        pipe.set_progress_bar_config(disable=True)
-
-    def drawn(pipe: Any, seed: int) -> np.ndarray:
-        call = {"num_inference_steps": 4, "height": 64, "width": 64, "output_type": "np"}
-        generator = torch.Generator().manual_seed(seed)
-        return np.asarray(pipe("a red circle", generator=generator, **call).images)
-
-    torch.set_num_threads(1)
-    alone = [drawn(pipe, seed) for seed, pipe in enumerate(pipes)]
-    threads = together(lambda: drawn(pipes[0], 0), lambda: drawn(pipes[1], 1))
-    # Kernels of several threads may differ in the last bits; steps of another thread's scheduler draw something else.
-    differences = [float(np.abs(a - b).max()) for a, b in zip(alone, threads, strict=True)]
-    assert max(differences) < 1e-3
-    assert float(np.abs(alone[0] - alone[1]).max()) > 0.1

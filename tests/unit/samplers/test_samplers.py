@@ -16,15 +16,12 @@ from diffusers import (
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
 )
-from PIL import Image
 
 import vivace
 from tests.conditioned import as_pipeline
 from tests.families import build, draw
 from vivace.errors import NoEffect, Unsupported, UsageError
-from vivace.machinery.guidance import step_of_each_call
 from vivace.machinery.samplers import refused_steps
-from vivace.models.sources import FOLDER
 from vivace.techniques.scheduler import Scheduler
 
 NAMES = [
@@ -130,29 +127,6 @@ def test_a_sampler_that_is_wrong_from_the_middle_is_refused_there(name: str, kin
     ) as caught:
         vivace.apply(from_pictures(kind), f"scheduler({name})")
     assert f"scheduler({name})" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", [*IN_THE_MIDDLE, "euler_a"])
-@pytest.mark.quick("heun", "lcm")
-@pytest.mark.long
-@pytest.mark.exhaustive("d*")
-def test_inpainting_keeps_the_source_outside_of_the_mask(name: str) -> None:
-    """With the model's own predictions, which do not know the image. LMS, where it was taken, drew noise."""
-    source = Image.open(FOLDER / "00.png").convert("RGB").resize((128, 128))
-    mask = Image.new("L", (128, 128))
-    mask.paste(255, (32, 32, 96, 96))
-    made = vivace.apply(from_pictures("Inpaint"), "baseline" if name == "euler_a" else f"scheduler({name})")
-    for strength in (0.3, 0.6, 0.9):
-        generator = torch.Generator().manual_seed(0)
-        call: dict[str, Any] = {
-            "image": source,
-            "mask_image": mask,
-            "strength": strength,
-            "generator": generator,
-        }
-        image = made("a red circle", num_inference_steps=10, height=128, width=128, **call).images[0]
-        apart = np.abs(np.asarray(image).astype(float) - np.asarray(source))[np.asarray(mask) == 0]
-        assert apart.mean() < 10, strength
 
 
 # noise levels: of all samplers, on all kinds of models
@@ -267,20 +241,6 @@ def test_betas_that_a_sampler_does_not_know_are_refused() -> None:
     pipe.scheduler = DDPMScheduler(beta_schedule="sigmoid")
     with pytest.raises(Unsupported, match="sigmoid is not implemented"):
         vivace.apply(pipe, "scheduler(euler)")
-
-
-def test_calls_of_a_step() -> None:
-    from diffusers import HeunDiscreteScheduler, PNDMScheduler
-
-    for scheduler, steps in (
-        (HeunDiscreteScheduler(), 5),
-        (PNDMScheduler(), 7),
-        (PNDMScheduler(skip_prk_steps=True), 4),
-    ):
-        scheduler.set_timesteps(steps)
-        steps_of_calls = step_of_each_call(scheduler, len(scheduler.timesteps))
-        assert sorted(set(steps_of_calls)) == list(range(steps))
-        assert steps_of_calls == sorted(steps_of_calls)
 
 
 # copies of a session's scheduler

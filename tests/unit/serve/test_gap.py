@@ -15,7 +15,6 @@ from vivace.runtime.finite_images import FiniteCheck
 from vivace.serve.settings import ServeSettings
 from vivace.serve.worker.main import CompletionThread
 from vivace.serve.worker.pixels import Pixels
-from vivace.serve.worker.speeds import phases_of
 
 
 def test_the_next_call_begins_when_the_last_has_returned(tmp_path: Path) -> None:
@@ -76,16 +75,3 @@ def test_pixels_of_a_tensor_are_those_of_diffusers_images() -> None:
     assert np.array_equal(
         Pixels.of([Image.new("L", (4, 4), 7)], FiniteCheck()).wait()[0], np.full((4, 4, 3), 7)
     )
-
-
-def test_phases_add_up_to_the_call() -> None:
-    phases, steps = phases_of([0.01, 0.3, 0.1, 0.1, 0.2])
-    assert steps == 3
-    assert sum(phases.values()) == 0.71
-    assert {name: round(each, 6) for name, each in phases.items()} == {
-        "lora": 0.01,
-        "text": 0.2,
-        "denoise": 0.3,
-        "decode": 0.2,
-    }
-    assert phases_of([0.0, 0.5])[0]["decode"] == 0.5, "a pipeline that tells of no step"

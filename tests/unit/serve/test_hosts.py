@@ -10,15 +10,7 @@ from tests.served import PATH, Served, fake
 from tests.typed import run_vivace
 from vivace.serve.http.access import Keys
 
-OWN = [
-    "localhost",
-    "LOCALHOST:8000",
-    "localhost.",
-    "127.0.0.1:8000",
-    "127.1.2.3",
-    "[::1]:8000",
-    "images.lan:80",
-]
+OWN = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:8000", "[::1]:8000", "images.lan:80"]
 FOREIGN = [
     "evil.example",
     "localhost.evil.example:8000",

@@ -54,23 +54,6 @@ def test_the_dashboard_shows_what_metrics_has(server: Served) -> None:
     assert all(name == "state" and set(value.split("|")) <= states for name, value in labels)
 
 
-def test_the_dashboard_is_one_that_grafana_reads(server: Served) -> None:
-    dashboard = json.loads(server.send("/dashboard.json").body)
-    panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (x, y)
-        for panel in panels
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells), "no panel lies on another"
-    assert max(x for x, _ in cells) < 24
-    (variable,) = dashboard["templating"]["list"]
-    assert all(panel["datasource"]["uid"] == f"${{{variable['name']}}}" for panel in panels)
-
-
 def test_a_gpu_without_a_counter_has_no_energy() -> None:
     assert EnergyMeter(None).since_last() == {}
     readings = iter([100.0, 130.5])

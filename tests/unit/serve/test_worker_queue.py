@@ -42,24 +42,6 @@ def test_the_next_image_is_sent_while_one_is_drawn(server: Served, tmp_path: Pat
     assert [answer.images[0].getpixel((0, 0))[0] for answer in answers] == [1, 2, 3]
 
 
-def test_while_images_wait_a_worker_has_the_next_before_the_last_is_drawn(
-    server: Served, tmp_path: Path
-) -> None:
-    replica = server.pool.replicas[0]
-    at_worker: list[int] = []
-    with ThreadPoolExecutor(9) as clients:
-        first = clients.submit(server.draw, "hold first")
-        server.wait_for("running", 1)
-        later = [clients.submit(server.draw, "slow 0.2", seed=seed) for seed in range(8)]
-        server.wait_for("waiting", 8)
-        wait_for_messages(server, 2)
-        replica.on_drawn = lambda job, event: at_worker.append(len(replica._sent))
-        (tmp_path / "first").touch()
-        assert [each.result().status for each in (first, *later)] == [200] * 9
-    assert len(at_worker) == 9
-    assert all(number >= 2 for number in at_worker[:7]), at_worker
-
-
 def test_a_long_image_keeps_the_place_after_it_free_until_its_end(server: Served, tmp_path: Path) -> None:
     size = {"size": "64x64"}  # a second for each step, as its worker says
     with ThreadPoolExecutor(3) as clients:

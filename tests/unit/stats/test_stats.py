@@ -6,7 +6,6 @@ import pytest
 from vivace.foundation.stats import (
     DEFAULT_SPREAD,
     LogMean,
-    Spread,
     Verdict,
     enough_samples,
     is_steady,
@@ -16,7 +15,6 @@ from vivace.foundation.stats import (
     speedup,
     verdict,
 )
-from vivace.foundation.stats.intervals import autocorrelation, log_error
 
 
 @pytest.mark.parametrize("number", [4, 6, 30])
@@ -135,23 +133,6 @@ def test_the_spread_between_processes_is_learnt_from_trials_side_by_side() -> No
     assert learn_spread(apart) == DEFAULT_SPREAD, "a trial that lacks rounds is not compared"
 
 
-def test_a_learnt_spread_narrows_the_interval() -> None:
-    rounds = [[1.0, 1.01, 0.99], [1.0, 1.01, 0.99]]
-    narrow, wide = (median_interval(rounds, Spread(sd, 16)).half_width for sd in (0.002, 0.02))
-    assert narrow is not None
-    assert wide is not None
-    assert narrow < wide / 2
-
-
-def test_samples_that_follow_each_other_count_for_less() -> None:
-    generator = np.random.default_rng(1)
-    alone = 1 + 0.01 * generator.standard_normal(30)
-    ordered = np.sort(alone)
-    assert autocorrelation(np.log(ordered)) == 0.9
-    assert autocorrelation(np.log(alone)) == 0
-    assert log_error(ordered) > 4 * log_error(alone)
-
-
 def test_steady_needs_times_that_stay() -> None:
     assert is_steady([1.0, 1.0, 1.0]) is None, "too few to tell"
     assert is_steady([1.0, 1.0, 1.0, 1.0])
@@ -166,21 +147,3 @@ def test_stopping_asks_for_more_samples_of_short_calls() -> None:
     assert not enough_samples([0.1] * 9)
     assert enough_samples([0.1] * 10)
     assert not enough_samples([1.0, 2.0, 1.5, 1.8, 1.2, 1.4])
-
-
-def test_two_rounds_that_contradict_the_assumed_spread_stand_for_themselves() -> None:
-    """7.14 and 9.26 s in two processes: their own difference is all that is known, with one degree of freedom."""
-    apart = speedup([[17.6] * 3] * 2, [[7.14] * 3, [9.26] * 3])
-    assert apart.low is not None
-    assert apart.high is not None
-    assert apart.low < 1.0 < 2.0 < apart.high
-    near = speedup([[17.6] * 3] * 2, [[8.1] * 3, [8.2] * 3])
-    assert near.half_width is not None
-    assert near.half_width < 0.05
-
-
-def test_two_recipes_do_not_count_their_own_difference_twice() -> None:
-    rounds = {0: [1.0] * 4, 1: [1.1] * 4, 2: [0.9] * 4}
-    other = {0: [1.1] * 4, 1: [1.0] * 4, 2: [1.0] * 4}
-    assert learn_spread([rounds, other]) == DEFAULT_SPREAD
-    assert learn_spread([rounds, other, rounds]).dof > DEFAULT_SPREAD.dof

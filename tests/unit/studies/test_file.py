@@ -77,16 +77,6 @@ def test_leave_one_out_measures_the_whole_and_each_without(tmp_path: Path) -> No
     assert [g.member for g in part.gains] == ["tiny_vae", "dtype(bf16)", "steps(8)"]
 
 
-def test_tiny_replaces_techniques_on_their_targets(tmp_path: Path) -> None:
-    text = (
-        'recipes = ["compile@denoiser,vae+steps(20)", { row = "x", recipe = "fp16", tiny = "bf16" }]\n'
-        '[tiny]\nmodels = { tiny-sd = "tiny-flux" }\n'
-        'replace = { compile = "compile(backend=eager)", "steps(20)" = "" }'
-    )
-    parsed = cases(tmp_path, text, tiny=True)
-    assert [c.recipe for c in parsed] == ["baseline", "compile(backend=eager)@denoiser,vae", "dtype(bf16)"]
-
-
 def test_one_study_for_each_part_and_model_with_its_own_workload(tmp_path: Path) -> None:
     text = """
 title = "T"

@@ -106,27 +106,3 @@ def test_a_wrong_cell_is_named_with_its_line(line: str, message: str) -> None:
 def test_another_heading_is_refused() -> None:
     with pytest.raises(UsageError, match="first line must be study,table"):
         parse_published("a,b\n1,2\n", "x.csv")
-
-
-def test_the_schedules_of_004_skip_as_many_steps_as_its_times_imply() -> None:
-    """A skipped step costs 3 % of a computed one; 0.2 s of a call are no steps."""
-    file = read_study("004")
-    assert file.synthetic is not None
-    means = {
-        (c.gpu, c.row): c.number for c in file.cells if c.metric == "mean" and c.table in ("A100", "H100")
-    }
-    rows = {
-        resolve(row.recipe.removeprefix("fp16+")).text: row.label
-        for row in file.part[0].recipes
-        if "hits" not in row.recipe and row.recipe.count("+") == 1
-    }
-    for old, new in file.synthetic.replace.items():
-        gpu = "A100" if old == "first_block_cache(0.4)" else "H100"
-        base, here = means[gpu, "Baseline (FP16)"], means[gpu, rows[old]]
-        assert base is not None
-        assert here is not None
-        step_s = (base - 0.2) / 28
-        implied = (base - here) / (0.97 * step_s)
-        share = resolve(new).techniques[0].values["hits"]
-        assert isinstance(share, float)
-        assert abs(int(27 * share) - implied) < 0.75, (old, implied)

@@ -1,22 +1,16 @@
 """`vivace study`: runs, resumes, and shows published beside measured in every format."""
 
 import csv
-import dataclasses
 import io
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.sittings import of_store, write_sittings
 from tests.typed import run_vivace as vivace
-from vivace.benchmark.store import Store
-from vivace.evidence.studies import StudyFile, StudyRun, read_study, study
+from vivace.evidence.studies import StudyRun, read_study
 from vivace.evidence.studies.expand import expand
 from vivace.evidence.studies.runs import MeasuredPart
-from vivace.evidence.studies.study_file import Tiny
-from vivace.evidence.studies.view import views
-from vivace.measure.surroundings import surroundings
 
 QUICK = """
 title = "Two recipes"
@@ -112,27 +106,6 @@ def test_the_page_is_offline_and_escapes_what_the_file_says(folder: Path, printe
     assert "unsupported" in page
 
 
-def test_a_store_becomes_a_record_that_shows_the_same(folder: Path, printed: str) -> None:
-    """Times, memory, outcomes and conclusions; a record has no images, so no figures of them."""
-    file = read_study(folder / "own.toml")
-    with Store.read_only(folder / "s") as store:
-        write_sittings(folder / "record.json", of_store(store, expand(file)))
-    arguments = ("study", "own.toml", "--format", "json")
-    before = json.loads(vivace(folder, *arguments, "--store", "s", code=4).stdout)
-    after = json.loads(
-        vivace(folder, *arguments, "--record", "record.json", "-o", "again.html", code=4).stdout
-    )
-    with_images = ("sharpness", "clip")
-    kept = [
-        [cell for cell in output["cells"] if cell["figure"] not in with_images] for output in (before, after)
-    ]
-    assert kept[0] == kept[1]
-    assert (before["gains"], before["claims"]) == (after["gains"], after["claims"])
-    assert "data:image" not in (folder / "again.html").read_text()
-    wrong = vivace(folder, "study", "000", "--record", "record.json", "--tiny", code=2).stderr
-    assert "has no row of study 000; it has tiny-sd" in wrong
-
-
 def test_a_dry_run_measures_nothing(folder: Path) -> None:
     before = vivace(folder, "study", "own.toml", "--store", "none", "--dry-run", "--no-plan").stdout
     assert "3 trials, 3 rounds to run; the time of 3 is unknown" in before
@@ -148,12 +121,6 @@ def test_a_dry_run_says_a_wrong_name_before_it_predicts(tmp_path: Path) -> None:
     )
 
 
-def test_a_dry_run_knows_what_the_store_holds(folder: Path, printed: str) -> None:
-    after = vivace(folder, "study", "own.toml", "--store", "s", "--dry-run").stdout
-    assert "3 trials, 0 rounds to run" in after
-    assert "unsupported" in after
-
-
 @pytest.mark.parametrize("name", ["000", "001", "002", "003", "004"])
 def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     full = json.loads(vivace(tmp_path, "study", name, "--dry-run", "--no-plan", "--format", "json").stdout)
@@ -167,59 +134,9 @@ def test_the_published_studies_run_dry(name: str, tmp_path: Path) -> None:
     assert all(line["call_s"] for line in full), "roughly the baseline's where no record has the recipe"
 
 
-def test_a_dry_run_predicts_memory_that_no_record_knows(tmp_path: Path) -> None:
-    text = 'title = "T"\n[[part]]\nname = "p"\nmodels = ["sd15"]\nrecipes = ["tiny_vae+steps(9)"]\n'
-    (tmp_path / "own.toml").write_text(text)
-    cases = json.loads(vivace(tmp_path, "study", "own.toml", "--dry-run", "--format", "json").stdout)[1:]
-    assert cases[0]["memory_from"] == "plan"
-    assert 2.0e9 < cases[0]["peak_bytes"] < 4e9
-
-
 def test_the_list_names_the_five(tmp_path: Path) -> None:
     out = vivace(tmp_path, "study").stdout
     assert [line[:3] for line in out.splitlines() if line[:1] == "0"] == ["000", "001", "002", "003", "004"]
-
-
-def shortened(name: str, part: int, row: str) -> StudyFile:
-    """A study with its baseline and one recipe of a part, on one tiny model, as quick as it can be."""
-    file = read_study(name)
-    assert file.tiny is not None
-    study_part = file.part[part]
-    model = next(m for m in study_part.models if m in file.tiny.models)
-    study_part = study_part.model_copy(
-        update={"recipes": tuple(r for r in study_part.recipes if r.label == row), "models": (model,)}
-    )
-    workload = file.tiny.workload.model_copy(
-        update={"num_inference_steps": 1, "prompts": ("a red circle",), "prompt_set": None, "num_seeds": None}
-    )
-    quick = file.tiny.timing.model_copy(update={"repeats": 1, "max_warmup": 1})
-    tiny = Tiny.model_validate(
-        {**dict(file.tiny), "workload": workload, "timing": quick, "models": {model: file.tiny.models[model]}}
-    )
-    return file.model_copy(update={"part": (study_part,), "tiny": tiny, "claim": ()})
-
-
-@pytest.mark.slow("000-*", "002-*", "003-*")
-@pytest.mark.parametrize(
-    ("name", "part", "row", "outcome"),
-    [
-        ("000", 0, "Config 5", "measured"),
-        ("002", 0, "FlashAttention", "unsupported"),  # there is no such kernel for CPUs
-        ("003", 1, "fp8_w", "measured"),
-        ("004", 0, "TorchAO FP8", "measured"),
-    ],
-)
-def test_a_trial_of_each_of_the_others(name: str, part: int, row: str, outcome: str, tmp_path: Path) -> None:
-    run = study(shortened(name, part, row), tiny=True, store=tmp_path / "s")
-    baseline, other = run.records
-    assert (baseline.outcome.value, other.outcome.value) == ("measured", outcome)
-    (view,) = views(run)
-    assert [r.case.label for r in view.rows][1:] == [row]
-    assert {column.kind for column in view.columns} == {"published", "measured"}
-    figure = view.time
-    *published, here = [compared.cell.outcome for compared in view.rows[1].cells[figure]]
-    assert "published" in published
-    assert here == outcome
 
 
 def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
@@ -232,42 +149,3 @@ def test_published_numbers_are_judged_by_all_models_whatever_was_run() -> None:
     (h100,) = by_claim["Full optimisation is the fastest of all ten on an H100"]
     assert h100.verdict.value == "does not"
     assert h100.because.startswith("holds in ")
-
-
-@pytest.mark.soak
-def test_the_waterfall_runs_whole(tmp_path: Path) -> None:
-    run = study("001", tiny=True, store=tmp_path / "s")
-    assert isinstance(run, StudyRun)
-    assert run.is_complete
-    rows = {
-        row["row"]: row for row in run.to_dicts() if row["figure"] == "latency" and row["kind"] == "measured"
-    }
-    assert rows["Final"]["value"] < rows["Baseline"]["value"]
-    (gains,) = [part.gains() for part in run.parts]
-    assert all(gain is not None for _, gain in gains)
-    assert len(gains) == 6
-    by_claim = {
-        claim.says: {verdict.kind: verdict.verdict.value for verdict in verdicts}
-        for claim, verdicts in run.claims()
-    }
-    assert by_claim["20 steps are faster than 30"]["published"] == "agrees"
-    assert run.page().count("data:image/") >= 10
-
-
-def test_on_a_cpu_nothing_of_a_gpu_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = 'title = "T"\n[[part]]\nname = "p"\nmodels = ["sdxl"]\nrecipes = ["compile"]\n'
-    (tmp_path / "own.toml").write_text(text)
-    dry = ("study", "own.toml", "--dry-run", "--no-plan")
-    rows = json.loads(vivace(tmp_path, *dry, "--device", "cpu", "--format", "json").stdout)
-    assert {row["peak_bytes"] for row in rows} == {None}
-    assert {row["time_from"] for row in rows} == {"unknown"}
-    here = dataclasses.replace(surroundings(), gpu=None, may_have_gpu=False)
-    monkeypatch.setattr("vivace.measure.surroundings.surroundings", lambda: here)
-    output = " ".join(vivace(tmp_path, *dry).stdout.split())
-    assert "12.4 GB (GPU)" in output
-    assert "on such a GPU" in output
-    assert "This machine has no GPU: these times and peaks are a GPU's" in output
-    monkeypatch.setattr(
-        "vivace.measure.surroundings.surroundings", lambda: dataclasses.replace(here, gpu="NVIDIA H100")
-    )
-    assert "(GPU)" not in vivace(tmp_path, *dry).stdout

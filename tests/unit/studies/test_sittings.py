@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sittings import of_records, write_sittings
+from benchmarks.sittings import write_sittings
 from tests.make import make_environment, make_round
 from vivace.errors import StoreError
 from vivace.evidence.studies import StudyFile, StudyRun
@@ -13,8 +13,7 @@ from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.sittings import Sitting, SittingRow, read_sittings, run_of
 from vivace.evidence.studies.study_file import Labelled, Part
 from vivace.evidence.studies.view import views
-from vivace.foundation.spec.record import Outcome, Record, Round
-from vivace.foundation.spec.trial import Trial
+from vivace.foundation.spec.record import Outcome, Round
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve
 from vivace.runtime.workloads import workload_of
@@ -135,36 +134,6 @@ def test_rounds_of_other_libraries_are_not_mixed() -> None:
     assert len(record.rounds) == 1
 
 
-def test_rows_of_other_records_fill_gaps_only() -> None:
-    study_run = run(
-        sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}),
-        sitting("other.json", baseline=lasting(1.0), bf16=lasting(0.8), **{VAE: lasting(0.1)}),
-    )
-    rows = study_run.parts[0].rows
-    assert rows["VAE"].latency is not None
-    assert rows["VAE"].latency.median.point == pytest.approx(0.5, rel=0.01)
-    assert rows["bf16"].latency is not None
-
-
-def test_rows_without_a_baseline_beside_them_and_other_models_do_not_count() -> None:
-    other = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-    larger = other.workload.model_copy(update={"height": 1024})
-    study_run = run(
-        sitting(**{VAE: lasting(0.5)}),
-        other.model_copy(update={"workload": larger}),
-        other.model_copy(update={"model": find_model("synthetic:sdxl").model}),
-    )
-    assert study_run.records == []
-
-
-def test_prompts_do_not_matter_to_random_weights() -> None:
-    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-    prompts = first.workload.model_copy(update={"prompts": ("another",), "seeds": (3, 4)})
-    assert run(first.model_copy(update={"workload": prompts})).parts[0].rows.keys() == {"baseline", "VAE"}
-    real = first.model.model_copy(update={"source": "hub"})
-    assert not first.model_copy(update={"workload": prompts, "model": real}).is_of(real, first.workload)
-
-
 def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
     study_run = run(sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)}))
     assert not study_run.is_complete
@@ -177,37 +146,6 @@ def test_what_is_missing_is_a_typed_cell_with_its_reason() -> None:
     assert judgement.verdict.value == "agrees"
     assert "data:image" not in study_run.page(), "a record has no images"
     assert "vivace study x --synthetic" in study_run.page(), "the command that measures it"
-
-
-def test_a_device_is_a_column_only_of_the_models_that_it_measured() -> None:
-    (part,) = FILE.part
-    models = ("synthetic:sd15", "synthetic:sdxl", "synthetic:lcm-sdxl")
-    file = FILE.model_copy(update={"part": (part.model_copy(update={"models": models}),)})
-    planned = expand(file)
-    sittings = []
-    for model_part, gpu in zip(planned[:2], ("H200", "H100"), strict=True):
-        located = find_model(model_part.measured_on)
-        beside = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-        environment = beside.environment.model_copy(update={"device_name": gpu})
-        workload = workload_of(located, model_part.study.workload)
-        sittings.append(
-            beside.model_copy(
-                update={"model": located.model, "environment": environment, "workload": workload}
-            )
-        )
-    whole = run_of(file, planned, sittings)
-    assert [[column.name for column in view.columns] for view in views(whole)] == [
-        ["H200"],
-        ["H100"],
-        ["H200"],
-    ]
-    ((_, judgements),) = whole.claims()
-    assert [(judgement.column, judgement.verdict.value) for judgement in judgements] == [
-        ("H200", "agrees"),
-        ("H100", "agrees"),
-    ]
-    assert "1 of 2 not known" in judgements[0].because, "the model that no device measured"
-    assert "not known" not in judgements[1].because
 
 
 def test_rows_of_two_gpus_stand_in_two_columns() -> None:
@@ -233,51 +171,3 @@ def test_rows_of_two_gpus_stand_in_two_columns() -> None:
     assert speedups == [pytest.approx(2.0, rel=0.01), pytest.approx(4.0, rel=0.01)]
     assert [cell.cell.outcome for cell in by_label["bf16"].cells["latency"]] == ["measured", "not_measured"]
     assert [label for label, _ in by_label["VAE"].labelled] == ["VAE", "VAE (H200)"]
-
-
-def test_a_device_that_measured_the_baseline_alone_has_no_column() -> None:
-    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-    alone = sitting(baseline=lasting(2.0))
-    environment = alone.environment.model_copy(update={"device_name": "H200"})
-    (part,) = run(first, alone.model_copy(update={"environment": environment})).parts
-    assert list(part.on_devices) == [first.environment.device_name]
-
-
-def test_records_of_other_scripts_are_sittings_of_their_baselines() -> None:
-    located = find_model("synthetic:sd15")
-    workload = workload_of(located, PLANNED[0].study.workload)
-
-    def record(recipe: str, *rounds: Round) -> Record:
-        trial = Trial(model=located.model, recipe=resolve(recipe).spec, workload=workload, device="cuda")
-        return Record(trial=trial, environment=make_environment(), rounds=rounds)
-
-    sittings = of_records(
-        [
-            record("bf16", lasting(9.0)),
-            record("baseline", lasting(1.0), lasting(1.1)),
-            record("tiny_vae", lasting(0.5), lasting(0.6)),
-            record("baseline", lasting(2.0)),
-            record("bf16", lasting(1.5)),
-        ],
-        ("baseline",),
-        "other.json",
-    )
-    assert [[row.recipe.text for row in read.rows] for read in sittings] == [
-        ["baseline", "tiny_vae"],
-        ["baseline", "tiny_vae"],
-        ["baseline", "dtype(bf16)"],
-    ]
-    assert sittings[1].rows[1].round.samples[0].total_s == pytest.approx(0.6)
-    assert {read.source for read in sittings} == {"other.json"}
-
-
-def test_a_device_that_measured_nothing_of_a_claim_has_no_say_in_it() -> None:
-    first = sitting(baseline=lasting(1.0), **{VAE: lasting(0.5)})
-    other = sitting(baseline=lasting(2.0), bf16=lasting(1.0))
-    environment = other.environment.model_copy(update={"device_name": "H200"})
-    whole = run(first, other.model_copy(update={"environment": environment}))
-    assert len(whole.measured()) == 2
-    ((_, judgements),) = whole.claims()
-    assert [(each.column, each.verdict.value) for each in judgements] == [
-        (first.environment.device_name, "agrees")
-    ]

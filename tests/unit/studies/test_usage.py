@@ -1,20 +1,9 @@
 """Energy, time and limits of measured rows: the usage table, on every page that shows it."""
 
-import csv
-import io
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
-
-from benchmarks.sittings import write_sittings
 from tests.make import make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.answers.answer import Table
-from vivace.answers.data import written
-from vivace.evidence.studies.sittings import read_sittings
-from vivace.evidence.studies.study_answer import answer_of
 from vivace.evidence.studies.view import PartView, views
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import GpuWindow, Outcome
@@ -60,29 +49,3 @@ def test_the_table_has_limit_energy_and_hours() -> None:
     }  # fmt: skip
     reason = "no limit: the work of this recipe was not counted: one image on several GPUs"
     assert list(no_limit(entry for row in view.rows for entry in row.labelled)) == [("VAE", reason)]
-
-
-def test_ceilings_of_a_sitting_are_kept_once_and_count_for_each_row(tmp_path: Path) -> None:
-    write_sittings(tmp_path / "x.json", [COUNTED])
-    assert (tmp_path / "x.json").read_text().count('"per_s"') == len(CEILINGS.ceilings)
-    assert read_sittings(tmp_path / "x.json") == [COUNTED]
-    without = COUNTED.model_copy(update={"ceilings": None})
-    (view,) = views(run(without))
-    assert "at the limit" not in headings(table_of(view)), "nothing to hold the count against"
-
-
-@pytest.mark.parametrize("price", [None, 3.6])
-def test_every_format_has_the_price_if_it_was_given(price: float | None) -> None:
-    priced = replace(run(COUNTED), price_per_hour=price)
-    lines = list(csv.DictReader(io.StringIO(written(answer_of(priced), "csv"))))
-    kept = {(line["row"], line["figure"]): (line["value"], line["unit"]) for line in lines}
-    assert float(kept["baseline", "limit_share"][0]) == pytest.approx(0.35, rel=0.01)
-    assert kept["baseline", "energy"] == ("1505.0", "J")
-    assert ("baseline", "cost_per_1000") in kept or price is None
-    texts = [written(answer_of(priced), "table"), written(answer_of(priced), "md"), priced.page()]
-    for text in texts:
-        assert "1,505 J" in text
-        assert ("cost of 1,000" in text) is (price is not None)
-    if price is not None:
-        cost, unit = kept["baseline", "cost_per_1000"]
-        assert (float(cost), unit) == (pytest.approx(1.0, rel=0.02), "price")

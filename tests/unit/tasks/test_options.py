@@ -9,24 +9,13 @@ from PIL import Image, ImageEnhance
 
 import vivace
 from tests.typed import run_vivace, typed
-from tests.unit.tasks.test_tasks import IMAGE, MASK, PROMPT
-from vivace.benchmark import Store, Timing
+from tests.unit.tasks.test_tasks import IMAGE, MASK
 from vivace.benchmark.rounds.support import support_of
 from vivace.errors import Unsupported, WorkloadError
-from vivace.evidence.recommendation import recommend
 from vivace.models.sources import FOLDER
 from vivace.tuning.answer import Tuned
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.settings import ImageRequest
-
-TIMING = Timing(rounds=1, repeats=1, max_warmup=1, timeout_s=120)
-SMALL: dict[str, Any] = {
-    "num_inference_steps": 3,
-    "height": 64,
-    "width": 64,
-    "timing": TIMING,
-    "device": "cpu",
-}
 
 
 @pytest.mark.parametrize(
@@ -65,36 +54,6 @@ REQUESTED: dict[str, Any] = {
     "strength": 0.5,
     "controlnet": None,
 }
-
-
-@pytest.mark.soak
-def test_a_profile_is_of_the_task() -> None:
-    profiled = vivace.profile("tiny-sd", task="inpaint", calls=1, **SMALL)
-    workload = profiled.profile.trial.workload
-    assert (workload.task, workload.strength, len(workload.sources)) == ("inpaint", 0.9, 6)
-    assert profiled.profile.num_denoiser_calls == 2, "0.9 of 3 steps"
-    assert str(profiled).startswith("tiny-sd, inpaint, strength 0.9, baseline, 64x64, 2 denoiser calls")
-
-
-@pytest.mark.soak
-def test_pairs_and_advice_are_of_the_task(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = SMALL | {"prompts": [PROMPT], "images": (IMAGE,), "strength": 0.7}
-    comparison = vivace.compare(
-        "tiny-sd", "baseline", "tiny_vae", max_pairs=3, store=tmp_path / "pairs", **arguments
-    )
-    assert {record.trial.workload.task_in_words for record in comparison.records} == {"image, strength 0.7"}
-    vivace.bench(
-        "tiny-sd", ["baseline", "inference_mode"], store=tmp_path / "store", quality=False, **arguments
-    )
-    answer = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="image")
-    assert answer.basis is not None
-    assert answer.basis.kind == "own"
-    assert str(answer).startswith("tiny-sd, image on cpu, for latency:")
-    assert all("--task image" in command for command in answer.next)
-    other = recommend("tiny-sd", gpu="cpu", store=tmp_path / "store", task="inpaint")
-    assert other.recipe is None
-    assert "no record compares recipes on the task 'inpaint' of tiny-sd" in other.missing[0]
-    assert recommend("flux-kontext", store=()).criteria.task == "edit"
 
 
 def test_a_search_draws_from_as_many_pictures_as_prompts() -> None:
@@ -146,20 +105,6 @@ def test_techniques_judge_the_pipeline_of_the_task() -> None:
     assert list(support_of("tiny-flux", recipes, "cpu", "image").reasons) == recipes
     with pytest.raises(Unsupported, match="not trained to edit"):
         vivace.profile("tiny-sd", task="edit")
-
-
-@pytest.mark.soak
-def test_a_search_is_of_the_task(tmp_path: Path) -> None:
-    request = ImageRequest(task="inpaint", num_inference_steps=4, height=64, width=64)
-    search = vivace.tune(
-        "tiny-sd", request=request, trials=1, store=tmp_path, device="cpu", start="inference_mode"
-    )
-    assert search.task == "inpaint"
-    assert {trial.recipe.text for trial in search.history} == {"baseline", "inference_mode"}
-    with Store.read_only(tmp_path) as store:
-        records = [store.record(key) for run in store.runs() for key in run.keys]
-    assert {record.trial.workload.task for record in records if record is not None} == {"inpaint"}
-    assert "--image FILE --mask FILE" in search.commands[0]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,8 @@ from vivace.machinery.attention_backends import redirection
 from vivace.machinery.attention_backends.kernels import KERNELS, selected
 from vivace.machinery.attention_backends.redirection import RedirectedAttention
 from vivace.machinery.technique import Machine
-from vivace.measure.profiling.trace import attention_kernels
+from vivace.measure.profiling.profiler import attention_kernels
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
 from vivace.techniques.attention import Attention
 
@@ -129,22 +127,6 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(("family", "num", "blocks"), [("sd", 14, "whole"), ("flux", 7, "repeated")])
-@pytest.mark.long
-@pytest.mark.exhaustive("sd*")
-def test_flex_is_traced_into_compiled_graphs(family: str, num: int, blocks: str) -> None:
-    recipe = f"compile(backend=aot_eager, blocks={blocks})"
-    call = {"num_inference_steps": 1}
-    made = session(family, f"attention(flex)+{recipe}")
-    assert psnr(draw(made, **call), drawn(family, **call)) > 80
-    evidence = made.evidence()
-    assert evidence["denoiser.attention_calls_flex"] == 0
-    # Repeated blocks are traced once a kind.
-    assert 0 < int(evidence["denoiser.attentions_compiled_flex"]) <= num
-    assert blocks == "repeated" or evidence["denoiser.attentions_compiled_flex"] == num
-    assert made.refuted({}) is None
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_kernel_for_the_vae(family: str) -> None:
     made = session(family, "attention(math)@vae")
@@ -183,36 +165,6 @@ class _Bypass:
         return hidden_states
 
 
-@pytest.mark.soak
-def test_compiled_code_without_a_fused_kernel_refutes_flash_and_not_math() -> None:
-    elsewhere = {"attention_kernels": ["vae: _scaled_dot_product_efficient_attention x1"]}
-    recipe = "fp32+attention({})+compile(backend=eager)"
-    flash, math = (session("flux", recipe.format(backend)) for backend in ("flash", "math"))
-    reason = "compiled code calls no fused kernel"
-    assert reason in (flash.refuted(elsewhere) or "")
-    assert math.refuted(elsewhere) is None
-    evidence = {"attention_kernels": ["denoiser: _scaled_dot_product_flash_attention_for_cpu x2"]}
-    assert reason not in (flash.refuted(evidence) or "")
-
-
-@pytest.mark.long
-def test_sessions_do_not_see_each_other() -> None:
-    redirected, plain = (
-        session("flux", f"compile(backend=eager, blocks=repeated){more}") for more in ("+attention(flex)", "")
-    )
-    first = draw(plain, num_inference_steps=1)
-    draw(redirected, num_inference_steps=1)
-    assert np.array_equal(draw(plain, num_inference_steps=1), first)
-    assert F.scaled_dot_product_attention is PLAIN
-
-
-@pytest.mark.usefixtures("shallow")
-def test_memory_is_predicted_without_the_packages() -> None:
-    model = find_weightless("sdxl")
-    plain, redirected = (predict(model, resolve(recipe)) for recipe in ("baseline", "attention(flex)"))
-    assert redirected.peak_bytes == plain.peak_bytes
-
-
 # redirected calls
 
 
@@ -248,26 +200,6 @@ def package(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, name, module)
     yield request.param
     redirection._OPERATORS.clear()
-
-
-def test_flash3_takes_the_wheels_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
-
-    def flash(query: Any, key: Any, value: Any, softmax_scale: float | None = None) -> Any:
-        used.append(softmax_scale)
-        return PLAIN(*(x.transpose(1, 2) for x in (query, key, value)), scale=softmax_scale).transpose(1, 2)
-
-    module = types.ModuleType("fa3_fwd_interface")
-    module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
-    vars(module)["flash_attn_func"] = flash
-    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
-    redirected = RedirectedAttention("flash3")
-    query, key, value = tensors()
-    expected = PLAIN(query, key, value)
-    with torch.no_grad(), redirected.inside():
-        attended = F.scaled_dot_product_attention(query, key, value)
-    torch.testing.assert_close(attended, expected)
-    assert used == [None]
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -343,7 +275,7 @@ def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         scales = [x[:, None, :, None] for x in (q_descale, k_descale, v_descale)]
         return _in_fp8(q, k, v, scales).bfloat16()
 
-    monkeypatch.setattr("vivace.machinery.attention_backends.fp8.attend", attend)
+    monkeypatch.setattr("vivace.machinery.attention_backends.redirection.attend", attend)
     module = types.ModuleType("fa3_fwd_interface")
     module.__spec__ = importlib.machinery.ModuleSpec("fa3_fwd_interface", None)
     vars(module)["flash_attn_func"] = flash

@@ -8,12 +8,9 @@ import torch
 
 import vivace
 from tests.families import build, draw, drawn, psnr, session
-from tests.targets import target_of
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.technique import Machine
 from vivace.runtime.calls import encode
-from vivace.techniques.cfg_cutoff import CfgCutoff
 
 pytestmark = pytest.mark.usefixtures("small_images", "fresh_compiler")
 
@@ -90,29 +87,6 @@ def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
     assert psnr(picture, whole) < 40, "the cutoff shows"
 
 
-def test_until_the_cutoff_nothing_is_changed() -> None:
-    def latents_of(recipe: str) -> list[torch.Tensor]:
-        latents: list[torch.Tensor] = []
-
-        def look(_: Any, step: int, __: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-            latents.append(tensors["latents"].clone())
-            return {}
-
-        drawn("flux", recipe, **TRUE_CFG, callback_on_step_end=look)
-        return latents
-
-    cut, whole = latents_of("cfg_cutoff(0.5)"), latents_of("baseline")
-    assert [torch.equal(a, b) for a, b in zip(cut, whole, strict=True)] == [True] * 3 + [False] * 3
-
-
-def test_of_a_batch_each_picture_is_what_it_is_alone() -> None:
-    made = session("flux", "cfg_cutoff(0.5)")
-    prompts = ["a red circle", "a green triangle"]
-    batch = draw(made, prompts, **TRUE_CFG | {"negative_prompt": ["a blue square"] * 2})
-    for k, prompt in enumerate(prompts):
-        assert psnr(batch[k], draw(made, prompt, seed=k, **TRUE_CFG)[0]) > 60
-
-
 @pytest.mark.parametrize(
     "call_arguments",
     [{}, {"true_cfg_scale": 3.0}, {"negative_prompt": "a blue square"}, TRUE_CFG | {"true_cfg_scale": 1.0}],
@@ -144,24 +118,6 @@ def test_a_call_that_failed_leaves_the_next_one_guided() -> None:
     assert np.array_equal(draw(made, **TRUE_CFG), first)
 
 
-@pytest.mark.parametrize(
-    "cache",
-    ["first_block_cache(hits=0.5)", "teacache(hits=0.5)", "taylorseer(hits=0.5)", "seacache(hits=0.5)"],
-)
-@pytest.mark.quick("first_block*", "taylorseer*")
-def test_step_caches_count_the_calls_that_are_made(cache: str) -> None:
-    made = session("flux", f"{cache}+cfg_cutoff(0.5)")
-    first = draw(made, **TRUE_CFG)
-    evidence = made.evidence()
-    assert evidence["cache_calls"] == 6 + 3
-    assert evidence["guided_steps"] == 3
-    assert 0 < float(evidence["cache_hit_rate"]) < 0.5
-    assert np.array_equal(draw(made, **TRUE_CFG), first)
-    whole = session("flux", cache)
-    draw(whole, **TRUE_CFG)
-    assert whole.evidence()["cache_calls"] == 12
-
-
 @pytest.mark.parametrize("blocks", ["whole", "repeated"])
 @pytest.mark.quick("repeated")
 def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
@@ -175,22 +131,6 @@ def test_compiled_there_is_nothing_new_to_compile(blocks: str) -> None:
     assert made.evidence()["unguided_steps"] == 3
     if blocks == "whole":
         assert counts[0] == (1, 0)
-
-
-@pytest.mark.parametrize("family", ["sd", "sdxl"])
-@pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.exhaustive("2-sdxl", "1-sd*")
-@pytest.mark.soak
-def test_a_unets_two_batch_sizes_are_compiled_in_the_first_call(family: str, num: int) -> None:
-    """That is the warm-up: no recompile falls into the window that is measured."""
-    prompts = ["a red circle", "a star"][:num]
-    call: dict[str, Any] = {"num_inference_steps": 4, "guidance_scale": 4.0}
-    alone = draw(session(family, "cfg_cutoff(0.5)"), prompts, **call)
-    made = session(family, "cfg_cutoff(0.5)+compile(backend=eager)")
-    for _ in range(3):
-        assert psnr(draw(made, prompts, **call), alone) > 80
-        assert (made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]) == (2, 0)
-        assert made.evidence()["unguided_steps"] == 2
 
 
 @pytest.mark.parametrize(("family", "graphs"), [("sd", 2), ("flux", 1)])
@@ -207,27 +147,6 @@ def test_recorded_there_is_nothing_new_to_record(
         assert psnr(draw(made, **call), alone) > 80
         assert effect.evidence is not None
         assert effect.evidence()["cuda_graphs_recorded"] == graphs
-
-
-def test_pipelines_that_name_no_two_calls_say_so() -> None:
-    from diffusers import FluxFillPipeline, StableDiffusionPipeline
-
-    machine = Machine("cpu", "CPU", None, None)
-    pipe = build("flux")
-
-    class WrongOrder(type(pipe)):
-        def __call__(self) -> None:
-            with self.transformer.cache_context("uncond"), self.transformer.cache_context("cond"):
-                pass
-
-    for kind in (FluxFillPipeline, WrongOrder):
-        other = object.__new__(kind)
-        other.transformer = pipe.transformer
-        reason = CfgCutoff(fraction=0.5).unsupported(target_of(machine, other))
-        assert reason is not None
-        assert reason.startswith(f"{kind.__name__} runs guidance neither")
-    assert hasattr(StableDiffusionPipeline, "do_classifier_free_guidance")
-    assert CfgCutoff(fraction=0.5).unsupported(target_of(machine, pipe)) is None
 
 
 # guidance(true_cfg=...)

@@ -8,13 +8,9 @@ import pytest
 import torch
 
 import vivace
-from tests import conditioned
 from tests.conditioned import CASES, case, draw
 from tests.families import build, psnr
-from vivace.errors import Unsupported
 from vivace.machinery.guidance import GuidanceRows, rows_of
-from vivace.machinery.technique import Effect
-from vivace.runtime.session import with_step_ends
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -86,25 +82,6 @@ def test_the_share_is_of_steps_and_not_of_calls(sampler: str, calls: int, guided
     assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}
 
 
-def test_pndm_that_skips_runge_kutta_has_two_calls_in_its_first_step() -> None:
-    from diffusers import PNDMScheduler
-
-    pipe = build("sd")
-    pipe.scheduler = PNDMScheduler.from_config(pipe.scheduler.config, skip_prk_steps=True)
-    rows = rows_of_calls(pipe)
-    made = vivace.apply(pipe, "cfg_cutoff(0.5)")
-    draw(made, {}, num_inference_steps=6)
-    assert rows == [2] * 4 + [1] * 3
-    assert made.evidence() == {"guided_steps": 3, "unguided_steps": 3}
-
-
-@pytest.mark.parametrize("name", ["StableDiffusionPAGPipeline", "SemanticStableDiffusionPipeline"])
-def test_rows_that_are_not_known_are_refused_before_drawing(name: str) -> None:
-    pipe = conditioned.as_pipeline(build("sd"), name, safety_checker=None, feature_extractor=None)
-    with pytest.raises(Unsupported, match=name):
-        vivace.apply(pipe, "cfg_cutoff(0.5)")
-
-
 REFUSED = {
     "StableDiffusionPAGPipeline": "perturbed attention",
     "LEditsPPPipelineStableDiffusion": "does not say whether|no batch of two",
@@ -136,14 +113,6 @@ def test_which_pipelines_rows_are_known(name: str) -> None:
     else:
         assert isinstance(rows, str)
         assert re.search(REFUSED[name], rows)
-
-
-def test_text_for_each_frame_is_refused_before_a_step() -> None:
-    made = vivace.apply(build("sd"), "cfg_cutoff(0.5)")
-    unet, words = made.pipe.unet, torch.zeros(4, 32, 128)
-    made.pipe._guidance_scale = 5.0
-    with made.surroundings(), pytest.raises(Unsupported, match="2 rows of latents and 4 of text"):
-        unet(torch.zeros(2, 4, 8, 8), 1, encoder_hidden_states=words)
 
 
 def test_calls_outside_of_the_session_are_left_alone() -> None:
@@ -186,21 +155,6 @@ def test_callback_objects_get_the_tensors_that_they_declare(kind: str) -> None:
     changed = draw(made, {}, callback_on_step_end=callbacks[kind])
     assert callbacks["one"].batches == [["latents", "prompt_embeds"]] * 4
     assert psnr(changed, draw(made, {})) < 40, "and what they return is taken"
-
-
-@pytest.mark.parametrize("kind", ["one", "several"])
-def test_with_a_techniques_own_callback_both_get_their_tensors(kind: str) -> None:
-    callbacks, ours = _callbacks(), []
-
-    def step_end(pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-        ours.append(sorted(tensors))
-        return {}
-
-    effect = Effect(step_end=step_end, step_end_inputs=("negative_prompt_embeds", "latents"))
-    call = with_step_ends({"callback_on_step_end": callbacks[kind]}, [effect])
-    draw(vivace.apply(build("sd")), call)
-    assert ours == [["latents", "negative_prompt_embeds", "prompt_embeds"]] * 4
-    assert [{"latents", "prompt_embeds"} <= {*names} for names in callbacks["one"].batches] == [True] * 4
 
 
 def test_diffusers_own_cutoff_beside_ours() -> None:

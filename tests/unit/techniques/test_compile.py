@@ -1,9 +1,5 @@
 """torch.compile: repeated blocks, any size, and code that a second process finds."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,72 +55,6 @@ def test_unnamed_blocks_are_refused_with_a_reason() -> None:
     assert Compile(blocks="repeated").unsupported(target_of(machine=on_gpu)) is None
     old = Machine("cuda", "an old GPU", (7, 0), None)
     assert "needs compute capability 7.5" in (Compile().unsupported(target_of(machine=old)) or "")
-
-
-@pytest.mark.soak
-def test_each_session_counts_its_own_graphs() -> None:
-    first = session("sd", "compile(backend=eager)")
-    draw(first)
-    second = session("flux", "compile(backend=eager)")
-    draw(second)
-    counts = [made.evidence()["compiled_graphs"] for made in (first, second)]
-    assert counts == [2, 1], (
-        "the first's go on counting, since the process does; the second's begin where it began"
-    )
-
-
-@pytest.mark.parametrize("family", ["sd", "flux"])
-@pytest.mark.exhaustive("sd")
-@pytest.mark.soak
-def test_dynamic_code_serves_another_size(family: str) -> None:
-    def graphs(recipe: str) -> list[int]:
-        made = session(family, recipe)
-        counts = []
-        for height in (64, 96):
-            assert psnr(draw(made, height=height), drawn(family, height=height)) > 80
-            counts.append(int(made.evidence()["compiled_graphs"]))
-        return counts
-
-    first, second = graphs("compile(backend=eager, dynamic=True)")
-    assert first == second, "the second size was compiled for already"
-    if family == "flux":  # the quicker to trace
-        torch._dynamo.reset()
-        first, second = graphs("compile(backend=eager)")
-        assert first < second
-
-
-_PROCESS = """
-import json, types, torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
-cache_dir()  # as some imports do: it writes inductor's default into the environment
-from tests.targets import target_of
-from vivace.machinery.technique import Machine
-from vivace.techniques.compile import Compile
-unet = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU())
-pipe = types.SimpleNamespace(unet=unet)
-effect = Compile().apply(target_of(Machine("cpu", "CPU", None, "c++"), pipe))
-with torch.no_grad():
-    unet.forward(torch.ones(2, 8))
-print(json.dumps(effect.evidence()))
-"""
-
-
-@pytest.mark.soak  # test_artifact.py does it for a pipeline
-def test_a_second_process_finds_the_code(tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
-    environment.pop("VIVACE_CACHE", None)
-    environment["XDG_CACHE_HOME"] = str(tmp_path)
-    runs = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", _PROCESS], env=environment, capture_output=True, text=True, check=True
-        )
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    assert runs[0] == {
-        "compiled_graphs": 1, "graph_breaks": 0, "graphs_from_cache": 0, "graphs_not_in_cache": 1
-    }  # fmt: skip
-    assert runs[1] == runs[0] | {"graphs_from_cache": 1, "graphs_not_in_cache": 0}
-    assert any((tmp_path / "vivace" / "inductor").iterdir())
 
 
 def test_where_the_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -90,11 +90,6 @@ def test_each_announced_size_is_compiled_once_and_for_itself() -> None:
     assert run(160, 64) == 0
 
 
-def test_any_size_is_compiled_once() -> None:
-    run, _ = applied(Compile.model_validate({"backend": "eager", "sizes": "any"}))
-    assert [run(*size) for size in ((64, 64), (96, 64), (64, 128), (256, 256))] == [1, 0, 0, 0]
-
-
 def test_of_a_unet_only_height_and_width_are_dynamic() -> None:
     """Tracing with a dynamic batch takes more than twice as long; so a second batch size compiles once more."""
     run, _ = applied(Compile.model_validate({"backend": "eager", "sizes": "any"}), _Unet)
@@ -115,15 +110,6 @@ def test_the_limit_of_graphs_is_no_silent_one() -> None:
     assert not torch._dynamo.config.fail_on_recompile_limit_hit, "the setting does not outlive the forward"
 
 
-def test_blocks_with_other_layers_left_have_a_limit_of_their_own() -> None:
-    blocks = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)) for _ in range(3)]
-    assert limits.num_kinds(blocks) == 1
-    blocks[1][0].weight = type("Quantised", (torch.nn.Parameter,), {})(torch.zeros(2, 2))
-    assert limits.num_kinds(blocks) == 2
-    assert limits.graph_limit(0, 2) == 2 * torch._dynamo.config.recompile_limit
-    assert limits.graph_limit(3, 2) == 6 * torch._dynamo.config.recompile_limit
-
-
 def test_prompts_of_any_length_need_any_size() -> None:
     with pytest.raises(Unsupported, match=r"Qwen-Image takes prompts at their own lengths.*sizes=any"):
         flow_models.session("qwen-image", "compile(backend=eager, sizes=[64x64])")
@@ -140,16 +126,3 @@ def test_warming_up_draws_each_size() -> None:
     assert drawn == [(8, 8), (8, 8), (8, 12), (8, 12)]
     (only,) = session("sd", "inference_mode").warm_up("a red circle", num_inference_steps=1)
     assert (only.size, only.graphs) == (None, 0)
-
-
-@pytest.mark.parametrize(("family", "blocks"), [("sd", "whole"), ("flux", "repeated")])
-@pytest.mark.soak
-def test_whole_denoisers_and_repeated_blocks(family: str, blocks: str) -> None:
-    made = session(family, f"compile(backend=eager, blocks={blocks}, sizes=[64x64, 96x64])")
-    for warmed in made.warm_up("a red circle", num_inference_steps=1):
-        assert warmed.graphs > 0
-        assert warmed.graphs_later == 0
-    before = made.evidence()["compiled_graphs"]
-    for width in (64, 96, 64):
-        made("a star", width=width, height=64, num_inference_steps=2)
-    assert made.evidence()["compiled_graphs"] == before

@@ -9,7 +9,6 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from diffusers.hooks import group_offloading
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from torch.utils._pytree import tree_leaves
 
@@ -80,7 +79,7 @@ def test_new_values_go_in_and_earlier_results_stay() -> None:
 
 def test_announced_sizes_have_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six shapes in turn, with four graphs kept for each of two sizes: none is captured again."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     unet = torch.nn.Conv2d(4, 4, 3, padding=1)
     unet.device = torch.device("cpu")
     plain = target_of(GPU, SimpleNamespace(unet=unet))
@@ -205,19 +204,8 @@ def test_outputs_of_diffusers_and_things_that_are_no_tensors() -> None:
         assert (nothing, word) == (None, "word")
 
 
-def test_a_failed_capture_is_tried_again_next_time() -> None:
-    def refuse(work: Callable[[], Any]) -> Any:
-        raise Unsupported("no")
-
-    made = CapturedFunction(lambda x: x, torch.device("cpu"), refuse, 4)
-    for _ in range(2):
-        with pytest.raises(Unsupported):
-            made(torch.ones(1))
-    assert counts(made) == (0, 0)
-
-
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
 
 
@@ -310,7 +298,7 @@ def test_schedulers_do_not_read_timesteps_back_from_the_device(
 
 
 def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     reference = draw(vivace.apply(build("sd"), "scheduler(ddim)"), num_inference_steps=4)
     session = vivace.apply(build("sd"), "cuda_graph@denoiser,vae+scheduler(ddim)")
@@ -326,60 +314,13 @@ def test_a_scheduler_that_comes_later_is_served_too(monkeypatch: pytest.MonkeyPa
 def test_schedulers_that_search_for_the_first_timestep(
     scheduler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     reference = draw(vivace.apply(build("sd"), f"scheduler({scheduler})"), num_inference_steps=4)
     session = vivace.apply(build("sd"), f"cuda_graph+scheduler({scheduler})")
     for _ in range(2):
         assert psnr(draw(session, num_inference_steps=4), reference) > 90
     assert session.evidence()["timesteps_from_host"] == 8
-
-
-def test_timesteps_that_a_gpu_may_round_otherwise_stay_on_it() -> None:
-    euler = diffusers.EulerDiscreteScheduler
-    assert cuda_graph._reads_timesteps(euler())
-    assert not cuda_graph._reads_timesteps(euler(timestep_type="continuous", prediction_type="v_prediction"))
-
-
-@pytest.mark.parametrize("family", ["sd", "sdxl", "flux"])
-def test_layers_are_not_searched_for_offloading_hooks(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[Any] = []
-    search = group_offloading._get_top_level_group_offload_hook
-
-    def counted(module: Any) -> Any:
-        searched.append(module)
-        return search(module)
-
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
-    monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
-    plain = vivace.apply(build(family))
-    session = vivace.apply(build(family), "cuda_graph")
-    monkeypatch.setattr(group_offloading, "_get_top_level_group_offload_hook", counted)
-    reference = draw(plain)
-    assert len(searched) >= 4, "diffusers searches no longer, so nothing needs to be told"
-    searched.clear()
-    assert psnr(draw(session), reference) > 90
-    assert not searched
-    with pytest.raises((ValueError, RuntimeError)):  # a failed call leaves nothing behind
-        draw(session, height=13)
-    assert group_offloading._get_group_onload_device.__module__ == group_offloading.__name__
-
-
-def test_what_is_offloaded_or_moved_is_searched_for() -> None:
-    pipe = build("sd")
-    devices = cuda_graph._DeviceAnswers()
-    devices.settle(pipe)
-    pipe.vae.to("meta")
-    with devices.answering():
-        assert group_offloading._get_group_onload_device(pipe.unet) == torch.device("cpu")
-        with pytest.raises(ValueError, match="not enabled"):
-            group_offloading._get_group_onload_device(pipe.vae)
-    offloaded = build("sd")
-    offloaded.vae.enable_group_offload(torch.device("cpu"), offload_type="leaf_level")
-    devices = cuda_graph._DeviceAnswers()
-    devices.settle(offloaded)
-    with devices.answering(), pytest.raises(ValueError, match="not enabled"):
-        group_offloading._get_group_onload_device(offloaded.unet)
 
 
 @pytest.mark.parametrize("recipe", ["scheduler(pndm)", "scheduler(heun)", "cfg_cutoff(0.5)", "guidance(1)"])
@@ -396,7 +337,7 @@ def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With guidance for half of the steps a call has two kinds of steps; where one graph is kept, both come anew."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(CudaGraph, "unsupported", lambda *_: None)
     timing = Timing(rounds=1, repeats=2, max_warmup=1)
 
@@ -432,7 +373,3 @@ def test_what_cannot_be_captured_is_refused_before_the_call() -> None:
     assert CudaGraph().unsupported(target_of(machine=GPU, pipe=build("sd"))) is None
     with pytest.raises(Unsupported, match=r"cuda_graph: .* memory pool cannot be predicted"):
         predict(find_weightless("tiny-sd"), resolve("cuda_graph"))
-
-
-def test_it_is_captured_after_compiling_whatever_the_targets() -> None:
-    assert resolve("cuda_graph+compile@denoiser,vae").text == "compile@denoiser,vae+cuda_graph"

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -111,18 +110,3 @@ def test_other_residuals() -> None:
         for _ in range(2):
             pipe.unet(**arguments, down_intrablock_additional_residuals=[])
         assert made.evidence()["cache_hit_rate"] == 0.25, "no further hit"
-
-
-def test_a_pipeline_without_its_session_starts_anew() -> None:
-    made = session("sd", "deepcache(3)")
-    first = draw(made, num_inference_steps=7)
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(4 / 7), "cache_calls": 7}
-    generator = torch.Generator()
-    call = {"height": 64, "width": 64, "num_inference_steps": 7, "output_type": "np"}
-    for _ in range(2):
-        image = made.pipe("a red circle", generator=generator.manual_seed(0), **call).images
-        assert np.array_equal(image, first)
-
-
-def test_it_goes_without_guidance() -> None:
-    assert draw(session("sd", "deepcache(3)+guidance(1)")).shape == (1, 64, 64, 3)

@@ -11,16 +11,12 @@ from safetensors.torch import save_file
 import vivace
 from tests.families import draw, psnr
 from tests.targets import target_of
-from tests.typed import run_vivace
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import FewSteps, SamplerEntry, StoredPart, few_steps_of
 from vivace.errors import Unsupported, UnusableModel, WorkloadError
 from vivace.measure.machine import this_machine
-from vivace.measure.scorer import ClipScorer
 from vivace.models.find import find_model
 from vivace.models.load import load_pipeline
-from vivace.models.prompts import PROMPT_SETS
-from vivace.models.scorers import find_scorer
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export import write_script
 from vivace.runtime.memory.predict import predict
@@ -164,23 +160,6 @@ def test_sigmas_of_its_own_are_passed_and_no_other_number_of_steps(
         session("a red circle", num_inference_steps=6)
 
 
-def test_todays_models_have_theirs() -> None:
-    known = {
-        name: {(few.kind, *few.steps) for few in few_steps_of(CATALOGUE[name])}
-        for name in ("qwen-image", "qwen-image-2512", "qwen-image-edit-2511", "qwen-image-2.1", "flux2-dev")
-    }
-    assert known == {
-        "qwen-image": {("lightning", 4), ("lightning", 8)},
-        "qwen-image-2512": {("lightning", 4), ("lightning", 8)},
-        "qwen-image-edit-2511": {("lightning", 4)},
-        "qwen-image-2.1": {("lightning", 4)},
-        "flux2-dev": {("turbo", 8)},
-    }
-    (turbo,) = few_steps_of(CATALOGUE["flux2-dev"])
-    assert len(turbo.call["sigmas"]) == 8
-    assert all(few.call["true_cfg_scale"] == 1 for few in few_steps_of(CATALOGUE["qwen-image-2512"]))
-
-
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "pony", "flux-dev"])
 def test_the_catalogues_are_whole(name: str) -> None:
     import diffusers
@@ -207,34 +186,6 @@ def test_tiny_sd_draws_in_few_steps_without_guidance(steps: int) -> None:
     assert np.isfinite(picture).all()
 
 
-@pytest.mark.soak
-def test_tiny_sds_keeps_more_of_the_clip_margin_than_plain_few_steps() -> None:
-    """As the gate counts it; 8 prompts, one seed each, one thread. Plain steps of the same work are two."""
-    prompts = PROMPT_SETS["tinyworld"][:8]
-    scorer = ClipScorer(find_scorer("tiny-clip").folder)
-    prompt_embeddings = scorer.embed_prompts(prompts)
-
-    def scores(recipe: str) -> np.ndarray:
-        """(8, 8): each image with each prompt."""
-        session = vivace.load("tiny-sd", recipe, device="cpu")
-        torch.set_num_threads(1)
-        generators = [torch.Generator().manual_seed(k) for k in range(len(prompts))]
-        return 100 * np.asarray(
-            scorer.embed_images(session(list(prompts), generator=generators).images) @ prompt_embeddings.T
-        )
-
-    usual = scores("baseline")
-    others = (usual.sum(axis=1) - usual.diagonal()) / (len(prompts) - 1)
-    margin = (usual.diagonal() - others).mean()
-    kept = {
-        recipe: 1 - (usual.diagonal() - scores(recipe).diagonal()).mean() / margin
-        for recipe in ("distilled(lcm)", "steps(4)", "steps(2)")
-    }
-    assert kept["distilled(lcm)"] > 0.95, kept
-    assert kept["distilled(lcm)"] > kept["steps(4)"] + 0.05, kept
-    assert kept["distilled(lcm)"] > kept["steps(2)"] + 0.1, kept
-
-
 def test_a_script_of_tiny_sds_takes_the_file_that_ships() -> None:
     text = write_script(find_model("tiny-sd"), resolve("distilled(lcm)"), "cpu", prompt="a red circle").text
     lines = text.split("pipe.load_lora_weights(")[1].split(")")[0]
@@ -259,7 +210,7 @@ def test_a_script_merges_it_through_diffusers(
     entry = CATALOGUE["tiny-sd"]
     hub = entry.few_steps[1].model_copy(update={"lora": part, "kind": "hyper"})
     monkeypatch.setitem(CATALOGUE, "tiny-sd", entry.model_copy(update={"few_steps": (hub,)}))
-    monkeypatch.setattr("vivace.machinery.lora.distillations.fetch_part", lambda _: distilled_tiny_sd)
+    monkeypatch.setattr("vivace.machinery.lora.read_lora.fetch_part", lambda _: distilled_tiny_sd)
     text = write_script(find_model("tiny-sd"), resolve("distilled(hyper)"), "cpu", prompt="a red circle").text
     for words in ('"somebody/some-lora",', 'weight_name="it.safetensors",', 'revision="abc",'):
         assert words in text.split("pipe.load_lora_weights(")[1].split(")")[0]
@@ -267,10 +218,3 @@ def test_a_script_merges_it_through_diffusers(
     assert "pipe.scheduler = LCMScheduler.from_config(pipe.scheduler.config)" in text
     assert "num_inference_steps=8" in text
     assert "apply(" not in text, "in public calls alone"
-
-
-def test_vivace_models_lists_them(tmp_path: Path) -> None:
-    out = run_vivace(tmp_path, "models").stdout
-    assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8), ") == 3
-    assert out.count("with a LoRA: distilled(lcm) in 4 steps (or 2, 3, 5, 6, 7, 8)\n") == 1, "tiny-sd's own"
-    assert "with a LoRA: distilled(hyper) in 8 steps (or 16), distilled(turbo) in 8 steps\n" in out

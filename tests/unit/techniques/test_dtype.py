@@ -2,14 +2,11 @@
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import vivace
 from tests import flow_models
-from tests.families import build, draw
 from tests.narrow import small
 from tests.targets import target_of
 from vivace.errors import NoEffect
@@ -17,23 +14,6 @@ from vivace.models.synthetic import build as build_architecture
 from vivace.techniques.dtype import Dtype
 
 pytestmark = pytest.mark.usefixtures("short_calls")
-
-
-def test_a_step_does_not_ask_the_denoiser_for_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = vivace.apply(build("sd"), "dtype(bf16)@denoiser")
-    lookups: list[Any] = []
-
-    def dtype(unet: Any) -> torch.dtype:
-        lookups.append(unet)
-        return torch.bfloat16
-
-    monkeypatch.setattr(type(session.pipe.unet), "dtype", property(dtype))
-    counts = []
-    for steps in (1, 4):
-        lookups.clear()
-        draw(session, num_inference_steps=steps)
-        counts.append(len(lookups))
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize(
@@ -55,16 +35,6 @@ def test_a_converted_model_is_as_one_loaded_in_bf16(model: str, tmp_path: Path) 
                 if expected.ndim:  # Gemma's scale of embeddings, which is cast to bf16 in each call
                     assert ours[key].dtype == expected.dtype, (name, key)
                     assert torch.equal(ours[key], expected), (name, key)
-
-
-def test_timesteps_are_embedded_in_bf16_as_in_fp32() -> None:
-    """With frequencies in bf16 the embedding of Qwen-Image 2.1 is 33 % off."""
-    exact = flow_models.pipeline("qwen-image-2.1").transformer.time_text_embed
-    rounded = flow_models.session("qwen-image-2.1", "bf16@denoiser").pipe.transformer.time_text_embed
-    for timestep in (0.3, 0.75, 1.0):
-        expected = exact(torch.tensor([timestep]), torch.zeros(1))
-        embedded = rounded(torch.tensor([timestep]), torch.zeros(1, dtype=torch.bfloat16)).float()
-        assert (embedded - expected).norm() < 0.01 * expected.norm()
 
 
 def test_a_second_conversion_changes_nothing() -> None:

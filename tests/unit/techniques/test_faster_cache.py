@@ -9,8 +9,7 @@ from diffusers import StableDiffusionControlNetPipeline
 from diffusers.hooks.faster_cache import _split_low_high_freq
 
 import vivace
-from benchmarks.flops import count_denoiser
-from tests.families import build, draw, psnr, session
+from tests.families import build, draw, session
 from vivace.errors import Unsupported
 from vivace.machinery.technique.pipeline_code import doubles_latents
 from vivace.techniques.faster_cache import _bands, _conditional
@@ -43,13 +42,6 @@ def test_bands_are_those_of_diffusers(height: int, width: int) -> None:
         assert inverse.imag.abs().max() < 1e-5
         torch.testing.assert_close(band, inverse.real, atol=1e-5, rtol=0)
     torch.testing.assert_close(sum(bands), latents)
-
-
-def test_the_means_are_low_and_checkerboards_high() -> None:
-    checkers = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
-    low, high = _bands((checkers + 3).expand(1, 4, 16, 16))
-    torch.testing.assert_close(low, torch.full((1, 4, 16, 16), 3.0))
-    torch.testing.assert_close(high, checkers.expand(1, 4, 16, 16))
 
 
 @pytest.mark.parametrize("timestep", [900, 100])
@@ -99,18 +91,6 @@ def test_a_hit_computes_half_of_the_batch(family: str) -> None:
     assert rows == [6, 6, 3]
 
 
-def test_a_hit_is_half_of_the_operations() -> None:
-    pipe = build("sd")
-    size = {"height": 64, "width": 64, "text_length": 7, "batch": 2}
-    pipe.scheduler.set_timesteps(4)
-    pipe._num_timesteps, pipe._guidance_scale = 4, 3.0
-    alone = count_denoiser(pipe.unet, **size).total
-    vivace.apply(pipe, "faster_cache(hits=0.99)")
-    whole, again, hit = (count_denoiser(pipe.unet, **size).total for _ in range(3))
-    assert whole == again == alone, "nothing is computed for the cache's own sake"
-    assert hit == pytest.approx(alone / 2, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("recipe", "whole"),
     [
@@ -142,22 +122,6 @@ def test_an_even_batch_without_guidance_is_not_split() -> None:
     assert made.refuted({}) == (
         "faster_cache@denoiser: guidance was off (scale 1 or less), so there was no unconditional half to leave out"
     )
-
-
-@pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.long
-@pytest.mark.exhaustive("2")
-def test_blocks_compiled_one_code_for_all(num: int) -> None:
-    prompts = ["a red circle", "a star"][:num]
-    recipe = "faster_cache(2, start=1001)"
-    alone = draw(session("sd", recipe), prompts, num_inference_steps=8)
-    made = session("sd", f"{recipe}+compile(backend=eager, blocks=repeated)")
-    graphs = []
-    for _ in range(2):
-        assert psnr(draw(made, prompts, num_inference_steps=8), alone) > 80
-        graphs.append((made.evidence()["compiled_graphs"], made.evidence()["graph_breaks"]))
-    assert graphs[0] == graphs[1], "none in the second call"
-    assert graphs[0][1] == 0
 
 
 def test_the_conditional_half_of_nested_arguments() -> None:

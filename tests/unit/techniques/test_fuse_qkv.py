@@ -11,9 +11,6 @@ from tests.families import FAMILIES, build, draw, psnr, session
 from vivace.errors import NoEffect, Unsupported
 from vivace.machinery.technique import component_of
 from vivace.measure.accelerator import weights_bytes
-from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
-from vivace.runtime.memory.weightless import find_weightless
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -79,11 +76,3 @@ def test_what_cannot_be_fused_is_said_in_words() -> None:
     with pytest.raises(Unsupported, match="computed by Adapter"):
         vivace.apply(pipe, "fuse_qkv")
     assert np.isfinite(draw(vivace.apply(pipe, "fuse_qkv@vae"))).all()
-
-
-@pytest.mark.parametrize("name", ["tiny-sd", "sd15"])
-def test_memory_of_fused_projections_is_predicted(name: str) -> None:
-    model = find_weightless(name)
-    plain, fused = (predict(model, resolve(recipe)) for recipe in ("baseline", "fuse_qkv"))
-    assert fused.model_bytes == pytest.approx(plain.model_bytes, rel=0.01)
-    assert fused.loading_bytes > plain.loading_bytes, "for a moment both are there"

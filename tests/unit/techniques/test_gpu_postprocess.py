@@ -44,27 +44,6 @@ def test_the_same_bytes(dtype: torch.dtype) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(images, expected, strict=True))
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("how", ["applied", "script"])
-def test_the_cpu_moves_no_bytes_around(
-    how: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PIL copies an array whose colours are apart byte by byte: nine times as long as the rest of its work."""
-    contiguous: list[bool] = []
-    fromarray = Image.fromarray
-
-    def noted(array: Any, *args: Any) -> Any:
-        contiguous.append(array.flags["C_CONTIGUOUS"])
-        return fromarray(array, *args)
-
-    pipe = applied()[0] if how == "applied" else scripted()
-    monkeypatch.setattr(Image, "fromarray", noted)
-    for count in (1, 2):
-        image = torch.zeros(count, 3, 8, 4).to(memory_format=layout)
-        pipe.image_processor.postprocess(image, do_denormalize=[True] * count)
-    assert contiguous == [True, True, True]
-
-
 @pytest.mark.parametrize("kind", ["np", "pt", "latent"])
 def test_other_outputs_are_diffusers(kind: str) -> None:
     latents = torch.linspace(-1, 1, 3 * 4 * 4).reshape(1, 3, 4, 4)

@@ -144,17 +144,6 @@ def test_somebodys_file_rides_on_compiled_quantised_layers_without_a_recompile(
     assert psnr(third, draw(session("sd", uncompiled))) > 60
 
 
-@pytest.mark.soak
-def test_the_same_with_inductor(loras: dict[str, str]) -> None:
-    hot = session("sd", f"lora('{loras['a']}', hot=True, max_rank=6)+int8+compile")
-    draw(hot)
-    before = hot.evidence()["compiled_graphs"]
-    hot.set_lora(loras["b"], scale=0.5)
-    image = draw(hot)
-    assert hot.evidence()["compiled_graphs"] == before
-    assert psnr(image, draw(session("sd", f"lora('{loras['b']}', 0.5, hot=True)+int8"))) > 50
-
-
 def test_a_captured_step_sees_the_exchange(loras: dict[str, str]) -> None:
     hot = session("sd", f"lora('{loras['a']}', hot=True, max_rank=6)")
     graph = captured(hot.pipe.unet.forward)

@@ -13,7 +13,6 @@ import vivace
 from tests.families import build, draw, drawn, psnr
 from tests.targets import target_of
 from tests.typed import typed
-from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import Unsupported, UsageError
 from vivace.machinery.step_caching.block_residual import watching_residuals
 from vivace.machinery.step_caching.model_fits import Ratios, find_fit, keep, mean_of, ratios_of
@@ -69,24 +68,6 @@ def test_the_table_of_another_number_of_steps() -> None:
         expected = nearest_interp(FLUX_MAG_RATIOS, num_steps)
         assert [FLUX.at(step, num_steps) for step in range(num_steps)] == pytest.approx(expected.tolist())
     assert FLUX.at(28, 28) == 1.0, "after the end, as some schedulers go"
-
-
-@pytest.mark.parametrize("recipe", ["magcache(0.3)", "magcache(hits=0.5)"])
-@pytest.mark.long
-@pytest.mark.exhaustive("magcache(0.3)*")
-def test_compiled_and_recorded_it_is_two_graphs(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = draw(with_ratios(recipe), **CALL)
-    made = with_ratios(f"{recipe}+compile(backend=eager)")
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-        evidence = made.evidence()
-        assert (evidence["compiled_graphs"], evidence["graph_breaks"]) == (2, 0), "none in the second call"
-    pipe = build("flux")
-    made = vivace.apply(pipe, recipe)
-    effect = apply_cuda_graph(pipe, monkeypatch)
-    for _ in range(2):
-        assert psnr(draw(made, **CALL), alone) > 60
-    assert effect.evidence()["cuda_graphs_recorded"] == 2
 
 
 def test_whose_table_it_is() -> None:

@@ -1,6 +1,5 @@
 """A denoiser sharded between processes generates what one generates; what cannot work is refused with a reason."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import vivace
 from tests import families
@@ -16,17 +14,13 @@ from tests.families import psnr
 from tests.forked_peers import forked_peers, lives, pids
 from tests.targets import target_of
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.compilation.captured import CapturedFunction, captured_forward
-from vivace.machinery.multi_gpu.flux_tokens import Ulysses
-from vivace.machinery.multi_gpu.sharded_denoiser import _follow_primary
 from vivace.machinery.multi_gpu.split_tokens import needs_diffusers
 from vivace.machinery.technique import Machine
 from vivace.models import find_model
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export import write_script
-from vivace.techniques import cuda_graph
-from vivace.techniques.parallel import Parallel, _recipe_of_peers
+from vivace.techniques.parallel import Parallel
 
 pytestmark = pytest.mark.usefixtures("small_images")
 
@@ -182,47 +176,6 @@ def test_flux_draws_the_very_same_picture(recipe: str, call: dict[str, Any]) -> 
         assert evidence.get("graph_breaks", 0) == 0
 
 
-class Operators(TorchDispatchMode):
-    """Counts what runs, and keeps what attention is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num: Counter[str] = Counter()
-        self.attended: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.name()
-        self.num[name] += 1
-        if "scaled_dot_product" in name:
-            self.attended.append(args[:3])
-        return func(*args, **(kwargs or {}))
-
-
-def test_ulysses_takes_two_collectives_and_no_copy_behind_the_first() -> None:
-    with vivace.apply(even_flux(), "parallel(ulysses)") as sharded, Operators() as operators:
-        sharded("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert operators.num["vivace::collective"] == 2, "of the double block"
-    assert operators.num["vivace::collective_beside_linear"] == 2, "of the single one"
-    assert operators.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
-    query, key, value = operators.attended[-1]
-    assert len({x.untyped_storage().data_ptr() for x in (query, key, value)}) == 1
-    assert query.shape[1] == 2, "half of the heads"
-    _, heads, tokens, channels = query.shape
-    packed = 3 * heads * channels
-    assert query.stride() == (tokens * packed, channels, packed, 1), "as of one matmul for all three"
-
-
-def test_all_gather_takes_one_collective_beside_a_linear_layer() -> None:
-    with vivace.apply(even_flux(), "parallel(all_gather)") as sharded, Operators() as operators:
-        sharded("a red circle", height=64, width=64, num_inference_steps=1, output_type="latent")
-    assert operators.num["vivace::collective_beside_linear"] == 2
-    assert operators.num["vivace::collective"] == 0
-    assert operators.num["_c10d_functional::all_gather_into_tensor"] == 1, "the result"
-    query, key, value = operators.attended[-1]
-    assert query.shape[2] * 2 == key.shape[2] == value.shape[2], "half of the queries, all keys"
-    assert query.shape[1] == key.shape[1] == 4, "of all heads"
-
-
 def test_a_hit_of_a_step_cache_is_computed_alone_and_of_all_tokens() -> None:
     recipe = "teacache(hits=0.5)"
     expected = of_even_flux(recipe, num_inference_steps=8)
@@ -276,19 +229,6 @@ def test_a_fused_unets_rows_are_shared_out(by_one_recipe: bool) -> None:
         assert sharded.refuted(evidence) is None
 
 
-@pytest.mark.long
-def test_fused_fp8_blocks_gather_too_and_their_rows_may_be_shared_out() -> None:
-    alone = families.session("flux", "fused(fp8)")
-    # One process has one scale for both rows, two have one for each: some values round to others of fp8's few.
-    for mode, call, least_db in (
-        ("all_gather", {}, SAME_DB),
-        ("cfg", {"prompt": ["a red circle", "a blue square"]}, 30),
-    ):
-        with families.session("flux", f"fused(fp8)+parallel({mode})") as sharded:
-            assert psnr(families.draw(sharded, **call), families.draw(alone, **call)) > least_db
-            assert sharded.evidence()["forwards_shared"] == 6
-
-
 def test_layers_that_are_more_than_a_matmul_are_called() -> None:
     """A hook, as an adapter or a probe registers it, runs, though nothing overlaps with the collective then."""
     pipe = even_flux()
@@ -319,78 +259,6 @@ def test_who_shards_the_tokens() -> None:
             vivace.apply(even_flux(), "parallel(all_gather)")
     finally:
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)
-
-
-def test_a_mask_is_refused() -> None:
-    attention = even_flux().transformer.transformer_blocks[0].attn
-    with pytest.raises(ValueError, match="without a mask"):
-        Ulysses(2, "0")(attention, torch.zeros(1, 4, 8), attention_mask=torch.ones(1, 4))
-
-
-_CAPTURES_ON_A_CPU = """
-import torch
-import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
-from vivace.techniques import cuda_graph
-
-def record(work):
-    outputs = work()
-    kept = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-
-    def replay():
-        fresh = [leaf for leaf in tree_leaves(work()) if isinstance(leaf, torch.Tensor)]
-        for old, new in zip(kept, fresh):
-            old.copy_(new)
-
-    return replay, outputs
-
-cuda_graph.CudaGraph.unsupported = lambda self, target: None
-cuda_graph.cuda_capturer = lambda: record
-"""
-
-
-@pytest.mark.long
-def test_all_capture_and_replay_at_the_same_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a recorder that runs on a CPU, here and in the peer."""
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", cuda_graph.cuda_capturer)  # type: ignore[attr-defined]
-    monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", cuda_graph.CudaGraph.unsupported)
-    exec(_CAPTURES_ON_A_CPU, {})  # noqa: S102
-    larger = {"height": 128, "width": 64}
-    expected, expected_larger = of_even_flux(), of_even_flux(**larger)
-    with forked_peers(_CAPTURES_ON_A_CPU):
-        with vivace.apply(even_flux(), "parallel(ulysses)+cuda_graph(max_graphs=1)") as sharded:
-            graphs = captured_forward(sharded.pipe.transformer).graphs
-            assert psnr(families.draw(sharded), expected) > VERY_SAME_DB
-            assert psnr(families.draw(sharded, **larger), expected_larger) > VERY_SAME_DB, "another graph"
-            graphs.clear()  # this process alone
-            assert psnr(families.draw(sharded, **larger), expected_larger) > VERY_SAME_DB, "both capture anew"
-            assert psnr(families.draw(sharded), expected) > VERY_SAME_DB
-            evidence = sharded.evidence()
-            assert evidence["cuda_graphs_recorded"] == 4
-            assert evidence["peer_1.cuda_graphs_recorded"] == 4
-            assert (
-                evidence["peer_1.forwards"] == evidence["forwards_shared"] == evidence["cuda_graph_replays"]
-            )
-            assert len(graphs) == 1
-        assert not graphs, "NCCL would wait for their end for ever"
-        cached = of_even_flux("teacache(hits=0.5)")
-        with vivace.apply(even_flux(), "parallel(ulysses)+teacache(hits=0.5)+cuda_graph") as sharded:
-            for _ in range(2):
-                assert psnr(families.draw(sharded), cached) > VERY_SAME_DB
-            evidence = sharded.evidence()
-            assert evidence["cuda_graphs_recorded"] == 2, "a step, and a hit"
-            assert evidence["peer_1.cuda_graphs_recorded"] == 1, "a hit is computed here alone"
-
-
-def test_a_graph_that_one_process_lacks_is_an_error() -> None:
-    graphs = CapturedFunction(lambda x: x, torch.device("cpu"), lambda work: (lambda: None, work()), 4)
-    with pytest.raises(RuntimeError, match="not captured"):
-        _follow_primary(graphs, False, (torch.ones(2),), {})
-    graphs(torch.ones(2))
-    _follow_primary(graphs, False, (torch.zeros(2),), {})
-    assert graphs.has((torch.ones(2),), {})
-    _follow_primary(graphs, True, (torch.ones(2),), {})
-    assert not graphs.has((torch.ones(2),), {})
 
 
 @pytest.mark.parametrize(
@@ -467,9 +335,3 @@ def test_flux_has_no_second_row() -> None:
     with families.session("flux", "parallel(cfg)") as sharded:
         assert np.isfinite(families.draw(sharded)).all()
         assert "no forward had two rows" in str(sharded.refuted(sharded.evidence()))
-
-
-def test_what_is_set_for_the_process_is_told_to_the_peers() -> None:
-    later = [*resolve("tf32+inference_mode+steps(4)+channels_last@vae+compile@denoiser,vae")]
-    target = target_of(later=later)
-    assert _recipe_of_peers(target) == "compile+tf32+inference_mode"

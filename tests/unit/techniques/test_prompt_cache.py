@@ -8,7 +8,6 @@ import torch
 
 import vivace
 from tests.families import FAMILIES, build, drawn, latents, session
-from tests.narrow import make_all_small
 from tests.targets import target_of
 from vivace.benchmark import Timing
 from vivace.benchmark.rounds.round import measure_round
@@ -63,15 +62,6 @@ def test_the_same_pictures_bit_for_bit_and_no_encoder_runs_twice(family: str) ->
     assert encoded[1] == encoded[0], "the second time nothing was encoded"
     assert counts(kept) == (3, 3, 0)
     assert kept.refuted({}) is None
-
-
-def test_models_with_random_weights_keep_their_prompts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_all_small(monkeypatch)
-    for name in ("synthetic:sd15", "synthetic:flux-dev"):
-        with vivace.load(name, "prompt_cache", device="cpu") as kept:
-            for _ in range(2):
-                kept("a red circle", num_inference_steps=2, output_type="latent")
-            assert kept.evidence()["prompt_cache_hits"] == 1
 
 
 # Each changes the embeddings, so each must miss and draw what it draws without the cache.

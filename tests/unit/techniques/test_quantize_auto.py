@@ -96,29 +96,6 @@ def test_measuring_leaves_the_layers_as_they_were(cache: Path) -> None:
     assert np.array_equal(draw(auto), draw(none))
 
 
-@pytest.mark.parametrize("scheme", ["fp8", "fp8_static", "int8_dynamic", "int4", "nf4", "nvfp4"])
-@pytest.mark.soak
-def test_the_denoiser_predicts_more_nearly_the_same(cache: Path, scheme: str) -> None:
-    """On a call that nothing was measured on."""
-    calls: list[dict[str, Any]] = []
-    plain = opened("baseline")
-    denoiser = component_of(plain.pipe, "denoiser")
-    denoiser.register_forward_pre_hook(lambda _, __, kwargs: calls.append(dict(kwargs)), with_kwargs=True)
-    draw(plain, "a tiny violet star", seed=9)
-
-    def predicted(made: Session) -> torch.Tensor:
-        with torch.no_grad():
-            prediction: torch.Tensor = component_of(made.pipe, "denoiser")(**calls[2])[0]
-        return prediction
-
-    reference = predicted(opened("baseline"))
-    none, auto = (
-        float((predicted(opened(f"quantize({scheme}{skip})")) - reference).norm() / reference.norm())
-        for skip in ("", ", skip=auto, pictures=1")
-    )
-    assert auto < 0.95 * none
-
-
 def test_where_it_cannot_measure_it_says_why(cache: Path) -> None:
     with pytest.raises(Unsupported, match=r"measure which layers are sensitive.*prompts=\[\.\.\.\]"):
         vivace.apply(build("flux"), "quantize(int8, skip=auto)")

@@ -81,19 +81,6 @@ def test_convolutions() -> None:
     assert psnr(draw(made), drawn("sd")) > 34
 
 
-def test_double_quantisation_is_a_choice_of_bitsandbytes() -> None:
-    installed("bitsandbytes")
-    recipe = "quantize(nf4, backend=bitsandbytes, double_quantization={})"
-    predictions = [predict(find_weightless("sd15"), resolve(recipe.format(twice))) for twice in (True, False)]
-    twice, once = ({c.name: c.num_bytes for c in p.components}["unet"] for p in predictions)
-    # 3 bytes less for each 64 of the 0.38 billion weights that are not in convolutions.
-    assert 12e6 < once - twice < 20e6
-    layers = [
-        session("sd", recipe.format(number)).pipe.unet.time_embedding.linear_2 for number in (True, False)
-    ]
-    assert [layer.weight.quant_state.nested for layer in layers] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("backend", "scheme", "keeps_wo"),
     [
@@ -169,15 +156,6 @@ def test_what_gguf_does_not_go_with() -> None:
     pipe.vae.register_to_config(force_upcast=True)
     with pytest.raises(Unsupported, match="q8_0 of gguf cannot be cast"):
         vivace.apply(pipe, "quantize(q8_0, backend=gguf)@vae")
-
-
-def test_weights_that_another_backend_has_taken_are_not_taken_again() -> None:
-    installed("bitsandbytes")
-    pipe = session("sd", "quantize(nf4, backend=bitsandbytes)").pipe
-    made = vivace.apply(pipe, "quantize(int8, backend=torchao, convolutions=True)")
-    assert made.effects["quantize@denoiser"]["denoiser.quantized_layers"] == sum(
-        isinstance(m, torch.nn.Conv2d) for m in pipe.unet.modules()
-    ), "what was left of it"
 
 
 def test_records_of_a_removed_backend_stay_readable() -> None:

@@ -9,10 +9,8 @@ import torch
 from safetensors import safe_open
 
 import vivace
-from tests.families import build, draw, drawn, psnr, session
-from tests.targets import target_of
+from tests.families import build, draw, psnr, session
 from vivace.errors import RecipeError, Unsupported
-from vivace.machinery.quantization import calibration
 from vivace.models import find_model, load_pipeline
 from vivace.recipes.resolve import resolve
 from vivace.runtime.opening import session_of
@@ -142,58 +140,8 @@ def test_layers_that_were_never_called_are_left_alone(cache: Path) -> None:
     assert again.evidence() == made.evidence()
 
 
-@pytest.mark.long
-def test_a_prompt_of_zeros(cache: Path) -> None:
-    made = vivace.apply(build("sdxl"), "quantize(fp8_static, pictures=1)", prompts=["a star"])
-    assert psnr(draw(made), drawn("sdxl")) > 25
-
-
 def test_it_needs_a_gpu_that_multiplies_in_fp8_or_none() -> None:
     with pytest.raises(RecipeError, match="pictures is for schemes that are calibrated; fp8 is not"):
         resolve("quantize(fp8, pictures=2)")
     with pytest.raises(RecipeError, match="pictures"):
         resolve("quantize(fp8_static, pictures=0)")
-
-
-def test_an_input_of_several_layers_is_reduced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reduced: list[torch.Tensor] = []
-    real = torch.linalg.vector_norm
-    monkeypatch.setattr(torch.linalg, "vector_norm", lambda x, order: (reduced.append(x), real(x, order))[1])
-    largest = calibration._Largest()
-    query, key, other = (calibration._InputRange(largest) for _ in range(3))
-    layer, shared = torch.nn.Linear(2, 2), torch.tensor([[1.0, -3.0]])
-    for observer in (query, key):
-        observer.observe(layer, (shared,))
-    assert len(reduced) == 1
-    other.observe(layer, (torch.tensor([[2.0, float("nan")]]),))
-    shared.mul_(2)  # what was changed in place is another input
-    query.observe(layer, (shared,))
-    assert len(reduced) == 3
-    assert [float(observed.scale()) * 448 for observed in (query, key)] == pytest.approx([6.0, 3.0])
-    assert other.unusable() == "its inputs were not finite"
-    with torch.inference_mode():  # whose tensors do not say that they were changed
-        unseen = torch.tensor([[5.0]])
-        key.observe(layer, (unseen,))
-        unseen.mul_(2)
-        key.observe(layer, (unseen,))
-    assert float(key.scale()) * 448 == pytest.approx(10.0)
-
-
-@pytest.mark.parametrize(("layer", "output"), [("denoiser.proj", "latent"), ("vae.proj", None)])
-def test_images_are_decoded_only_to_calibrate_the_decoder(layer: str, output: str | None) -> None:
-    module, called = torch.nn.Linear(2, 2), []
-
-    class Pipe:
-        def __call__(
-            self,
-            prompt: str,
-            num_inference_steps: int = 1,
-            generator: object = None,
-            output_type: str = "pil",
-        ) -> None:
-            called.append(output_type)
-            module(torch.ones(1, 2))
-
-    target = target_of(pipe=Pipe(), prompts=["a red circle"])
-    calibration.calibrate(target, {layer: module}, 1)
-    assert called == [output or "pil"]

@@ -58,15 +58,6 @@ def test_every_sampler_is_drawn_above_or_refused_by_the_embedded_models() -> Non
                 session(family, f"scheduler({sampler})")
 
 
-@pytest.mark.long
-def test_flux_on_a_solver_ends_where_its_own_sampler_does() -> None:
-    """An ordinary differential equation has one solution: with many steps all of them find it."""
-    call = CALL["flux"] | {"num_inference_steps": 40}
-    plain = draw(session("flux"), A, **call)
-    for sampler in ("dpmpp_2m", "dpmpp_2s", "unipc"):
-        assert psnr(draw(session("flux", f"scheduler({sampler})"), A, **call), plain) > 30, sampler
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_noise_levels_are_shifted_as_the_models_own(dynamic: bool) -> None:
     """As FLUX.1 [dev]'s, by the image's size, and as schnell's, always alike."""

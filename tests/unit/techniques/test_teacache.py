@@ -14,8 +14,7 @@ from tests import exported
 from tests.families import build, draw, drawn, psnr
 from tests.typed import typed
 from vivace.errors import Unsupported, UsageError
-from vivace.machinery.step_caching.engine import relative_change
-from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep, watching_changes
+from vivace.machinery.step_caching.model_fits import Fit, find_fit, fit_polynomial, keep
 from vivace.models import find_model
 from vivace.runtime.cache_fits import calibrate_teacache
 from vivace.runtime.memory.weightless import find_weightless
@@ -31,12 +30,6 @@ LINE = Fit((1.0, 0.0), model="a line", high=10.0)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VIVACE_CACHE", str(tmp_path))
     return tmp_path / "teacache"
-
-
-def with_fit(recipe: str, fit: Fit = LINE) -> Any:
-    pipe = build("flux")
-    keep(fit, pipe.transformer)
-    return vivace.apply(pipe, recipe)
 
 
 def inputs(transformer: Any) -> dict[str, Any]:
@@ -65,41 +58,6 @@ def test_a_hit_on_the_same_input_is_the_same_transformer_output() -> None:
     assert made.evidence() == {"cache_hit_rate": 0.5, "cache_calls": 4}, (
         "the second is a miss by the schedule"
     )
-
-
-def test_a_threshold_adds_up_changes_since_the_last_computed_step(cache: Path) -> None:
-    """Against a plain reckoning over the changes that were really seen."""
-    made = with_fit("teacache(0.3)")
-    decided: list[bool] = []
-    before = made.evidence()["cache_calls"]
-    assert before == 0
-    outputs: list[torch.Tensor] = []
-    norm1 = made.pipe.transformer.transformer_blocks[0].norm1
-    norm1.register_forward_hook(lambda _, __, output: outputs.append(output[0]))
-    blocks: list[int] = []
-    made.pipe.transformer.single_transformer_blocks[0].register_forward_hook(
-        lambda *_: blocks.append(len(outputs))
-    )
-    draw(made, **CALL)
-    # Each step looks; a computed one modulates once more, just before its blocks run. The last is computed unseen.
-    computed_at = set(blocks)
-    looks: list[torch.Tensor] = []
-    place = 0
-    while place < len(outputs):
-        looks.append(outputs[place])
-        is_last = place + 1 == len(outputs)
-        decided.append((place + 1 if is_last else place + 2) in computed_at)
-        place += 2 if decided[-1] else 1
-    assert len(looks) == 12
-    distance, expected = 0.0, [True]
-    for step in range(1, 12):
-        distance += relative_change(looks[step], looks[step - 1])
-        compute = step == 11 or distance >= 0.3
-        distance = 0.0 if compute else distance
-        expected.append(compute)
-    assert decided == expected
-    assert 0 < sum(expected) < 12
-    assert made.evidence() == {"cache_hit_rate": pytest.approx(1 - sum(expected) / 12), "cache_calls": 12}
 
 
 # The fit
@@ -151,24 +109,6 @@ def test_a_damaged_fit_counts_as_none(content: str, cache: Path) -> None:
     file.write_text(content)
     assert find_fit(Fit, transformer, LINE.model) is None
     assert find_fit(Fit, transformer, "") is None
-
-
-def test_what_is_watched_is_what_changes() -> None:
-    transformer = build("flux").transformer
-    arguments = inputs(transformer)
-    with torch.no_grad(), watching_changes(transformer) as (changes, start_image):
-        for timestep in (0.9, 0.8):
-            outputs = transformer(**arguments | {"timestep": torch.tensor([timestep])}).sample
-        start_image()
-        again = transformer(**arguments | {"timestep": torch.tensor([0.7])}).sample
-        assert len(changes) == 1, "images are not compared with each other"
-        transformer(**arguments | {"timestep": torch.tensor([0.7])}, return_dict=False)
-    assert changes[1] == (0.0, 0.0)
-    assert changes[0][1] == pytest.approx(
-        relative_change(outputs, transformer(**arguments | {"timestep": torch.tensor([0.9])}).sample.detach())
-    )
-    assert again.shape == outputs.shape
-    assert not transformer.transformer_blocks[0].norm1._forward_hooks
 
 
 @pytest.mark.long

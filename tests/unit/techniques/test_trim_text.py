@@ -105,7 +105,7 @@ def test_padding_that_nothing_reads_is_left_out() -> None:
 
 
 def test_graphs_are_of_what_is_left_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graph, "cuda_capturer", lambda: capture)
+    monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
     monkeypatch.setattr(cuda_graph.CudaGraph, "unsupported", lambda *_: None)
     expected = flow_models.draw(flow_models.session("z-image-turbo"))
     session = flow_models.session("z-image-turbo", "trim_text+cuda_graph@text_encoder")

@@ -77,12 +77,11 @@ def test_random_weights_have_no_quality_to_judge(quality: QualityRequest, limits
 
 def test_images_that_show_nothing_are_not_judged() -> None:
     synthetic = judge_of(find_model("synthetic:sd15"), QualityRequest(), DEFAULT_LIMITS)
-    trusting = judge_of(find_model("synthetic:sd15"), QualityRequest(), Limits(clip=0.9), trusts=True)
     assert ImageRequest(controls=("edges.png",)).has_random_controlnet
     assert not ImageRequest(task="control", controlnet="folder").has_random_controlnet
     random = judge_of(find_model("tiny-sd"), QualityRequest(), DEFAULT_LIMITS, shows_nothing=True)
-    assert [judging.compares for judging in (synthetic, trusting, random)] == [False] * 3
-    assert [judging.same_picture_only for judging in (synthetic, trusting, random)] == [True, False, True]
+    assert [judging.compares for judging in (synthetic, random)] == [False] * 2
+    assert [judging.same_picture_only for judging in (synthetic, random)] == [True] * 2
 
 
 def test_what_another_judge_said_is_judged_again() -> None:

@@ -9,13 +9,10 @@ import pytest
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
-from vivace.tuning.model.by_model import ModelSampler
-from vivace.tuning.model.leverage import (
+from vivace.tuning.model.by_model import (
     Leverage,
+    ModelSampler,
     captures,
-    expected_of_capturing,
-    over_the_usual_baseline,
-    wait_of,
 )
 from vivace.tuning.model.priors import PriorSource, effects
 from vivace.tuning.model.regression import Datum, Prior, Regression
@@ -60,13 +57,6 @@ def test_what_a_technique_gave_alone_is_scaled_to_the_recipe() -> None:
     assert float(belief.estimate([Recipe()])[0][0]) == 0.0
 
 
-def test_steps_take_the_place_of_the_steps_that_weights_were_trained_for() -> None:
-    assert weight(MEASURED, "distilled(lcm, steps=4)", "distilled") == 1.0
-    beside = weight(MEASURED, "distilled(lcm, steps=4)+steps(20)", "distilled")
-    assert 0 < beside < 0.5, "20 steps are taken: only the guidance is left out"
-    assert weight(MEASURED, "distilled(lcm, steps=4)+steps(20)", "steps") > 0
-
-
 STAGES = (("text", 0.05), ("steps", 4.8), ("vae", 0.1), ("other", 0.05))
 OBJECTIVE = Objective(same_picture_only=True, without=("compile", "offload", "layerwise_casting"))
 RECORDS = PriorSource(
@@ -106,54 +96,3 @@ def test_what_ends_the_waits_is_tried_first_whatever_other_hosts_say() -> None:
     assert any(captures(recipe) for recipe in first_two(0.44))
     assert not any(captures(recipe) for recipe in first_two(None))
     assert not any(captures(recipe) for recipe in first_two(0.99))
-
-
-def test_the_waits_are_what_capturing_saves() -> None:
-    assert wait_of(baseline(0.44)) == pytest.approx(math.log(1 / 0.44))
-    assert 0.9 < wait_of(baseline(0.44), ("denoiser",)) / wait_of(baseline(0.44)) < 1
-    assert wait_of(baseline(0.44), ("vae",)) < 0.02
-    assert wait_of(baseline(1.02)) == 0.0  # another call was traced than those that were timed
-    assert wait_of(baseline(None)) == 0.0
-
-
-def test_a_traced_recipe_says_what_it_gains_with_its_launches_captured() -> None:
-    options = [*resolve("cuda_graph"), *resolve("fuse_qkv")]
-    traced = dataclasses.replace(baseline(0.3), recipe=resolve("channels_last"), gain=0.1)
-    refusing = dataclasses.replace(baseline(0.3), recipe=resolve("first_block_cache"), gain=0.1)
-    expected = expected_of_capturing(
-        {result.recipe: result for result in (baseline(0.44), traced, refusing)}, options
-    )
-    gains = {datum.recipe.text: math.exp(datum.value) for datum in expected}
-    assert set(gains) == {"cuda_graph", "channels_last+cuda_graph"}
-    assert gains["cuda_graph"] == pytest.approx(1 / 0.46, rel=0.02)
-    assert gains["channels_last+cuda_graph"] == pytest.approx(1.105 / 0.33, rel=0.02)
-
-
-def test_a_recipe_that_keeps_the_gpu_busy_is_compared_with_the_usual_baseline() -> None:
-    """The baseline took 5.5, 3.7 and 3.6 s on a shared host, and the recipes 1.33, 1.32 and 1.34."""
-
-    def result_of(text: str, seconds: float, before: float, busy: float | None) -> Result:
-        gain = math.log(before / seconds)
-        return dataclasses.replace(
-            baseline(busy), recipe=resolve(text), seconds=seconds, gain=gain, error=0.2, own_error=0.004
-        )
-
-    fused = "fused(fp8)@denoiser,vae+cuda_graph"
-    history = [
-        baseline(0.6),
-        result_of(fused, 1.33, 5.5, 0.94),
-        result_of(f"{fused}+tf32", 1.32, 3.7, 0.94),
-        result_of(f"{fused}+gpu_postprocess", 1.34, 3.6, 0.94),
-        result_of("tf32", 3.65, 3.65, 0.6),
-        result_of("channels_last", 3.6, 3.7, None),
-    ]
-    compared = over_the_usual_baseline(history)
-    seconds = [3.68 / math.exp(result.gain or 0.0) for result in compared[1:4]]
-    assert seconds == pytest.approx([1.33, 1.32, 1.34], rel=0.01)
-    assert [result.error for result in compared[1:4]] == [0.02] * 3
-    assert compared[4:] == history[4:], "a recipe that waits as the baseline does is compared beside it"
-    assert compared[0] == history[0]
-    assert over_the_usual_baseline([baseline(0.6)]) == [baseline(0.6)]
-
-    sampler = ModelSampler(Space.of(OBJECTIVE), np.random.default_rng(0))
-    assert sampler.shorter(resolve(f"{fused}+tf32"), history) == resolve(fused)

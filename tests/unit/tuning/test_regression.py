@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from tests.unit.recommendation.tables import evidence
@@ -11,8 +10,8 @@ from vivace.evidence.recorded import all_recorded
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.tuning.model import priors
-from vivace.tuning.model.priors import effects, known_sources, no_record
-from vivace.tuning.model.regression import Datum, Prior, Regression
+from vivace.tuning.model.priors import known_sources, no_record
+from vivace.tuning.model.regression import Datum, Regression
 from vivace.tuning.search.objective import Objective
 
 
@@ -37,47 +36,6 @@ def test_a_pair_is_learnt_only_from_recipes_that_have_it() -> None:
     assert mean[0] == pytest.approx(0.6, abs=0.02)
     assert mean[1] == pytest.approx(0.3, abs=0.03)
     assert mean[2] == pytest.approx(0.6, abs=0.05)  # the pair's loss is expected of larger recipes
-
-
-def test_recipes_of_one_kind_differ_from_the_sum_together() -> None:
-    kind = {resolve(text): ("a",) for text in ("tiny_vae", "tiny_vae+channels_last")}
-    small = Prior(0.0, 0.01)
-    belief = Regression(usual=small, pair_sd=0.01, kind_sd=0.1, kind_of=kind.get)
-    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
-    mean, sd = belief.estimate(recipes("tiny_vae+channels_last", "tiny_vae+steps(8)"))
-    assert mean[0] > 0.25
-    assert mean[1] < 0.05
-    assert sd[0] < 0.1
-
-
-def test_what_is_a_recipes_own_is_told_by_its_measurement_alone() -> None:
-    """In estimates and in draws."""
-    belief = Regression(usual=Prior(0.0, 0.01), own_sd=0.2)
-    belief.learn([Datum(resolve("tiny_vae"), 0.3, 0.01)])
-    drawn_recipes = recipes("tiny_vae", "tiny_vae+channels_last")
-    mean, sd = belief.estimate(drawn_recipes)
-    assert mean[0] == pytest.approx(0.3, abs=0.01)
-    assert sd[0] < 0.02
-    assert sd[1] == pytest.approx(0.2, abs=0.02)
-    drawn = belief.draws(drawn_recipes, np.random.default_rng(0), 4000)
-    assert drawn.mean(axis=0) == pytest.approx(mean, abs=0.02)
-    assert drawn.std(axis=0) == pytest.approx(sd, rel=0.1)
-
-
-def test_weights_trained_for_few_steps_are_believed_before_they_are_tried() -> None:
-    stages = {"text": 0.1, "steps": 0.8, "vae": 0.1, "other": 0.0}
-    (distilled,), (fewer,) = resolve("distilled(lcm)"), resolve("steps(4)")
-    assert distilled.facts.trained_steps == 4
-    priors = effects([distilled, fewer], stages, Objective(), num_steps=40)
-    trained = priors["distilled(lcm)"]
-    assert trained.mean == pytest.approx(-math.log(0.2 + 0.8 * 4 / 40))
-    assert priors["distilled@denoiser"] == trained
-    assert trained.sd < trained.mean / 4, "fewer steps may ruin the image, and these are made not to"
-    assert priors["steps(4)"].mean < 0.3
-    unknown = effects([distilled], stages, Objective())["distilled(lcm)"]
-    longer = effects([distilled], stages, Objective(), num_steps=4)["distilled(lcm)"]
-    assert unknown == longer
-    assert unknown.mean < 0.3
 
 
 def test_records_of_the_same_model_and_family_count_most() -> None:

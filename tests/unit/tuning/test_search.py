@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.recorded_grids import FixedSpace, Grid, read_grid
-from benchmarks.rival_samplers import rival
 from benchmarks.tuner import (
     Simulated,
     fails_gate,
@@ -23,17 +22,16 @@ from benchmarks.tuner_grids import RESULTS
 from tests.make import make_record, make_round
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.stats import Gate, Verdict
-from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import priced, rows_of
 from vivace.tuning.answer import Tuned
-from vivace.tuning.model.by_model import ModelSampler, failure_probabilities, probability_of_running
+from vivace.tuning.model.by_model import ModelSampler
 from vivace.tuning.model.priors import PriorSource, effects
 from vivace.tuning.model.regression import Datum
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
 from vivace.tuning.search.search import Search
-from vivace.tuning.search.space import Space, path_of
+from vivace.tuning.search.space import Space
 from vivace.tuning.search.timetable import Budget
 from vivace.tuning.tuner import endings, unmet
 
@@ -136,17 +134,6 @@ def test_an_interrupted_search_goes_on_from_its_history() -> None:
     assert measured[0] not in {trial.recipe.text for trial in first.history}
 
 
-def test_what_may_beat_a_poor_pick_is_judged_and_measured_in_another_final() -> None:
-    fast = "tiny_vae+dtype(bf16)+seacache+steps(8)"
-    search = made(["first_block_cache(0.1)", fast])
-    search.sampler = rival("random", search.space)
-    screened = result(fast, 0.6, rung=Rung.SCREENED, gate=None, slack=None)
-    search.history = [result("baseline", 0.0), result("first_block_cache(0.1)", 0.1), screened]
-    pick = search._prove()
-    assert pick is not None
-    assert pick.recipe.text == fast
-
-
 def test_what_a_final_has_shown_to_pass_is_measured_with_all_that_works() -> None:
     """The decoder's gain is known from another recipe, and it leaves the path of the latents as it is."""
     path, whole = "first_block_cache(0.3)+steps(8)", "tiny_vae+first_block_cache(0.3)+steps(8)"
@@ -186,22 +173,6 @@ def test_a_stored_recipe_is_one_rival_among_what_techniques_promise() -> None:
         "a decoder that declares what it saves, never measured"
     )
     assert better in search.finalists([better], over=proven)
-
-
-def test_what_only_rounds_and_the_decoder_leave_the_path_of_the_latents() -> None:
-    path = path_of(resolve("deepcache(2)+steps(8)"))
-    assert path_of(resolve("tiny_vae+channels_last+deepcache(2)+steps(8)")) == path
-    assert path_of(resolve("deepcache(3)+steps(8)")) != path
-    assert path_of(resolve("tiny_vae+channels_last")) is None
-
-
-def test_an_option_that_fails_alone_leaves_the_space() -> None:
-    search = made(["first_block_cache(0.3)", "tiny_vae"])
-    (option,) = resolve("tiny_vae")
-    search.history = [Result(resolve("tiny_vae"), Outcome.UNSUPPORTED, Rung.SCREENED, reason="no such VAE")]
-    search._leave_out_failed()
-    assert search.space.cut == {"tiny_vae": "no such VAE"}
-    assert option not in search.space.options
 
 
 def result(text: str, gain: float, **fields: object) -> Result:
@@ -248,23 +219,6 @@ def test_a_looser_limit_is_named_with_what_it_buys() -> None:
         for looser in answer(pick, large, objective=objective).looser
     ] == [("--max-memory", "steps(8)")]
     assert answer(pick, large, objective=objective).why_lost(large) == "it takes more memory than allowed"
-
-
-def test_the_front_has_no_recipe_that_another_beats() -> None:
-    pick = result("tiny_vae", 0.5, seconds=0.5)
-    beaten = result("channels_last", 0.1, seconds=0.9)
-    small = result("steps(8)", 0.2, seconds=0.8, peak_bytes=1e8)
-    assert [entry.recipe.text for entry in answer(pick, beaten, small).front] == ["tiny_vae", "steps(8)"]
-
-
-def test_the_answer_fits_a_terminal() -> None:
-    long = "dtype(bf16)+deepcache(interval=5, branch=2)+compile@denoiser,vae+scheduler(dpmpp_2m)+steps(12)"
-    pick = result(Recipe(tuple(resolve(long))).text, 0.5)
-    text = str(answer(pick, result("tiny_vae", 0.1, seconds=0.4)))
-    above_commands = text.partition("\ndraw ")[0].splitlines()
-    assert len(above_commands) > 2
-    assert max(map(len, above_commands)) <= 80
-    assert f"vivace.load('tiny-sd', {pick.recipe.text!r})" in text
 
 
 def test_a_slower_recipe_is_the_answer_where_the_baseline_breaks_the_limit() -> None:
@@ -326,33 +280,6 @@ def test_a_verdict_before_the_final_says_of_how_many_images() -> None:
     assert answer(screened).to_json()["front"][0]["images"] == 6
 
 
-def test_what_all_refused_recipes_have_in_common_is_soon_left_alone() -> None:
-    history = [result("fused", 0.5), result("fused+cuda_graph", 0.8), result("channels_last", 0.1)]
-    history += [result("fused+inference_mode", 0.5), result("fused+gpu_postprocess", 0.5)]
-    useful = resolve("fused+channels_last+cuda_graph")
-    chances = []
-    for rest in ("", "+inference_mode", "+gpu_postprocess", "+inference_mode+gpu_postprocess"):
-        recipe = resolve(f"fused+channels_last{rest}")
-        history.append(Result(recipe, Outcome.UNSUPPORTED, Rung.SCREENED, reason="no convolution to convert"))
-        chances.append(probability_of_running(useful, failure_probabilities(history)))
-    assert chances == sorted(chances, reverse=True)
-    assert chances[-1] < 0.05
-    assert (
-        probability_of_running(resolve("fused+cuda_graph+gpu_postprocess"), failure_probabilities(history))
-        > 0.5
-    )
-
-
-def test_a_technique_that_ruins_is_blamed_for_it_and_the_others_are_not() -> None:
-    history = [
-        result("tiny_vae", 0.1, slack=0.01),
-        result("prune+tiny_vae", 0.4, gate=Gate.FAILED, slack=-0.16),
-    ]
-    blame = failure_probabilities(history)
-    assert blame[frozenset({"prune"})] > 0.8
-    assert frozenset({"tiny_vae"}) not in blame
-
-
 def test_of_recipes_that_are_as_fast_the_shortest_is_the_answer() -> None:
     search = made(["tiny_vae"])
     long, short = "tiny_vae+dtype(bf16)+steps(8)", "tiny_vae+steps(8)"
@@ -377,31 +304,3 @@ def test_of_recipes_that_are_as_fast_the_shortest_is_the_answer() -> None:
     pick = search.pick()
     assert pick is not None
     assert pick.recipe.text == "channels_last+tf32"
-
-
-def test_finalists_that_differ_by_nothing_leave_a_place_for_the_shorter_recipe() -> None:
-    search = made(["dtype(bf16)+first_block_cache(0.3)", "first_block_cache(0.3)", "tiny_vae"])
-    search.sampler.shorter = lambda recipe, history: recipe.without(resolve("dtype(bf16)").techniques[0])
-    alike = [result("dtype(bf16)+first_block_cache(0.3)", 0.6), result("first_block_cache(0.3)", 0.59)]
-    assert search.distinct([*alike, result("tiny_vae", 0.3)]) == [alike[0], result("tiny_vae", 0.3)]
-
-
-def test_a_judgement_does_not_replace_the_screening_before_it() -> None:
-    sampler = ModelSampler(Space.of(Objective()), np.random.default_rng(0))
-    recipe = resolve("tiny_vae")
-    screened, judged_result = result("tiny_vae", 0.6), result("tiny_vae", 0.2, rung=Rung.JUDGED)
-    believed = []
-    for history in ([screened], [judged_result], [screened, judged_result]):
-        sampler.learn([result("baseline", 0.0), *history])
-        believed.append(float(sampler.gain.estimate([recipe])[0][0]))
-    assert believed[0] == pytest.approx(0.6, abs=0.1)
-    assert believed[1] == pytest.approx(0.2, abs=0.1)
-    assert believed[2] == pytest.approx(0.4, abs=0.05)
-
-
-def test_a_proposal_has_no_technique_that_is_believed_to_give_nothing() -> None:
-    space = Space.of(Objective(same_picture_only=True))
-    sampler = ModelSampler(space, np.random.default_rng(0))
-    history = [result("baseline", 0.0), result("channels_last", -0.02), result("cuda_graph", 0.5)]
-    assert sampler.shorter(resolve("channels_last+cuda_graph"), history).text == "cuda_graph"
-    assert sampler.shorter(resolve("cuda_graph"), history).text == "cuda_graph"

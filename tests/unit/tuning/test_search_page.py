@@ -13,7 +13,6 @@ from tests.make import make_record, make_round
 from tests.pages import Page
 from tests.typed import run_vivace
 from vivace.answers.answer import Answer, Bar, Bars, Facts
-from vivace.answers.terminal import text_of
 from vivace.benchmark.store import Store
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Gate
@@ -22,7 +21,6 @@ from vivace.report.rows import Row, rows_of
 from vivace.tuning.answer import Tuned, answer_of
 from vivace.tuning.search.objective import Objective
 from vivace.tuning.search.results import Result, Rung
-from vivace.tuning.search.search import ExpectedGain, Explanation
 from vivace.tuning.settings import SearchSettings
 from vivace.tuning.tuner import drop_unproven_interval
 
@@ -145,28 +143,6 @@ def test_a_search_without_an_answer_has_a_page(tmp_path: Path) -> None:
     assert "better; there was no time to judge its quality" in {bar.below for bar in tried(answer)}
     assert not answer.commands
     assert "the time ended" in Page.of(answer).text
-
-
-def test_less_memory_is_the_headline_where_it_is_the_goal(tmp_path: Path) -> None:
-    rows = final()
-    memory = rows[2].memory
-    assert memory is not None
-    less = rows[2].__class__(
-        **{**rows[2].__dict__, "memory": memory.model_copy(update={"peak_bytes": 225_000_000})}
-    )
-    answer = answer_of(tuned(tmp_path, objective=Objective("memory"), rows=(*rows[:2], less)))
-    assert answer.headline == "tiny-sd on Test CPU: 50 % less memory"
-
-
-def test_beliefs_are_printed_only_if_they_are_asked_for(tmp_path: Path) -> None:
-    explanation = Explanation(
-        (ExpectedGain("tiny_vae", 1.3, 1.2, 1.4, was_tried=True),), 31, (("this store", 7),)
-    )
-    answer = answer_of(tuned(tmp_path, explanation=explanation))
-    whole = text_of(answer)
-    assert "1.20 to 1.40" in whole
-    assert all(part in whole for part in ("31 more options were not tried", "this store: 7 figures"))
-    assert "1.20 to 1.40" not in text_of(answer, details=False)
 
 
 def test_the_command_passes_the_judges_on_and_writes_the_page_into_the_store(

@@ -5,13 +5,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from vivace.benchmark.rounds.support import Support, pipeline_without_weights, support_of, why_refused
+from vivace.benchmark.rounds.support import Support, support_of
 from vivace.errors import RecipeError, UsageError
 from vivace.foundation.spec.arguments import parse_bytes, parse_seconds
 from vivace.machinery.technique import (
     Effect,
     Machine,
-    Placement,
     Stage,
     Target,
     Technique,
@@ -20,9 +19,9 @@ from vivace.machinery.technique import (
 )
 from vivace.recipes.resolve import resolve
 from vivace.techniques import TECHNIQUES
-from vivace.tuning import setup
+from vivace.tuning import tuner
 from vivace.tuning.search.objective import Objective
-from vivace.tuning.search.space import Space, fit_targets, options
+from vivace.tuning.search.space import Space, options
 
 
 class Halving(Technique):
@@ -110,28 +109,6 @@ def test_keep_and_without_contradict() -> None:
         Objective(keep=("bf16", "fp16"))
 
 
-@pytest.mark.parametrize(("batch", "reason"), [(1, "so there is no batch to slice"), (4, None), (None, None)])
-def test_slicing_needs_a_batch(batch: int | None, reason: str | None) -> None:
-    reasons = support_of("tiny-sd", ["vae_slicing", "fuse_qkv"], "cpu", batch=batch).reasons
-    assert set(reasons) == (set() if reason is None else {"vae_slicing"})
-    assert reason is None or reason in reasons["vae_slicing"]
-
-
-def test_precisions_are_judged_by_what_the_baseline_has_on_the_device() -> None:
-    """tiny-sd is stored in fp16, and computed in fp32 on a CPU."""
-    recipe = "tiny_vae+dtype(fp16)"
-    assert support_of("tiny-sd", [recipe], "cpu").idle == {}
-    machine = Machine("cuda", "a GPU", (9, 0), None)
-    pipe, facts = pipeline_without_weights("tiny-sd", None, "cuda")
-    refused = why_refused(
-        resolve(recipe),
-        Target(Placement(machine), pipe, facts),
-        lambda: pipeline_without_weights("tiny-sd", None, "cuda"),
-    )
-    assert refused is not None
-    assert refused.idle == {"dtype(fp16)": "every targeted component is fp16 already"}
-
-
 def test_what_only_a_benchmark_gains_by_is_searched_on_request_alone() -> None:
     space = Space.of(Objective())
     assert "prompt_cache" not in texts(space)
@@ -153,8 +130,8 @@ def test_precision_that_may_overflow_needs_a_judge() -> None:
 def test_several_processes_are_searched_on_gpus(
     device: str, keep: str, searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "ask_support", lambda *_: Support({}))
-    space = setup.space_of(Objective(keep=(keep,) if keep else ()), bench_on(device), None)
+    monkeypatch.setattr(tuner, "ask_support", lambda *_: Support({}))
+    space = tuner.space_of(Objective(keep=(keep,) if keep else ()), bench_on(device))
     assert ("parallel(cfg)" in texts(space)) == searched
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
 
@@ -169,8 +146,8 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
         everywhere = next(text for text in queried if text.startswith("quantize(int8)@denoiser,"))
         return Support({everywhere: "too old"}, support.components)
 
-    monkeypatch.setattr(setup, "ask_support", answer)
-    space = setup.space_of(Objective(same_picture_only=True), bench_on("cuda"), None)
+    monkeypatch.setattr(tuner, "ask_support", answer)
+    space = tuner.space_of(Objective(same_picture_only=True), bench_on("cuda"))
     assert not [text for text in texts(space) if "text_encoder_3" in text]
     everywhere = "@denoiser,text_encoder,text_encoder_2,vae"
     assert space.cut[f"quantize(int8){everywhere}"] == "too old"
@@ -180,24 +157,12 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
     assert not [text for text in around if "text_encoder_3" in text]
 
 
-@pytest.mark.parametrize(
-    ("text", "short"),
-    [
-        ("quantize(fp8)@denoiser,text_encoder,text_encoder_3", "quantize(fp8)@denoiser,text_encoder"),
-        ("quantize(fp8)@denoiser,text_encoder_3", "quantize(fp8)"),
-        ("compile@text_encoder_3", "compile@text_encoder_3"),
-    ],
-)
-def test_a_technique_is_aimed_at_what_the_model_has(text: str, short: str) -> None:
-    (technique,) = resolve(text)
-    assert fit_targets(technique, {"denoiser", "text_encoder", "vae"}).text == short
-    assert fit_targets(technique, None) == technique
-
-
 GRAPHS = "cuda_graph@denoiser,text_encoder,text_encoder_2,vae"
 
 
-def test_a_technique_judges_what_those_before_it_have_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_technique_judges_what_those_before_it_have_made_and_left_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     works = [f"fused(fp8)@denoiser,vae+{GRAPHS}+gpu_postprocess", "fused(fp8)+cuda_graph"]
     fails = {
         GRAPHS: "no fixed address",
@@ -208,26 +173,19 @@ def test_a_technique_judges_what_those_before_it_have_made(monkeypatch: pytest.M
     monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: device)
     monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
     monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
-    support = support_of("synthetic:sdxl", [*works, *fails], "cuda")
+    idle, useful = "fused(fp8)@denoiser,vae+tf32", "fused(fp8)+tf32"
+    support = support_of("synthetic:sdxl", [*works, *fails, idle, useful], "cuda")
     assert support.reasons.keys() == fails.keys()
     for text, reason in fails.items():
         assert reason in support.reasons[text]
     assert set(support.by_model) == fails.keys()
-
-
-def test_techniques_that_change_nothing_after_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Machine("cuda", "NVIDIA H100", (9, 0), "c++")
-    monkeypatch.setattr("vivace.measure.machine.choose_device", lambda device: device)
-    monkeypatch.setattr("vivace.measure.machine.this_machine", lambda device: gpu)
-    monkeypatch.setattr(Machine, "has_package", lambda self, name: True)
-    idle, useful = "fused(fp8)@denoiser,vae+tf32", "fused(fp8)+tf32"
-    support = support_of("synthetic:sdxl", [idle, useful], "cuda")
-    assert support.reasons == {}
     assert list(support.idle) == [idle], "without fused, SDXL's VAE computes in fp32"
     assert "nothing computes in fp32" in support.idle[idle]["tf32"]
     recipes = [resolve(idle), resolve(useful)]
-    assert list(support.refusals(recipes)) == [idle]
-    assert support.refusals(recipes, Objective(keep=("tf32",)).keeps) == {}
+    refused = support.refusals(recipes)
+    assert idle in refused
+    assert useful not in refused
+    assert idle not in support.refusals(recipes, Objective(keep=("tf32",)).keeps)
 
 
 def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,27 +194,6 @@ def test_what_breaks_without_weights_is_left_to_its_round(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TECHNIQUES["channels_last"], "predict", broken)
     assert support_of("tiny-sd", ["channels_last+steps(8)", "channels_last"], "cpu").reasons == {}
-
-
-def test_what_works_with_others_stays_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SDXL's VAE cannot be captured alone, and can where it is fused; records have it so."""
-    components = frozenset({"denoiser", "text_encoder", "text_encoder_2", "vae"})
-
-    def answer(*arguments: Any) -> Support:
-        graphs = {
-            text: "no fixed address" for text in arguments[2] if text.startswith("cuda_graph@denoiser,")
-        }
-        return Support(graphs | {"attention(flash3)": "not installed"}, components, frozenset(graphs))
-
-    monkeypatch.setattr(setup, "ask_support", answer)
-    declared = [*resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"), *resolve("attention(flash3)")]
-    objective = Objective(same_picture_only=True)
-    space = setup.space_of(objective, bench_on("cuda"), None, declared)
-    assert GRAPHS in texts(space)
-    assert "attention(flash3)" not in texts(space), "the machine's fault stays one"
-    space.leave_out(resolve(GRAPHS).techniques[0], "it failed alone")
-    assert space.holds(resolve(f"fused(fp8)@denoiser,vae+{GRAPHS}"))
-    assert GRAPHS not in texts(setup.space_of(objective, bench_on("cuda"), None))
 
 
 def test_amounts_have_units() -> None:

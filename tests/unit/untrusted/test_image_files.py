@@ -1,6 +1,5 @@
 """Every kind of image that people bring is read by one reader, and shows what its maker saw."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.typed import run_vivace
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.image_files import open_image, open_mask
 from vivace.models.sources import Files, PixelLimits, source_images_of
@@ -157,26 +155,3 @@ def test_transparent_pixels_of_an_image_lie_on_white_and_that_is_said(tmp_path: 
     (read,) = pictures.by_sha.values()
     assert read.getpixel((0, 0)) == (200, 30, 30)
     assert read.getpixel((SIDE - 1, 0)) == (255, 255, 255)
-
-
-def test_a_control_of_16_bits_and_a_mask_in_alpha_reach_the_workload(tmp_path: Path) -> None:
-    limits = PixelLimits(8, 512, SIDE, SIDE)
-    control = str(saved(tmp_path, "depth.png", sixteen()))
-    pictures = source_images_of("control", Files(controls=[control]), 1, (SIDE, SIDE), limits)
-    assert np.array_equal(np.asarray(next(iter(pictures.by_sha.values())))[..., 0], GREY)
-    image = str(saved(tmp_path, "image.png", Image.fromarray(GREY)))
-    mask = str(saved(tmp_path, "mask.png", layer(255, LEFT)))
-    pictures = source_images_of("inpaint", Files([image], [mask]), 1, (SIDE, SIDE), limits)
-    assert np.array_equal(np.asarray(pictures.by_sha[str(pictures.sources[0].mask)]), LEFT)
-
-
-def test_quality_compares_what_16_bits_show(tmp_path: Path) -> None:
-    for folder, picture in (("a", sixteen()), ("b", Image.fromarray(GREY).convert("RGB"))):
-        (tmp_path / folder).mkdir()
-        saved(tmp_path / folder, "0.png", picture)
-    (tmp_path / "a" / "1.png").write_bytes((tmp_path / "a" / "0.png").read_bytes())
-    saved(tmp_path / "b", "1.png", layer(255, LEFT))
-    done = run_vivace(tmp_path, "quality", "a", "b", "--json", code=1)
-    answer = json.loads(done.stdout)
-    assert answer["pairs"][0]["against"]["psnr_db"] is None, "they are identical"
-    assert answer["notes"] == ["b/1.png: it has transparent pixels, which are put on white"]

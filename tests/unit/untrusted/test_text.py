@@ -4,13 +4,9 @@ import csv
 import io
 
 import pytest
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
 from tests.make import make_record, make_round
 from vivace.answers.data import written
-from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import (
     PlainStream,
@@ -53,23 +49,6 @@ def test_what_a_terminal_lacks_has_a_plainer_form(encoding: str, expected: str) 
     PlainStream(raw).write("2 × 3 ± 1 – “▁█” 日")
     raw.flush()
     assert raw.buffer.getvalue().decode(encoding) == expected
-
-
-def test_rich_keeps_its_own_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    out = io.StringIO()
-    monkeypatch.setattr("sys.stdout", PlainStream(out))
-    terminal = console()
-    table = Table()
-    table.add_column(Text(ESCAPE))
-    table.add_row(Text(f"red{ESCAPE}", style="bold red"))
-    terminal.print(table)
-    with Progress(console=terminal) as progress:
-        progress.add_task(ESCAPE.replace("[", "\\["), total=1)
-    text = out.getvalue()
-    assert "\x1b[1;31mred" in text, "its own style"
-    assert not any(harm in text for harm in ("\x07", "\x9b", "\x1b]0", "\x1b[31m"))
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,7 @@ _Result = TypeVar("_Result")
 
 
 class NoAnswer(Exception):
-    """A server gave no answer; the message says why.
-
-    Attributes:
-        kind: "no connection", "timeout", "broken answer" or "image on another server".
-    """
+    """A server gave no answer; the message says why, and `kind` how it is counted."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -95,7 +91,6 @@ class HttpAnswer:
 
     @property
     def complaint(self) -> str:
-        """The status with the message."""
         return f"HTTP {self.status}" + (f": {self.message}" if self.message else "")
 
 
@@ -114,7 +109,6 @@ class HttpServer:
     uses_proxy: bool = False
 
     def client(self) -> httpx2.AsyncClient:
-        """Return a client for `exchange`."""
         parts = urlsplit(self.url)
         headers = {
             "Accept": "application/json, image/*",
@@ -134,12 +128,7 @@ class HttpServer:
     async def exchange(
         self, client: httpx2.AsyncClient, path: str, body: bytes | None, timeout_s: float | None = None
     ) -> HttpAnswer:
-        """Send a request, a POST if there is a body, and return the answer.
-
-        Args:
-            path: below the server's address; or an address on the same host.
-            timeout_s: None for the server's own limit.
-        """
+        """Send a request to a path, or an address on the same host: a POST if there is a body. Return the answer."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         address = path if "://" in path else f"{self.url}{path}"
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -196,7 +185,6 @@ class ImagesEndpoint(HttpServer):
     """An OpenAI images endpoint. `url` ends before `/images/generations`."""
 
     def own_address(self, address: str) -> str:
-        """Return the whole address of an image."""
         whole = urljoin(f"{self.url}{IMAGES}", address)
         if not has_same_host(whole, self.url):
             raise NoAnswer(
@@ -262,24 +250,18 @@ def _image_in(entry: dict[str, Any]) -> bytes | str:
 
 
 def error_in(reply: Any) -> str | None:
-    """Return the message of an error in an answer's JSON; None if it has none."""
     error = reply.get("error", reply.get("detail")) if isinstance(reply, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message[:2000] if isinstance(message, str) and message else None
 
 
 def has_same_host(url: str, other: str) -> bool:
-    """Return whether two addresses are of the same server."""
     a, b = urlsplit(url), urlsplit(other)
     return (a.scheme, a.hostname, a.port) == (b.scheme, b.hostname, b.port)
 
 
 def split_endpoint(text: str, form: str) -> tuple[str, str]:
-    """Return the address of an endpoint, without the route, and its query.
-
-    Args:
-        form: what to give, for the error.
-    """
+    """Return the address of an endpoint, without the route, and its query; `form` says in errors what to give."""
     text = text.strip()
     try:
         parts = urlsplit(text)

@@ -17,11 +17,7 @@ _LATE = 0.05
 
 
 def answer_of(rows: Sequence[LoadRow], others: Sequence[LoadRow] = (), command: str = "") -> Answer:
-    """Return the answer of loads on a server.
-
-    Args:
-        others: what they are compared with.
-    """
+    """Return the answer of loads on a server, compared with those on `others`."""
     return Answer(
         command="bench --endpoint",
         headline=_headline(rows),
@@ -47,7 +43,6 @@ def answer_of(rows: Sequence[LoadRow], others: Sequence[LoadRow] = (), command: 
 
 
 def _headline(rows: Sequence[LoadRow]) -> str:
-    """Return the best throughput of all loads, and the latency of one client."""
     best = max(rows, key=lambda row: figures_of(row).throughput)
     text = f"{figure_text([figures_of(best).throughput])} images/s at most, with {best.stage.name}"
     lone = next((row for row in rows if row.stage.clients == 1), None)
@@ -63,7 +58,6 @@ def loads_table(rows: Sequence[LoadRow]) -> Table:
 
 
 def _plot(row: LoadRow) -> Plot:
-    """Plot the seconds of each request."""
     samples = row.samples
     points = []
     for due, ended, outcome, variant in zip(
@@ -78,7 +72,6 @@ def _plot(row: LoadRow) -> Plot:
 
 
 def _groups(rows: Sequence[LoadRow]) -> list[list[LoadRow]]:
-    """Return the rows by load, each with its repeats."""
     groups: dict[tuple[str, LoadStage], list[LoadRow]] = {}
     for row in rows:
         stage = row.stage.model_copy(update={"repeat": 0})
@@ -87,7 +80,6 @@ def _groups(rows: Sequence[LoadRow]) -> list[list[LoadRow]]:
 
 
 def _title(rows: Sequence[LoadRow]) -> str:
-    """Return a line with the server, the model and the SLO."""
     row = rows[0]
     sizes = sorted({size for size, _ in row.request.variants if size is not None})
     parts = [row.label, row.request.model or "", ", ".join(sizes)]
@@ -100,7 +92,6 @@ def _title(rows: Sequence[LoadRow]) -> str:
 
 
 def _notes(rows: Sequence[LoadRow]) -> list[str]:
-    """Return notes on the figures."""
     texts = []
     for row in rows:
         figures = figures_of(row)
@@ -146,7 +137,6 @@ def compare(rows: Sequence[LoadRow], others: Sequence[LoadRow]) -> list[str]:
 
 
 def as_dict(row: LoadRow) -> dict[str, Any]:
-    """Return the figures of a row as plain data."""
     figures = figures_of(row)
     return {
         "label": row.label,
@@ -170,7 +160,6 @@ def as_dict(row: LoadRow) -> dict[str, Any]:
 
 
 def _cells(group: Sequence[LoadRow]) -> tuple[str, ...]:
-    """Return the figures of a load as text, of the table."""
     row, figures = group[0], [figures_of(each) for each in group]
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
     errors: dict[str, int] = {}
@@ -212,7 +201,6 @@ def _ratio(mine: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a figure as JSON has it: none where there was no image."""
     return None if value is None or math.isinf(value) else value
 
 

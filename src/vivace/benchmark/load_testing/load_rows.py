@@ -30,7 +30,7 @@ class LoadStage(Spec):
     Attributes:
         kind: "closed" is a number of clients that each wait for their image; "poisson" is users who come at random.
         clients: of a closed loop.
-        fraction: of the measured capacity at which users come; None where only their rate is known.
+        fraction: of the measured capacity at which users come.
         repeat: counts independent loads of the same kind, from 0.
     """
 
@@ -42,7 +42,7 @@ class LoadStage(Spec):
     @property
     def name(self) -> str:
         if self.kind == "poisson":
-            return "users" if self.fraction is None else f"{self.fraction:g} of capacity"
+            return f"{self.fraction:g} of capacity"
         return "1 client" if self.clients == 1 else f"{self.clients} clients"
 
 
@@ -136,7 +136,6 @@ def read_rows(path: Path) -> list[LoadRow]:
 
 
 def write_rows(path: Path, rows: list[LoadRow]) -> None:
-    """Write a JSON list with one row a line, atomically."""
     replace(path, ("[\n" + ",\n".join(row.model_dump_json() for row in rows) + "\n]\n").encode())
 
 
@@ -174,7 +173,6 @@ class LoadFigures:
 
 
 def figures_of(row: LoadRow) -> LoadFigures:
-    """Return the figures of a load."""
     samples = row.samples
     done = np.array([outcome == DONE for outcome in samples.outcome], dtype=bool)
     ended, due = (np.array(column, dtype=np.float64) for column in (samples.ended_s, samples.due_s))

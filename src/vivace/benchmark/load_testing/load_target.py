@@ -26,7 +26,7 @@ from vivace.benchmark.load_testing.images_endpoint import (
     json_or_text,
     split_endpoint,
 )
-from vivace.benchmark.load_testing.load_rows import DONE
+from vivace.benchmark.load_testing.load_rows import DONE, RequestSettings
 from vivace.errors import UsageError
 from vivace.foundation.untrusted.files import parse_json, reading
 from vivace.foundation.untrusted.image_files import FORMATS, MAX_PIXELS
@@ -75,11 +75,7 @@ class LoadTarget:
     seen: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def request(self, number: int, order: random.Random, *, cycles: bool) -> tuple[int, bytes]:
-        """Return the variant and the body of a request. Each request has another seed.
-
-        Args:
-            cycles: take the variants in turn, not at random.
-        """
+        """Return the variant, in turn or at random, and the body of a request. Each request has another seed."""
         place = number % len(self.variants) if cycles else order.randrange(len(self.variants))
         variant = self.variants[place]
         prompt, seed = self.prompts[number % len(self.prompts)], order.randrange(_MAX_SEED)
@@ -90,6 +86,17 @@ class LoadTarget:
             body["loras"] = [{"name": variant.lora}]
         return place, json.dumps({name: body[name] for name in body if name not in self.without}).encode()
 
+    @property
+    def settings(self) -> RequestSettings:
+        """The settings of the requests, as rows keep them."""
+        return RequestSettings(
+            model=self.model,
+            fields=self.fields,
+            variants=tuple((variant.size, variant.lora) for variant in self.variants),
+            prompts_sha256=hashlib.sha256("\n".join(self.prompts).encode()).hexdigest(),
+            without=tuple(sorted(self.without)),
+        )
+
     def find_model(self) -> LoadTarget:
         """Return the target with the model that the server lists, and the server's description of it."""
         entry = self.endpoint.model_entry(self.model, "--model", "--api-key-file")
@@ -99,7 +106,6 @@ class LoadTarget:
 
 
 def server_url(text: str) -> str:
-    """Return the URL of an endpoint, without the route."""
     url, query = split_endpoint(text, "--endpoint http://HOST:PORT/v1, --api-key-file FILE")
     if query:
         raise UsageError(
@@ -142,7 +148,6 @@ class RequestOutcome:
     check: asyncio.Future[str] | None = field(default=None, compare=False)
 
     async def checked(self) -> str:
-        """Return the kind, once the image has been looked at."""
         return self.kind if self.check is None else await self.check
 
 
@@ -205,7 +210,6 @@ def fault_of(target: LoadTarget, body: bytes, content: bytes) -> str:
 
 
 def phases_of(header: str) -> dict[str, float]:
-    """Return the milliseconds of a Server-Timing header by name."""
     phases: dict[str, float] = {}
     for name, text in _PHASE.findall(header[:4000])[:_MAX_PHASES]:
         if text.count(".") <= 1 and text != ".":

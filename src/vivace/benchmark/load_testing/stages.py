@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 import httpx2
 
@@ -52,7 +53,6 @@ class LoadLimit:
     least: int = 1
 
     def allows(self, number: int, elapsed_s: float) -> bool:
-        """Return whether request `number`, from 0, is sent at this time."""
         if self.num_requests is not None and number >= self.num_requests:
             return False
         return number < self.least or self.seconds is None or elapsed_s < self.seconds
@@ -60,8 +60,6 @@ class LoadLimit:
 
 @dataclass
 class _Recording:
-    """Requests as they end."""
-
     target: LoadTarget
     client: httpx2.AsyncClient
     progress: Progress
@@ -157,8 +155,6 @@ _LEAST_REQUESTS = 6
 _WARM_UPS = 2
 _LONE = LoadStage(kind="closed", clients=1)
 
-Report = Callable[[LoadRow], None]
-
 
 @dataclass(frozen=True)
 class LoadPlan:
@@ -196,7 +192,7 @@ def measure(
     label: str,
     settings: RequestSettings,
     kept: Sequence[LoadRow],
-    report: Report,
+    report: Callable[[LoadRow], None],
     progress: Callable[[LoadStage, int, float], None],
 ) -> list[LoadRow]:
     """Return the rows of a plan, including stored ones.
@@ -210,67 +206,44 @@ def measure(
     rows: list[LoadRow] = []
     left = [stage for stage in plan.stages if key_of(label, settings, stage) not in earlier]
     until = None if plan.minutes is None else time.monotonic() + 60 * plan.minutes
+    least = min(_LEAST_REQUESTS, plan.num_requests or _LEAST_REQUESTS)
     if left:
         run_async(_warm_up(target))
     for stage in plan.stages:
         row = earlier.get(key_of(label, settings, stage))
-        if row is None:
-            seconds = None if until is None else max(0.0, until - time.monotonic()) / len(left)
-            left.remove(stage)
-            row = _measured(target, plan, label, settings, stage, rows, seconds, progress)
-            report(row)
-        rows.append(row)
+        if row is not None:
+            rows.append(row)
+            continue
+        seconds = None if until is None else max(0.0, until - time.monotonic()) / len(left)
+        left.remove(stage)
+        rate = None if stage.fraction is None else stage.fraction * capacity(rows)
+        limit = LoadLimit(plan.num_requests, seconds, least)
+        seed = f"{plan.seed}, {stage.name}" + (f", {stage.repeat}" if stage.repeat else "")
+        show = partial(progress, stage)
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        if rate is None:
+            samples = run_async(closed_loop(target, stage.clients or 1, limit, seed, show))
+        else:
+            samples = run_async(poisson(target, rate, limit, seed, show))
+        row = LoadRow(
+            label=label,
+            request=settings,
+            server=target.entry,
+            client={
+                "platform": f"{platform.system()} {platform.machine()}",
+                "python": platform.python_version(),
+            },
+            began=began,
+            stage=stage,
+            rate=rate,
+            samples=samples,
+        )
+        if stage == _LONE and DONE not in samples.outcome:
+            errors = dict(figures_of(row).errors)
+            raise Unsupported(f"{target.endpoint.url} drew no image for one client: {errors}")
+        rows.append(row.model_copy(update={"slo_s": _slo(plan, settings, [*rows, row])}))
+        report(rows[-1])
     return rows
-
-
-def _measured(
-    target: LoadTarget,
-    plan: LoadPlan,
-    label: str,
-    settings: RequestSettings,
-    stage: LoadStage,
-    before: Sequence[LoadRow],
-    seconds: float | None,
-    progress: Callable[[LoadStage, int, float], None],
-) -> LoadRow:
-    rate = None if stage.fraction is None else stage.fraction * capacity(before)
-    limit = LoadLimit(plan.num_requests, seconds, min(_LEAST_REQUESTS, plan.num_requests or _LEAST_REQUESTS))
-    row = LoadRow(
-        label=label,
-        request=settings,
-        server=target.entry,
-        client={
-            "platform": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-        },
-        began=datetime.now(UTC).isoformat(timespec="seconds"),
-        stage=stage,
-        rate=rate,
-        slo_s=_slo(plan, settings, before),
-        samples=Samples(),
-    )
-
-    def report(number: int, elapsed_s: float) -> None:
-        progress(stage, number, elapsed_s)
-
-    seed = f"{plan.seed}, {stage.name}" + (f", {stage.repeat}" if stage.repeat else "")
-    samples = run_async(_load(target, stage, rate, limit, seed, report))
-    row = row.model_copy(update={"samples": samples})
-    if stage == _LONE:
-        if DONE not in samples.outcome:
-            raise Unsupported(
-                f"{target.endpoint.url} drew no image for one client: {dict(figures_of(row).errors)}"
-            )
-        row = row.model_copy(update={"slo_s": _slo(plan, settings, [row])})
-    return row
-
-
-async def _load(
-    target: LoadTarget, stage: LoadStage, rate: float | None, limit: LoadLimit, seed: str, progress: Progress
-) -> Samples:
-    if rate is None:
-        return await closed_loop(target, stage.clients or 1, limit, seed, progress)
-    return await poisson(target, rate, limit, seed, progress)
 
 
 def capacity(rows: Sequence[LoadRow]) -> float:
@@ -289,7 +262,6 @@ def capacity(rows: Sequence[LoadRow]) -> float:
 
 
 def _slo(plan: LoadPlan, settings: RequestSettings, rows: Sequence[LoadRow]) -> tuple[float, ...]:
-    """Return the longest good latency by variant; empty before one client was measured."""
     if plan.slo_s is not None:
         return (plan.slo_s,) * len(settings.variants)
     lone = next((row for row in rows if row.stage == _LONE), None)
@@ -297,7 +269,6 @@ def _slo(plan: LoadPlan, settings: RequestSettings, rows: Sequence[LoadRow]) -> 
 
 
 async def _warm_up(target: LoadTarget) -> None:
-    """Draw an image or two of each size."""
     order = random.Random("warm-up")
     sizes = {variant.size: variant for variant in target.variants}
     async with target.endpoint.client() as client:

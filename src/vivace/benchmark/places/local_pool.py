@@ -156,7 +156,6 @@ class _Worker(threading.Thread):
         self.start()
 
     def stop(self) -> None:
-        """End the thread, and its running round."""
         self._stopping.set()
         self._launcher.kill()
         self.inbox.put(None)

@@ -54,11 +54,8 @@ class RayPlace:
         return self._environment.model_dump_json()
 
     def measure(self, job: str, sources: dict[str, bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Run a job's rounds and yield each, with its new images by sha256.
-
-        Args:
-            sources: the images that its trials start from, PNG files by the sha256 of their pixels.
-        """
+        """Run a job's rounds and yield each, with its new images; `sources` are PNG files by the sha256 of their
+        pixels."""
         with tempfile.TemporaryDirectory(prefix="vivace-") as folder:
             own = Path(folder) / "sources"
             for sha256, png in sources.items():
@@ -235,6 +232,5 @@ def _done(text: str) -> Done:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Return the telling line of a Ray error: the last one of a traceback, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if any(line.startswith("File ") for line in lines) else lines[0]

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from vivace.benchmark.places.trial_jobs import Done, Job
-from vivace.benchmark.rounds.runner import images_folder, keep, sources_folder
+from vivace.benchmark.rounds.runner import keep
 from vivace.benchmark.rounds.schedule import comparable, missing_rounds
 from vivace.benchmark.run_settings import RunSettings
 from vivace.benchmark.store import Store
@@ -43,23 +43,14 @@ class Pool(Protocol):
         ...
 
     def environments(self, threads: int | None) -> list[Environment]:
-        """Return the environments of the places, each without its place, to find what was measured there before.
-
-        Args:
-            threads: CPU threads of a place; None for PyTorch's own number.
-        """
+        """Return the environments of the places, each without its place, to find what was measured there before."""
         ...
 
     def run(self, spread: SpreadTrials) -> None:
-        """Let places take work from `spread` until no work or no place is left.
-
-        All calls of `spread` come from the caller's thread.
-        """
+        """Let places take work from `spread`, in the caller's thread, until no work or no place is left."""
         ...
 
-    def close(self) -> None:
-        """End what runs in the places."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -119,11 +110,7 @@ class SpreadTrials:
         return len(self._waiting)
 
     def take(self, environment: Environment) -> Ticket | None:
-        """Return work for a place; None if there is none.
-
-        Args:
-            environment: of the place, with the place.
-        """
+        """Return work for a place; None if there is none."""
         while self._waiting:
             # Those first that were begun here.
             begun = [t for t in self._waiting if self._store.rounds(self._trials[t].key(environment))]
@@ -137,11 +124,7 @@ class SpreadTrials:
         return None
 
     def deliver(self, ticket: Ticket, done: Done, images: Mapping[str, bytes] | None = None) -> None:
-        """Store a finished round.
-
-        Args:
-            images: PNG files by sha256, of a place that does not share this host's files.
-        """
+        """Store a finished round, with the PNG files of a place that does not share this host's files."""
         place, ran_on = ticket.environment.place, done.round.conditions.get("gpu_uuid")
         if place is not None and place.uuid.startswith("GPU-") and ran_on not in (None, place.uuid):
             raise WorkerError(f"a round for {place.name} ran on {ran_on}; is CUDA_VISIBLE_DEVICES changed?")
@@ -157,15 +140,10 @@ class SpreadTrials:
         self._progress.end_round(trial, done.round)
 
     def finish(self, ticket: Ticket) -> None:
-        """Note that a place has run all rounds of its work."""
         self._measured_at |= dict.fromkeys(self._awaited_trials(ticket), ticket.environment)
 
     def lose(self, ticket: Ticket, why: str) -> None:
-        """Note that a place was lost. Finished rounds stay; trials that lack some run elsewhere.
-
-        Args:
-            why: in words, for the progress and for a trial whose places were lost too often.
-        """
+        """Note that a place was lost, and why. Finished rounds stay; trials that lack some run elsewhere."""
         place = ticket.environment.place
         again: list[int] = []
         given_up: list[int] = []
@@ -220,7 +198,6 @@ class SpreadTrials:
         return runs
 
     def _begin(self, num_places: int | None) -> None:
-        """Report how many rounds to expect if no place is lost."""
         num_jobs = len(self._waiting) if num_places is None else min(num_places, len(self._waiting))
         expected = [(0, index) for index in range(num_jobs * self._timing.rounds)]
         expected += [(t, index) for t in self._waiting if t for index in range(self._timing.rounds)]
@@ -245,9 +222,9 @@ class SpreadTrials:
             trials=trials,
             rounds=tuple(rounds),
             timing=self._timing,
-            pictures=images_folder(self._store),
+            pictures=self._store.images,
             drawn=tuple(not self._rerun and any(r.pictures for r in of.values()) for of in stored),
-            sources=sources_folder(self._store),
+            sources=self._store.sources,
             canaries=self._canaries,
         )
         return Ticket(job, environment, tuple(members), keys)
@@ -258,7 +235,6 @@ class SpreadTrials:
         return bool(before) and set(keys) <= set(before[-1])
 
     def _delivered_of(self, ticket: Ticket, members: Collection[int]) -> dict[int, int]:
-        """Return the number of rounds of its work that a place has returned, by trial."""
         returned = Counter(
             ticket.members[trial]
             for trial, index in ticket.job.rounds
@@ -289,7 +265,6 @@ class SpreadTrials:
         return None
 
     def _by_place(self, interrupted: bool) -> list[tuple[Environment, list[int]]]:
-        """Return the environments with their trials, the baseline first."""
         pairs = [(environment, trial) for trial, environment in self._measured_at.items()]
         if interrupted:
             pairs += [(ticket.environment, trial) for ticket in self._taken for trial in ticket.members]

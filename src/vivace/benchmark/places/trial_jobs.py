@@ -164,7 +164,6 @@ def _run_round(
     images: str | None,
     deadline: Deadline | None = None,
 ) -> tuple[Round, str]:
-    """Return a round of the job's trial with that index, and the end of its log."""
     timing = job.timing
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     request = RoundRequest(
@@ -187,7 +186,6 @@ def _run_round(
 
 
 def _why_not_largest(trial: Trial, searched: Trial | None) -> str:
-    """Return why a trial runs out of memory at the batch that `--batch max` found."""
     batch = trial.workload.batch
     if searched is not None:
         return f"--batch max found {batch} for {searched.recipe.text}, and this recipe needs more memory: give a number"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vivace.benchmark.progress import Deadline, is_over, limit_s
-from vivace.benchmark.rounds.runner import sources_folder
 from vivace.benchmark.rounds.worker_requests import FiguresRequest, ImagesRequest, Scorer, ask
 from vivace.benchmark.store import Store
 from vivace.benchmark.store.images import image_path
@@ -16,7 +15,6 @@ from vivace.errors import RecipeError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
 from vivace.foundation.spec.figures import FiguresKey, ImageFigures, NoiseFloor, key_of
 from vivace.foundation.spec.record import Record
-from vivace.foundation.spec.trial import Trial
 from vivace.models.find import WEIGHTS
 from vivace.models.prompts import PROMPT_SETS
 from vivace.models.reading_limits import ReadingLimits
@@ -35,13 +33,8 @@ _MAX_FLOOR_IMAGES = 13
 
 
 def keys_of(records: Sequence[Record], floor: NoiseFloor | None, scorer: str | None) -> list[FiguresKey]:
-    """Return a key for every image whose prompt and seed the baseline has too.
-
-    Args:
-        records: the baseline's first.
-        floor: adds the noise floor's images.
-        scorer: NAME@REVISION of the CLIP model.
-    """
+    """Return a key for every image, the noise floor's included, whose prompt and seed the baseline, the first record,
+    has too."""
     if not records:
         return []
     references = {(p.prompt, p.seed): p.sha256 for p in records[0].rounds[0].pictures}
@@ -67,14 +60,7 @@ def add_figures(
     on_progress: OnProgress = lambda what, done, total: None,
     deadline: Deadline | None = None,
 ) -> int:
-    """Compute and store the metrics that are not stored yet; return the number of images.
-
-    A worker does the work, so that this process imports no torch.
-
-    Args:
-        on_progress: called with what is done, the number of images that are done, and their number.
-        deadline: by which it ends, with the images that were compared until then.
-    """
+    """Compute in a worker the metrics that are not stored yet, until the deadline; return the number of images."""
     stored = store.figures()
     floor = store.noise_floor(records[0].trial.key(records[0].environment)) if records else None
     keys = keys_of(records, floor, scorer.id if scorer else None)
@@ -82,13 +68,13 @@ def add_figures(
     chunk = _CHUNK if deadline is None else _CHUNK_IN_A_HURRY
     for start in range(0, len(todo), chunk):
         request = FiguresRequest(
-            pictures=_images_folder(store),
+            pictures=store.images,
             keys=tuple(todo[start : start + chunk]),
             scorer=None if scorer is None else Scorer.of(scorer),
             device=device,
             lpips=lpips,
             threads=threads,
-            sources=sources_folder(store),
+            sources=store.sources,
         )
 
         def on_event(event: dict[str, Any], done: int = start) -> None:
@@ -122,13 +108,8 @@ def draw_noise_floor(
     on_progress: OnProgress = lambda what, done, total: None,
     deadline: Deadline | None = None,
 ) -> int:
-    """Generate the baseline's first images again with a harmless change; return the number of new images.
-
-    If there is no noise floor, the reason is stored instead, and reports show it.
-
-    Args:
-        deadline: when it has passed nothing is stored.
-    """
+    """Generate the baseline's first images again with a harmless change; return the number of new images. If there is
+    none, the reason is stored."""
     key = baseline.trial.key(baseline.environment)
     if is_over(deadline) or store.noise_floor(key) is not None or not baseline.rounds[0].pictures:
         return 0
@@ -142,10 +123,10 @@ def draw_noise_floor(
             continue  # the baseline sets this already
         request = ImagesRequest(
             trial=baseline.trial.model_copy(update={"recipe": recipe.spec}),
-            pictures=_images_folder(store),
+            pictures=store.images,
             number=_MAX_FLOOR_IMAGES,
             threads=threads,
-            sources=sources_folder(store),
+            sources=store.sources,
         )
 
         def on_event(event: dict[str, Any]) -> None:
@@ -165,28 +146,6 @@ def draw_noise_floor(
     return len(floor.pictures)
 
 
-def draw_images(
-    trial: Trial,
-    number: int,
-    images: Path,
-    report: Callable[[dict[str, Any]], None],
-    sources: Path | None = None,
-) -> dict[str, Any]:
-    """Generate the first images of a trial, untimed; return fields of a NoiseFloor. Runs in the worker."""
-    from vivace.benchmark.rounds.round import draw_untimed, explain
-
-    try:
-        drawn = draw_untimed(trial, number, images, report, sources)
-    except Exception as error:  # noqa: BLE001  the process boundary
-        outcome, reason = explain(error)
-        return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
-    return {"pictures": [p.model_dump(mode="json") for p in drawn], "reason": None}
-
-
-def _images_folder(store: Store) -> str:
-    return str((store.folder / "pictures").absolute())
-
-
 def compute_figures(
     images: Path,
     keys: Iterable[FiguresKey],
@@ -196,14 +155,7 @@ def compute_figures(
     report: Callable[[dict[str, Any]], None] = lambda event: None,
     sources: Path | None = None,
 ) -> list[ImageFigures]:
-    """Return the metrics of stored images; missing images are left out. Runs in the worker.
-
-    Args:
-        images: the store's folder of images.
-        scorer: the CLIP model, and the prompt set used as other prompts.
-        device: where the scorer runs.
-        sources: folder of the images that images were made from.
-    """
+    """Return the metrics of images in the store's folder; missing images are left out. Runs in the worker."""
     from PIL import Image
 
     from vivace.measure.figures import FigureSet

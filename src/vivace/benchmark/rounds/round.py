@@ -16,18 +16,16 @@ from vivace.errors import NoEffect, Unsupported, VivaceError, WorkloadError
 from vivace.foundation.spec.record import CAPTURED_WHILE_TIMED, HIDDEN, ImageRecord, Outcome, Round, Sample
 from vivace.foundation.spec.timing import Timing
 from vivace.foundation.spec.trial import Trial
-from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats.intervals import MIN_SAMPLES
 from vivace.foundation.stats.until import enough_samples, is_steady
 from vivace.foundation.untrusted.files import is_out_of_memory
 from vivace.machinery.technique import Component, component_of, working_part
-from vivace.measure.accelerator import MemoryMeter
+from vivace.measure.accelerator import MemoryMeter, PipelineTimer
 from vivace.measure.image_metrics import faults, pixels
 from vivace.measure.machine import check_works
 from vivace.measure.nvml import GpuMeter, opened_gpu
-from vivace.measure.profiling.trace import attention_kernels, gpu_busy_s
+from vivace.measure.profiling.profiler import attention_kernels, gpu_busy_s
 from vivace.measure.this_environment import conditions, gpu_conditions, python_ms
-from vivace.measure.timer import PipelineTimer
 from vivace.models.find import find_model
 from vivace.models.reading_limits import ReadingLimits, is_trusted
 from vivace.models.sources import image_arguments
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Report = Callable[[dict[str, Any]], None]
+PromptArguments = Callable[[Call], dict[str, Any]]
 _TRACE_STEPS = 2
 REHEARSED_CALLS = 4
 REHEARSED_STEPS = 4
@@ -63,16 +62,13 @@ def measure_round(
     report: Report,
     sources: Path | None = None,
 ) -> Round:
-    """Run one round and return its results. Failures of the trial are outcomes, not exceptions.
-
-    Args:
-        images: folder to save the images below; None to save none. Random weights have no images.
-    """
+    """Run one round and return its results. Failures of the trial are outcomes, not exceptions; random weights have no
+    images."""
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     measurement = Measurement(trial, timing, report, sources)
     try:
         measurement.run(None if trial.model.is_synthetic else images)
-        outcome, reason = Outcome.MEASURED, measurement.refuted()
+        outcome, reason = Outcome.MEASURED, measurement.refutation
         if reason is not None:
             outcome = Outcome.NO_EFFECT
     except Exception as error:  # noqa: BLE001  the process boundary: every failure becomes an outcome
@@ -81,24 +77,19 @@ def measure_round(
     return Round(index=index, outcome=outcome, reason=reason, started_at=started, **measurement.results)
 
 
-def draw_untimed(
-    trial: Trial,
-    number: int,
-    images: Path,
-    report: Report = lambda event: None,
-    sources: Path | None = None,
-) -> tuple[ImageRecord, ...]:
-    """Generate the first images of a trial, untimed, and save them below the folder `pictures`.
-
-    Args:
-        number: of images; rounded up to whole batches.
-    """
+def draw_images(
+    trial: Trial, number: int, images: Path, report: Report, sources: Path | None = None
+) -> dict[str, Any]:
+    """Generate the first images of a trial, untimed, in whole batches; return fields of a NoiseFloor."""
     measurement = Measurement(trial, Timing(), report, sources)
-    session = measurement.load_and_apply(MemoryMeter(trial.device))
-    calls = trial.workload.calls()
-    measurement.keep_images(session, calls[: -(-number // trial.workload.batch)], images)
-    drawn: tuple[ImageRecord, ...] = measurement.results["pictures"]
-    return drawn
+    try:
+        session = measurement.load_and_apply(MemoryMeter(trial.device))
+        measurement.keep_images(session, trial.workload.calls()[: -(-number // trial.workload.batch)], images)
+    except Exception as error:  # noqa: BLE001  the process boundary
+        outcome, reason = explain(error)
+        return {"pictures": [], "reason": f"{outcome.value.replace('_', ' ')}: {reason}"}
+    drawn = measurement.results["pictures"]
+    return {"pictures": [image.model_dump(mode="json") for image in drawn], "reason": None}
 
 
 class OpenTrial:
@@ -125,8 +116,17 @@ def rehearse(trial: Trial, timing: Timing, sources: Path | None = None) -> str |
     Returns:
         Why the round does not fit; None if it does.
     """
+    measurement = Measurement(trial, timing, lambda event: None, sources)
     try:
-        Measurement(trial, timing, lambda event: None, sources).rehearse()
+        session = measurement.load_and_apply(MemoryMeter(trial.device))
+        steps = min(
+            int(session.defaults["num_inference_steps"]), trial.workload.steps_that_run(REHEARSED_STEPS)
+        )
+        prompt_arguments = measurement.prompt_arguments(session)
+        timed = measurement.timed(session, prompt_arguments, num_inference_steps=steps)
+        for k in range(min(timing.max_warmup + (timing.repeats or MIN_SAMPLES), REHEARSED_CALLS)):
+            timed(k)
+        measurement.attention_kernels(session, prompt_arguments)
     except Exception as error:
         outcome, reason = explain(error)
         if outcome is not Outcome.OUT_OF_MEMORY:
@@ -154,6 +154,7 @@ class Measurement:
 
     Attributes:
         results: fields of the Round, filled as they become known, so that a failed round keeps them.
+        refutation: why a technique had no effect, by the evidence; None if all had one.
     """
 
     def __init__(self, trial: Trial, timing: Timing, report: Report, sources: Path | None = None) -> None:
@@ -162,20 +163,14 @@ class Measurement:
         self._timing = timing
         self._report = report
         self._images: dict[int, Image] = {}
+        self._pipeline = ""
+        self._pictures: dict[str, Any] = {}
         self._hidden: set[int] = set()
-        self._refutation: str | None = None
+        self.refutation: str | None = None
         self.results: dict[str, Any] = {"conditions": conditions()}
 
-    def refuted(self) -> str | None:
-        """Return why a technique had no effect, judged by the evidence; None if all had one."""
-        return self._refutation
-
     def run(self, images: Path | None) -> None:
-        """Measure the round.
-
-        Args:
-            images: folder to save images below; None to save none.
-        """
+        """Measure the round; save its images in a folder, if there is one."""
         meter = MemoryMeter(self._trial.device)
         session = self.load_and_apply(meter)
         prompt_arguments = self.prompt_arguments(session)
@@ -201,28 +196,12 @@ class Measurement:
             self.results["gpu_busy_s"] = gpu_busy_s(lambda: draw(session, call, prompt_arguments(call)))
         evidence["attention_kernels"] = self.attention_kernels(session, prompt_arguments)
         self.results["evidence"] = evidence
-        self._refutation = session.refuted(evidence)
-
-    def rehearse(self) -> None:
-        """Run a shortened round (see the function `rehearse`)."""
-        session = self.load_and_apply(MemoryMeter(self._trial.device))
-        prompt_arguments = self.prompt_arguments(session)
-        steps_asked = self._trial.workload.steps_that_run(REHEARSED_STEPS)
-        steps = min(int(session.defaults["num_inference_steps"]), steps_asked)
-        timed = self.timed(session, prompt_arguments, num_inference_steps=steps)
-        num_calls = self._timing.max_warmup + (self._timing.repeats or MIN_SAMPLES)
-        for k in range(min(num_calls, REHEARSED_CALLS)):
-            timed(k)
-        self.attention_kernels(session, prompt_arguments)
+        self.refutation = session.refuted(evidence)
 
     def timed(
         self, session: Session, prompt_arguments: PromptArguments, **overrides: Any
     ) -> Callable[[int], Sample]:
-        """Return a function that times the k-th call, or the first if prompts are repeated, and keeps its images.
-
-        Args:
-            overrides: arguments of the pipeline's call, in place of the session's defaults.
-        """
+        """Return a function that times the k-th call, or the first if prompts are repeated, and keeps its images."""
         timer = PipelineTimer(session.pipe, self._trial.device)
         calls = self._trial.workload.calls()
 
@@ -236,7 +215,6 @@ class Measurement:
         return timed
 
     def attention_kernels(self, session: Session, prompt_arguments: PromptArguments) -> list[str]:
-        """Return the names of the attention kernels of a short call."""
         call = self._trial.workload.calls()[0]
         steps = self._trial.workload.steps_that_run(_TRACE_STEPS)
         return attention_kernels(
@@ -253,10 +231,13 @@ class Measurement:
         self._report({"event": "phase", "phase": "load", "limits": limits})
         if located.model.revision != trial.model.revision:
             raise VivaceError(f"the files of {trial.model.name} changed while they were being measured")
-        self._given = Arguments(trial.workload, located.pipeline, self._sources)
+        workload = trial.workload
+        self._pipeline, self._pictures = located.pipeline, {}
+        if workload.sources:
+            assert self._sources is not None
+            self._pictures = read_sources(self._sources, workload)
         recipe = Recipe.from_spec(trial.recipe)
         check_works(trial.device)
-        workload = trial.workload
         pipe = pipeline_for(located, recipe, trial.device, workload.task, workload.controlnet)
         self.results["load_s"] = time.perf_counter() - start
         self._report({"event": "phase", "phase": "apply"})
@@ -272,8 +253,28 @@ class Measurement:
         return session
 
     def prompt_arguments(self, session: Session) -> PromptArguments:
-        """Return a function from a call to its arguments besides the session's defaults."""
-        return self._given.of(session)
+        """Return a function from a call to its arguments besides the session's defaults: prompts, or embeddings that
+        are encoded once, and images.
+
+        Call it before each call: a benchmark draws few prompts many times, and they count as new each time, unless the
+        workload says that they are repeated.
+        """
+        workload = self._trial.workload
+        embeddings: dict[tuple[int, ...], dict[str, Any]] = {}
+
+        def arguments(call: Call) -> dict[str, Any]:
+            indices = [index for index, _, _ in call]
+            images = image_arguments(self._pipeline, workload, indices, self._pictures)
+            if workload.text != "embeddings":
+                if workload.text == "prompts":
+                    session.forget_prompts()
+                return prompts_of(call) | images
+            key = tuple(indices)
+            if key not in embeddings:
+                embeddings[key] = encode(session, [prompt for _, prompt, _ in call])
+            return embeddings[key] | images
+
+        return arguments
 
     def warm_up(self, timed: Callable[[int], Sample]) -> None:
         """Repeat the call until the times are steady or a limit is reached; `steady` says which."""
@@ -352,75 +353,20 @@ class Measurement:
 
 
 def _num_captured(session: Session) -> int:
-    """Return how many CUDA graphs `cuda_graph` has captured; 0 without it."""
     return int(session.evidence().get("cuda_graphs_recorded", 0))  # type: ignore[arg-type]
 
 
 def _parts_with_attention(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
-    """Return the denoiser and the VAE's decoder, by component."""
     parts: tuple[Component, ...] = ("denoiser", "vae")
     return {c: working_part(c, module) for c in parts if (module := component_of(pipe, c)) is not None}
 
 
-PromptArguments = Callable[[Call], dict[str, Any]]
-
-
-class Arguments:
-    """Arguments of a workload's calls, besides a session's defaults.
-
-    Args:
-        pipeline: that the model is published for.
-    """
-
-    def __init__(self, workload: Workload, pipeline: str, sources: Path | None) -> None:
-        self._workload = workload
-        self._pipeline = pipeline
-        self._pictures: dict[str, Any] = {}
-        if workload.sources:
-            assert sources is not None
-            self._pictures = read_sources(sources, workload)
-
-    def of(self, session: Session) -> PromptArguments:
-        """Return a function from a call's index to its prompts, or their embeddings encoded once, and its images.
-
-        Call it before each call: a benchmark draws few prompts many times, and they count as new each time, unless the
-        workload says that they are repeated.
-        """
-        if self._workload.text != "embeddings":
-
-            def prompts(call: Call) -> dict[str, Any]:
-                if self._workload.text == "prompts":
-                    session.forget_prompts()
-                return prompts_of(call) | self._images_of(call)
-
-            return prompts
-        by_key: dict[tuple[int, ...], dict[str, Any]] = {}
-
-        def encoded(call: Call) -> dict[str, Any]:
-            key = tuple(index for index, _, _ in call)
-            if key not in by_key:
-                by_key[key] = encode(session, [prompt for _, prompt, _ in call])
-            return by_key[key] | self._images_of(call)
-
-        return encoded
-
-    def _images_of(self, call: Call) -> dict[str, Any]:
-        indices = [index for index, _, _ in call]
-        return image_arguments(self._pipeline, self._workload, indices, self._pictures)
-
-
 def draw(session: Session, call: Call, prompt_arguments: dict[str, Any], **overrides: Any) -> Any:
-    """Generate a call's images, each with its own generator; return the pipeline's output.
-
-    Args:
-        prompt_arguments: the prompts or embeddings, as keyword arguments.
-        overrides: other arguments of the pipeline's call.
-    """
+    """Generate a call's images, each with its own generator; return the pipeline's output."""
     return session(**prompt_arguments, **generators_of(call), **overrides)
 
 
 def num_graphs() -> int:
-    """Return the number of graphs that torch.compile has made in this process."""
     import sys
 
     if "torch._dynamo.utils" not in sys.modules:

@@ -59,7 +59,6 @@ def ask_largest_batch(launcher: Launcher, trial: Trial, timing: Timing, sources:
 
 
 def with_batch(trial: Trial, batch: int) -> Trial:
-    """Return the trial with another batch."""
     return trial.model_copy(update={"workload": trial.workload.model_copy(update={"batch": batch})})
 
 
@@ -101,11 +100,11 @@ def run_trials(
         trials=tuple(trials),
         rounds=tuple(todo),
         timing=timing,
-        pictures=images_folder(store),
+        pictures=store.images,
         drawn=tuple(not settings.rerun and any(r.pictures for r in of.values()) for of in stored),
         rival_of=rivals,
         largest_batch=largest_batch,
-        sources=sources_folder(store),
+        sources=store.sources,
         canaries=settings.canaries,
     )
     try:
@@ -127,43 +126,21 @@ def keep(done: Done, trial: Trial, key: str, store: Store) -> None:
     """Store a finished round, and the log of one that crashed."""
     store.append(key, done.round)
     if done.round.outcome is Outcome.CRASHED:
-        _keep_log(store, trial, done.log)
-
-
-def images_folder(store: Store) -> str:
-    """Return the absolute path of the store's images, for a worker."""
-    return str((store.folder / "pictures").absolute())
-
-
-def sources_folder(store: Store) -> str:
-    """Return the absolute path of the images that trials start from, for a worker."""
-    return str((store.folder / "sources").absolute())
-
-
-def _keep_log(store: Store, trial: Trial, log: str) -> None:
-    """Save the worker's log in the store, for debugging the crash."""
-    with contextlib.suppress(OSError):
-        folder = store.folder / "logs"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{trial.recipe.digest()[:12]}.log").write_text(
-            f"recipe: {trial.recipe.text}\n\n{log}", encoding="utf-8"
-        )
+        with contextlib.suppress(OSError):
+            folder = store.folder / "logs"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{trial.recipe.digest()[:12]}.log").write_text(
+                f"recipe: {trial.recipe.text}\n\n{done.log}", encoding="utf-8"
+            )
 
 
 LARGEST = 4096
 
 
 def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None, limit: int = LARGEST) -> int:
-    """Return the largest batch that fits, 0 if not even one image does.
-
-    Tries the guess, or doubles the batch until it does not fit, then bisects until the gap is under a sixteenth. A
-    finer search does not pay: batches of 61 and 63 take the same time per image, and each try costs a call.
-
-    Args:
-        fits: tries a batch.
-        guess: estimates the largest batch; called after batches of 1 and 2 have fitted.
-        limit: the largest batch to try.
-    """
+    """Return the largest batch up to a limit that fits, 0 if not even one image does. It tries the guess, or doubles
+    the batch until it does not fit, then bisects until the gap is under a sixteenth: batches of 61 and 63 take the same
+    time per image."""
     good, bad = 0, limit + 1
 
     def try_batch(batch: int) -> bool:
@@ -196,21 +173,14 @@ def largest(fits: Callable[[int], bool], guess: Callable[[], int] | None = None,
 
 
 def reduce_until(batch: int, holds: Callable[[int], bool]) -> int:
-    """Reduce the batch by a sixteenth at a time until `holds` accepts it; return 0 if it accepts none."""
     while batch and not holds(batch):
         batch -= max(1, batch // 16)
     return batch
 
 
 def largest_batch(trial: Trial, report: Callable[[dict[str, Any]], None], sources: Path | None = None) -> int:
-    """Return the largest batch of a trial that fits in this process, 0 if not even one image does.
-
-    Runs in the worker, on a GPU. It loads the model and the recipe once and tries calls of one step plus decoding,
-    each after emptying the allocator's cache. One step is enough: the denoiser needs the same memory at every step.
-
-    Args:
-        trial: its own batch is ignored.
-    """
+    """Return the largest batch of a trial that fits in this process, 0 if not even one image does. Runs in the worker,
+    and tries calls of one step plus decoding: the denoiser needs the same memory at every step."""
     import gc
 
     import torch

@@ -51,11 +51,7 @@ class Support:
     def refusals(
         self, recipes: Sequence[Recipe], keeps: Callable[[Technique], bool] = lambda _: False
     ) -> dict[str, str]:
-        """Return why recipes need no trial: they cannot work, or a technique changes nothing.
-
-        Args:
-            keeps: whether a technique was requested and may therefore change nothing.
-        """
+        """Return why recipes need no trial: they cannot work, or a technique that nobody asked for changes nothing."""
         reasons = dict(self.reasons)
         for recipe in recipes:
             reasons_of = self.idle.get(recipe.text, {})
@@ -83,12 +79,7 @@ def ask_support(
     task: Task | None = None,
     batch: int | None = None,
 ) -> Support:
-    """Return which recipes cannot work here, and what components the model has. A worker answers.
-
-    Args:
-        task: what is generated from; None for what the model is published for.
-        batch: images per call; None if unknown.
-    """
+    """Ask a worker which recipes cannot work here, and what components the model has."""
     request = SupportRequest(model=model, recipes=tuple(recipes), device=device, task=task, batch=batch)
     answer = ask(launcher, request, _TIMEOUT_S)
     components = answer["components"]
@@ -142,12 +133,8 @@ class Refused:
 def why_refused(
     recipe: Recipe, target: Target, build: Callable[[], tuple[Any, ModelFacts]]
 ) -> Refused | None:
-    """Return why a recipe cannot work on a machine and a model on the meta device; None if it may.
-
-    Args:
-        target: is not changed; its `pipe` may be None.
-        build: returns the same pipeline again, to apply a recipe of several techniques to.
-    """
+    """Return why a recipe cannot work on a machine and a model on the meta device; None if it may. `build` returns the
+    same pipeline again, to apply a recipe of several techniques to."""
     machine = replace(target, pipe=None)
     for technique in recipe:
         if (reason := technique.unsupported(machine)) is not None:

@@ -20,28 +20,25 @@ from vivace.benchmark.rounds.worker_requests import PredictionsRequest, WorkRequ
 from vivace.benchmark.store import Store
 from vivace.errors import NoEffect, Unsupported, VivaceError, WorkerError
 from vivace.foundation.processes.launcher import Launcher, last_line
-from vivace.foundation.spec.ceilings import ComponentWork, Work
+from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.environment import Environment
 from vivace.foundation.spec.record import Memory, Outcome, Record, Round
 from vivace.foundation.spec.trial import Trial
 from vivace.machinery.technique import (
-    COMPONENTS,
     Machine,
     ModelFacts,
     Placement,
     Stage,
     Target,
-    component_of,
-    working_part,
 )
 from vivace.machinery.technique.anatomy import DENOISERS
-from vivace.measure.flops import Calls, count_calls
 from vivace.measure.measured_ceilings import known_ceilings
 from vivace.models.find import SYNTHETIC
 from vivace.models.quiet import quiet
 from vivace.recipes.recipe import Recipe
 from vivace.runtime.calls import encode, follow_denoiser
-from vivace.runtime.memory.operation_counts import VAE_ENCODER, precisions
+from vivace.runtime.memory.footprint import Footprint
+from vivace.runtime.memory.operation_counts import watch, work_of
 from vivace.runtime.memory.predict import built_for, images_for, predict_trial
 from vivace.runtime.memory.weightless import find_weightless, run_without_values
 from vivace.runtime.noise import draw_noise_in_fp32
@@ -58,7 +55,6 @@ _CHANGES_WORK = {
     Stage.SCHEDULE,
 }
 _CHANGES_WEIGHTS = {Stage.FUSE, Stage.QUANTIZE}
-_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _TOLERATED_HITS = 0.05
 """Tolerated error of the share of hits: a schedule of whole steps cannot reach every share."""
 
@@ -85,7 +81,7 @@ def add_work(
         if lacks and not is_over(deadline):
             latest = max(measured, key=lambda r: r.index)
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
-            work = work or work_of(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
+            work = work or counted_by_worker(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
             if not work.components and is_over(deadline):
                 counted.append(record)
                 continue
@@ -98,7 +94,9 @@ def add_work(
     return counted
 
 
-def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
+def counted_by_worker(
+    record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S
+) -> Work:
     """Return the work of a measured trial, counted by a worker. A failure becomes a reason; the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
@@ -118,12 +116,8 @@ def work_of(record: Record, round_: Round, launcher: Launcher, timeout_s: float 
 
 
 def count_work(trial: Trial, environment: Environment, hits: float | None, denoiser_calls: int) -> Work:
-    """Count a trial's work. Runs in the worker.
-
-    Args:
-        hits: the measured share of the denoiser's calls that were hits of a step cache; None without one.
-        denoiser_calls: the measured number of calls, which the count must reproduce.
-    """
+    """Count a trial's work, which must reproduce the measured share of hits of a step cache and the denoiser's calls.
+    Runs in the worker."""
     try:
         return _count(trial, environment, hits, denoiser_calls)
     except VivaceError as error:
@@ -148,22 +142,18 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         if workload.text == "embeddings":
             arguments = encode(session, prompts)
         arguments |= images_for(pipe, workload.call, len(prompts))
-        modules = ((c, component_of(pipe, c)) for c in COMPONENTS)
-        parts: dict[str, Any] = {c: working_part(c, m) for c, m in modules if m is not None}
-        if workload.task != "text":
-            parts[VAE_ENCODER] = pipe.vae.encoder
         session(
             **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
         )  # timed calls are not the first either
         before = _hits(session)
+        footprint = Footprint()
+        operations = footprint.operations
         keeps_state = any(technique.facts.stage is Stage.CACHE for technique in twin)
-        counted = count_calls(
-            lambda: session(**arguments, output_type="pt"),
-            parts,
-            stateless=() if keeps_state else ("denoiser",),
-        )
+        watch(pipe, operations, traces_all=keeps_state)
+        with footprint.following():
+            session(**arguments, output_type="pt")
         skipped = _hits(session) - before
-    calls = counted["denoiser"].number
+    calls = operations.calls["denoiser"]
     if calls != denoiser_calls:
         raise Unsupported(
             f"the count has {calls} calls of the denoiser, and a timed call had {denoiser_calls}"
@@ -171,13 +161,13 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
     if hits is not None and abs(skipped / calls - hits) > max(_TOLERATED_HITS, 1 / calls):
         raise Unsupported(f"the count has hits in {skipped} of {calls} calls, and {hits:.0%} were measured")
     weights = _stored_bytes(trial, recipe, environment)
-    return Work(
-        components=tuple(
-            _component(name, calls, recipe, environment, weights, skipped if name == "denoiser" else 0)
-            for name, calls in counted.items()
-            if calls.number
-        )
-    )
+    components = []
+    for part in work_of(pipe, operations, recipe.techniques, environment.device).components:
+        changed = {"weights_bytes": min(part.weights_bytes, weights.get(part.component, part.weights_bytes))}
+        if part.component == "denoiser":
+            changed["computed"] = part.calls - skipped
+        components.append(part.model_copy(update=changed))
+    return Work(components=tuple(components))
 
 
 def _session(
@@ -215,33 +205,6 @@ def _hits(session: Session) -> int:
     assert isinstance(rate, float | int)
     assert isinstance(calls, int)
     return round(rate * calls)
-
-
-def _component(
-    name: str,
-    calls: Calls,
-    recipe: Recipe,
-    environment: Environment,
-    weights: dict[str, int],
-    skipped: int,
-) -> ComponentWork:
-    """Return a component's work, with the precision that the recipe's techniques give its operations."""
-    dtype = _NAMES.get(calls.dtype, calls.dtype)
-    # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
-    conv = "tf32" if dtype == "fp32" and environment.device == "cuda" else dtype
-    gemm, conv, attention = precisions(name, dtype, conv, recipe.techniques)
-    return ComponentWork(
-        component=name,
-        calls=calls.number,
-        computed=calls.number - skipped,
-        gemm_flop=calls.flops.gemm,
-        conv_flop=calls.flops.conv,
-        attention_flop=calls.flops.attention,
-        gemm=gemm,
-        conv=conv,
-        attention=attention,
-        weights_bytes=min(calls.weights_bytes, weights.get(name, calls.weights_bytes)),
-    )
 
 
 def _stored_bytes(trial: Trial, recipe: Recipe, environment: Environment) -> dict[str, int]:

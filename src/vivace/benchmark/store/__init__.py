@@ -131,8 +131,15 @@ class Store:
             connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True, timeout=_LOCKED_S)
         return cls(folder, connection)
 
+    @property
+    def images(self) -> str:
+        return str((self.folder / "pictures").absolute())
+
+    @property
+    def sources(self) -> str:
+        return str((self.folder / "sources").absolute())
+
     def close(self) -> None:
-        """Close the database."""
         self._connection.close()
 
     def __enter__(self) -> Store:
@@ -172,7 +179,6 @@ class Store:
         return keys
 
     def environments(self, trial: Trial) -> list[Environment]:
-        """Return the environments that a trial is stored with."""
         with store_errors(self.folder):
             rows = self._connection.execute(
                 "SELECT environment FROM trials WHERE trial = ? ORDER BY rowid", (trial.model_dump_json(),)
@@ -188,7 +194,6 @@ class Store:
             )
 
     def rounds(self, key: str) -> dict[int, Round]:
-        """Return the stored rounds of a trial by index."""
         with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM rounds WHERE key = ? ORDER BY round", (key,))
             return {r.index: r for r in (Round.model_validate_json(text) for (text,) in rows)}
@@ -239,7 +244,6 @@ class Store:
             return found | {"images": {(str(path.relative_to(self.folder)),) for path in files}}
 
     def runs(self) -> list[Invocation]:
-        """Return all invocations, the oldest first."""
         with store_errors(self.folder):
             rows = self._connection.execute(
                 "SELECT started_at, command, keys, scorer, rounds, purpose FROM runs ORDER BY id"
@@ -252,11 +256,7 @@ class Store:
             ]
 
     def comparisons(self, *, repeated: bool = False) -> Iterator[Compared]:
-        """Yield the comparisons, the newest first. Runs without a finished round are left out.
-
-        Args:
-            repeated: also yield the earlier ones of runs that were repeated or resumed.
-        """
+        """Yield the comparisons, the newest first, those that were repeated or resumed only on request."""
         figures = self.figures()
         yielded: set[tuple[str, ...]] = set()
         for run in reversed(self.runs()):
@@ -268,10 +268,8 @@ class Store:
                 yield Compared(tuple(records), quality, run)
 
     def goes_on(self, keys: Sequence[str]) -> bool:
-        """Return whether the last run of these trials continues an interrupted one.
-
-        It does not after another comparison with the same baseline in between.
-        """
+        """Return whether the last run of these trials continues an interrupted one, with no other of the same baseline
+        in between."""
         before = [run.keys for run in self.runs() if run.keys[0] == keys[0]]
         return before[-2:] == [tuple(keys)] * 2
 
@@ -300,7 +298,6 @@ class Store:
                 )
 
     def figures(self) -> dict[FiguresKey, ImageFigures]:
-        """Return all metrics."""
         with store_errors(self.folder):
             rows = self._connection.execute("SELECT row FROM figures")
             figures = [ImageFigures.model_validate_json(text) for (text,) in rows]
@@ -320,11 +317,9 @@ class Store:
             return None if row is None else NoiseFloor.model_validate_json(row[0])
 
     def quality_pass(self, run: Invocation) -> QualityPass:
-        """Return the stored quality pass of an invocation."""
         return QualityPass(self.figures(), run.scorer, self.noise_floor(run.keys[0]))
 
     def image_path(self, sha256: str) -> Path:
-        """Return the path of a stored image."""
         return image_path(self.folder / "pictures", sha256)
 
     @contextlib.contextmanager
@@ -341,11 +336,7 @@ class Store:
 
 
 def _enable_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch the database to write-ahead logging.
-
-    It retries in a loop because SQLite's timeout does not apply to this lock: if two processes create the same store,
-    the statement fails at once.
-    """
+    """Retry in a loop: SQLite's timeout does not apply to this lock where two processes create the same store."""
     deadline = time.monotonic() + _LOCKED_S
     while True:
         try:
@@ -438,12 +429,8 @@ def store_errors(folder: Path) -> Iterator[None]:
 
 
 def proving_records(folder: Path, model: Model, recipe: str) -> tuple[Record, ...]:
-    """Return the baseline's record and the recipe's from the newest run that measured both; empty if there is none.
-
-    Args:
-        folder: of a store, which need not exist.
-        recipe: its canonical text.
-    """
+    """Return the baseline's record and the recipe's (its canonical text) from the newest run that measured both; else
+    nothing."""
     if not (folder / "records.sqlite").is_file():
         return ()
     with Store.read_only(folder) as store:

@@ -98,7 +98,6 @@ def _sample(sample: Sample) -> Sample:
 
 
 def _weights(record: Record) -> dict[str, str]:
-    """Return how the components' weights are stored, where the recipe changes that."""
     try:
         recipe = Recipe.from_spec(record.trial.recipe)
     except RecipeError:  # of another version

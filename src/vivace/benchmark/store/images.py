@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def image_path(images: Path, sha256: str) -> Path:
-    """Return the path of an image with that content hash below the folder `pictures`."""
     return images / sha256[:2] / f"{sha256}.png"
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+import rich.progress
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
 
 from vivace.answers.formatting import clock, seconds, whole_words
+from vivace.benchmark.progress import Progress
 from vivace.cli.display.terminal import console
 from vivace.foundation.spec.record import Outcome, Round
 from vivace.foundation.spec.timing import Timing
@@ -46,7 +48,7 @@ def title(trial: Trial) -> str:
     return trial.model.name + task + (f", batch {workload.batch}" if workload.batch > 1 else "")
 
 
-class _RoundCount:
+class _RoundCount(Progress):
     """State of both kinds of progress: the trials, the number of rounds and the one that is running."""
 
     def __init__(self) -> None:
@@ -80,7 +82,6 @@ class _RoundCount:
         click.echo(line, err=True)
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Print the phase of the quality pass when it changes, and its progress every 10 s."""
         now = time.monotonic()
         if what != self._quality:
             self._begin_quality(what, done)
@@ -137,8 +138,6 @@ class _RoundCount:
 
 
 class PlainProgress(_RoundCount):
-    """Print a line for each finished round."""
-
     def begin(self, trials: list[Trial], timing: Timing, todo: Sequence[tuple[int, int]]) -> None:
         self.set_trials(trials, timing, todo)
 
@@ -165,7 +164,7 @@ class TerminalProgress(_RoundCount):
     def __init__(self) -> None:
         super().__init__()
         terminal = console(stderr=True)
-        self._bar = Progress(
+        self._bar = rich.progress.Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=_BAR if terminal.width >= _WIDE else _BAR // 2),
             _Clock(self),
@@ -220,7 +219,6 @@ class TerminalProgress(_RoundCount):
         self._bar.stop()
 
     def quality(self, what: str, done: int, total: int) -> None:
-        """Show the phase of the quality pass."""
         if what != self._quality:
             self._begin_quality(what, done)
             if self._task is not None:

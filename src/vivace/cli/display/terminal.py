@@ -28,11 +28,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(answer: Answer, format_: str, page: Path | None = None, *, details: bool = True) -> None:
-    """Print an answer on standard output, and write its page if one is asked for.
-
-    Args:
-        details: whether to add what a short answer leaves out.
-    """
+    """Print an answer on standard output, and write its page if one is asked for."""
     from vivace.answers.data import written
     from vivace.answers.terminal import print_answer, text_of
 
@@ -93,7 +89,6 @@ class Attempts:
         self._line.stop()
 
     def predicting(self, recipe: str) -> None:
-        """Report the recipe whose memory is predicted next."""
         self._number += 1
         if self._task is None:
             click.echo(f"predicting {recipe}", err=True)
@@ -101,7 +96,6 @@ class Attempts:
             self._line.update(self._task, description=f"prediction {self._number}: {recipe}", refresh=True)
 
     def trying(self, recipe: str) -> None:
-        """Report a recipe that may fit, before its memory is predicted."""
         self._number += 1
         if self._task is None:
             click.echo(f"trying {recipe}", err=True)
@@ -110,7 +104,6 @@ class Attempts:
             self._line.update(self._task, description=description, refresh=True)
 
     def say(self, text: str) -> None:
-        """Print a line beside the live one."""
         click.echo(text, err=True)
 
 
@@ -149,7 +142,6 @@ class Phases:
         self._line.stop()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Record an event of the worker; events other than phases change nothing."""
         if event.get("event") != "phase":
             return
         self._end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from vivace.cli.command import ResultsFormat, command, command_line, interrupted
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import (
     FILE,
-    FOLDER,
     Guidance,
     Key,
     Option,
@@ -186,14 +184,6 @@ class EndpointCommand(Settings):
             path={"dir_okay": False, "exists": True},
         ),
     ] = None
-    aiperf: Annotated[
-        Path | None,
-        Option(
-            "Measure nothing: show the figures of a run of AIPerf (its --artifact-dir).",
-            metavar="DIR",
-            path=FOLDER,
-        ),
-    ] = None
     page: Annotated[
         Path | None,
         Option(
@@ -218,7 +208,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
         vivace bench --endpoint http://gpu:30000/v1 --num-requests 200 --against load.json --format md
     """
     from vivace.benchmark.load_testing.images_endpoint import ImagesEndpoint
-    from vivace.benchmark.load_testing.load_rows import RequestSettings, read_rows
+    from vivace.benchmark.load_testing.load_rows import read_rows
     from vivace.benchmark.load_testing.load_target import LoadTarget, Variant, parse_fields, server_url
     from vivace.benchmark.load_testing.stages import LoadPlan, measure
     from vivace.foundation.untrusted.destinations import check_writable, is_standard_output
@@ -246,26 +236,11 @@ def bench_endpoint(settings: EndpointCommand) -> int:
     others = read_rows(settings.against) if settings.against is not None else []
     earlier = read_rows(settings.output) if settings.output is not None else []
     kept = _Kept(settings.output, earlier)
-    if settings.aiperf is not None:
-        from vivace.benchmark.load_testing.aiperf import read_aiperf
-
-        row = read_aiperf(
-            settings.aiperf, settings.label or f"{server_url(settings.url)} (AIPerf)", plan.slo_s
-        )
-        kept.add(row)
-        return _show([row], others, settings.format_, settings.page)
     endpoint = ImagesEndpoint(server_url(settings.url), settings.timeout, settings.key)
     target = LoadTarget(
         endpoint, settings.model, further, (), variants, frozenset(settings.without)
     ).find_model()
     target = _with_prompts(target, settings.prompts, settings.prompt_set)
-    requests = RequestSettings(
-        model=target.model,
-        fields=further,
-        variants=tuple((variant.size, variant.lora) for variant in variants),
-        prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
-        without=tuple(sorted(set(settings.without))),
-    )
     if plan.minutes is None and plan.num_requests is None:
         plan = replace(plan, minutes=_USUAL_MINUTES)
     try:
@@ -273,7 +248,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
             target,
             plan,
             settings.label or endpoint.url,
-            requests,
+            target.settings,
             [] if settings.rerun else earlier,
             kept.add,
             _LoadProgress(),
@@ -310,8 +285,6 @@ class _Kept:
 
 
 class _LoadProgress:
-    """Prints the progress of a load every few seconds."""
-
     def __init__(self) -> None:
         self._spoke_at = time.monotonic()
 

@@ -30,7 +30,7 @@ from vivace.foundation.spec.study import WorkloadRequest
 
 if TYPE_CHECKING:
     from vivace.benchmark.cache_calibration import SettingTrial
-    from vivace.runtime.schedule_search import SearchProgress
+    from vivace.runtime.cache_fits import SearchProgress
     from vivace.runtime.workloads import CheckedRequest
 
 
@@ -43,8 +43,6 @@ calibrate.add_command(witness)
 
 
 class CalibrationSettings(CallSettings):
-    """What the calibrations of step caches share."""
-
     model: ModelName = "tiny-flux"
     num_images: Annotated[
         int,
@@ -199,7 +197,7 @@ def schedule(settings: ScheduleCommand) -> int:
     """
     from vivace.answers.formatting import clock
     from vivace.errors import UsageError
-    from vivace.runtime.schedule_search import calibrate_schedule, evenly_spread
+    from vivace.runtime.cache_fits import calibrate_schedule, evenly_spread
 
     budget, _, steps = settings.budget.partition("/")
     if not (budget.isdecimal() and steps.isdecimal() and 2 <= int(steps) <= 1000):

@@ -186,7 +186,6 @@ def _calibrate(
     grade: int,
     device: str,
 ) -> int:
-    """Score the images, choose the limit and keep it."""
     from vivace.cli.watched.guarded import guarded_scorers
     from vivace.measure.calibrating import calibrate_witness
     from vivace.measure.machine import choose_device
@@ -202,10 +201,9 @@ def _calibrate(
 
 
 def _kept(prepared: CheckedRequest, judge: LocatedJudge) -> WitnessCalibration:
-    from vivace.measure.calibrating import identity_of
     from vivace.measure.witness_limits import kept
 
-    calibration = kept(identity_of(prepared.located), judge.scorer.id)
+    calibration = kept(prepared.located.model.identity, judge.scorer.id)
     assert calibration is not None, "it was just written"
     return calibration
 
@@ -215,7 +213,6 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 
 def _lines(calibration: WitnessCalibration) -> list[str]:
-    """Return the answer in lines."""
     from vivace.measure.witness_limits import file_of
 
     visible = [_seen(row, calibration.grade) for row in calibration.damage if _is_detected(row, calibration)]

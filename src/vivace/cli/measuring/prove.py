@@ -102,8 +102,6 @@ def _draw(prover: Prover, letter: Letter, *, again: bool) -> int:
 
 
 class ProofProgress:
-    """Prints the progress of a side's images every few seconds."""
-
     def __init__(self, name: str = "") -> None:
         self._name = name
         self._spoke_at = time.monotonic()

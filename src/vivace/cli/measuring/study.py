@@ -121,7 +121,6 @@ def study(settings: StudyCommand) -> int:
 
 
 def _run(file: StudyFile, planned: tuple[ModelPart, ...], settings: RunSettings) -> StudyRun | None:
-    """Run the study; None if it was interrupted."""
     from vivace.cli.display.progress_display import for_this_terminal
     from vivace.evidence.studies.expand import left_out
     from vivace.evidence.studies.runs import run_parts
@@ -154,7 +153,6 @@ def _recorded(
 
 
 def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, format_: str) -> int:
-    """Show a run, write its page, and return the exit code."""
     run = dataclasses.replace(run, price_per_hour=price_per_hour)
     from vivace.answers.page import page_of
     from vivace.cli.display.terminal import show
@@ -169,7 +167,6 @@ def _end(run: StudyRun, price_per_hour: float | None, output: Path | None, forma
 
 
 def _list(format_: str) -> int:
-    """Print the published studies."""
     from vivace.evidence.studies.study_file import published_studies, read_study
 
     studies = [read_study(name) for name in published_studies()]
@@ -201,7 +198,6 @@ def _list(format_: str) -> int:
 
 
 def _dry_run(planned: tuple[ModelPart, ...], store: Path, with_plan: bool, format_: str, device: str) -> int:
-    """Print each trial with its known or estimated time and memory."""
     from vivace.architectures import CATALOGUE
     from vivace.cli.display.terminal import show
     from vivace.evidence.studies.dry_run import answer_of, estimates, planner

@@ -68,12 +68,7 @@ def run_part(
     command: Callable[[Callable[[], None]], int],
     watch: Callable[[subprocess.Popen[bytes], Path], int],
 ) -> int:
-    """Run the next part of a command in a fresh process, or here if this is that process; return its exit code.
-
-    Args:
-        command: the part.
-        watch: waits for the process that does it; is given the file that it makes when the model is read.
-    """
+    """Run the next part of a command in a fresh process, or here if this is that process; return its exit code."""
     settings = context.obj
     settings[_NUM_PARTS] += 1
     part: CommandPart | None = settings[_PART]

@@ -75,11 +75,7 @@ def guarded_reading(name: str, limits: ReadingLimits, command: Command) -> int:
 
 
 def watch(process: subprocess.Popen[bytes], is_read: Path, name: str, limits: ReadingLimits) -> int:
-    """Watch a process until it has read the model, wait for its end, and return its exit code.
-
-    Args:
-        is_read: the file that it makes when the model is read.
-    """
+    """Watch a process until it has read the model, wait for its end, and return its exit code."""
     # The process gets Ctrl-C as well, and says so.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

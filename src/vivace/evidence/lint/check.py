@@ -71,7 +71,6 @@ class Coverage:
         place: the number of the line or row where the table begins; None for an empty one.
         read: what each column means by its heading (a key of `columns.SYNONYMS`), figures and texts.
         unread: what was not read, by heading or place, and why.
-        figures: how many cells with figures were read.
         is_ambiguous: some figures can be read in two ways; only what is wrong in both was reported.
     """
 
@@ -86,7 +85,6 @@ class Coverage:
 
     @property
     def where(self) -> str:
-        """The file, and the line where the table begins."""
         if self.place is None:
             return str(self.file)
         return (
@@ -94,11 +92,9 @@ class Coverage:
         )
 
     def read_in_words(self) -> str:
-        """Describe the columns that were read, and their meanings."""
         return "read " + ", ".join(f"{name} ({role.replace('_', ' ')})" for name, role in self.read.items())
 
     def warnings(self) -> list[str]:
-        """Describe the columns and cells that were not read, and those that are ambiguous."""
         by_reason: dict[str, list[str]] = {}
         for what, why in self.unread:
             by_reason.setdefault(why, []).append(what)
@@ -126,18 +122,12 @@ def merged(parts: Iterable[Coverage]) -> list[Coverage]:
 
 @dataclass(frozen=True)
 class CheckedTable:
-    """The faults of a table, and the coverage of its columns."""
-
     findings: list[Finding]
     coverage: Coverage
 
 
 def lint(files: Sequence[Path], facts: Facts | None = None) -> list[Finding]:
-    """Return the faults of the tables of files, in their order; see `checked`.
-
-    Raises:
-        UsageError: a file cannot be read.
-    """
+    """Return the faults of the tables of files, in their order; see `checked`."""
     return [each for file in files for table in read_tables(file) for each in checked(table, facts).findings]
 
 
@@ -145,9 +135,6 @@ def checked(table: ForeignTable, facts: Facts | None = None) -> CheckedTable:
     """Return the faults of a table, and the coverage of its columns.
 
     Where nothing tells whether 1,234 is 1234 or 1.234, only what is wrong in both cases is reported.
-
-    Args:
-        facts: "model", "gpu" and "steps" of rows that do not name theirs.
     """
     columns = _columns(table)
     marks, other = _marks(table, columns)
@@ -175,7 +162,6 @@ def _key(finding: Finding) -> tuple[str, int | None, str, str]:
 
 
 def _columns(table: ForeignTable) -> list[Column | None]:
-    """Return the meaning of the columns; of several with the same meaning the first is read."""
     columns: list[Column | None] = []
     for heading in table.headings:
         column = _column(table, heading)
@@ -289,7 +275,6 @@ def _number(column: Column, cell: str, mark: Mark) -> tuple[str, Number] | None:
 def _coverage(
     table: ForeignTable, columns: Sequence[Column | None], marks: Marks, *, is_ambiguous: bool
 ) -> Coverage:
-    """Describe which columns and cells were read."""
     place = table.rows[0].number if table.rows else None
     coverage = Coverage(table.file, table.headings, place, table.unit, is_ambiguous=is_ambiguous)
     first: dict[tuple[str, str], str] = {}

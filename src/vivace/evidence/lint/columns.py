@@ -96,7 +96,6 @@ class Column:
     """The meaning of a column.
 
     Attributes:
-        role: a key of SYNONYMS.
         of: the GPU that the heading names, as in "A100 (s)"; empty if none.
         kind, factor: of the unit in the heading: ("time", 0.001) for "(ms)"; (None, 1) without one.
         path: the keys above a time in JSON: times below different keys measure different things.
@@ -169,7 +168,6 @@ def role_of_cell(role: str, kind: str | None) -> str | None:
 
 
 def _role(text: str, kind: str | None) -> str | None:
-    """Return the meaning of a heading without its unit and its GPU."""
     if text in _BY_NAME:
         return _BY_NAME[text]
     if not text:
@@ -187,7 +185,6 @@ def _role(text: str, kind: str | None) -> str | None:
 
 
 def _without_unit(text: str) -> tuple[str, str | None, float]:
-    """Return a heading without its unit, and the unit's kind and factor."""
     kind, factor = None, 1.0
     if (whole := unit_of(text)) is not None and whole[0] not in ("ratio", "percent") and text not in _BY_NAME:
         return ("", *whole) if text not in ("min", "samples") else (text, None, 1.0)

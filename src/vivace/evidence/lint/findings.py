@@ -20,9 +20,6 @@ class Finding:
         severity: "impossible": the figures contradict each other or the hardware; "doubtful": they can be true, but do
             not show what they seem to.
         row: the number of the line, or of the row in JSON.
-        numbers: the figures, as written.
-        why: why it cannot be, or shows little.
-        check: what to look at.
     """
 
     file: Path
@@ -36,7 +33,6 @@ class Finding:
     unit: str = "line"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
         return asdict(self) | {"file": str(self.file)}
 
 
@@ -61,10 +57,6 @@ class Reading:
 
     Attributes:
         of: the GPU of the headings; empty if they name none.
-        numbers: by role (see `columns.SYNONYMS`).
-        texts: label, model, gpu and precision.
-        section: the title above the row, if the table has such rows.
-        context: the headings or lines of text above the table.
     """
 
     line: int
@@ -82,7 +74,6 @@ class Reading:
 
     @property
     def all_text(self) -> str:
-        """All words of the row and those above it."""
         return f"{' '.join(self.texts.values())} {self.of} {self.section} {self.context}"
 
     @property

@@ -81,7 +81,6 @@ class ForeignTable:
         self.rows.append(TableLine(number, (*cells, *[""] * (len(self.headings) - len(cells)))))
 
     def filled(self, rows: Iterable[tuple[int, Sequence[str]]]) -> Self:
-        """Return the table itself with more rows."""
         for number, cells in rows:
             self.add(number, cells)
         return self
@@ -137,11 +136,7 @@ class _Tables(HTMLParser):
 
 
 def read_tables(file: Path) -> list[ForeignTable]:
-    """Return the tables of a file, by its suffix: CSV and TSV hold one, Markdown, HTML and JSON any number.
-
-    Raises:
-        UsageError: there is no such file, it is of another kind, or it cannot be read.
-    """
+    """Return the tables of a file, by its suffix: CSV and TSV hold one, Markdown, HTML and JSON any number."""
     suffix = _ALSO.get(file.suffix.lower(), file.suffix.lower())
     if suffix not in SUFFIXES:
         raise UsageError(f"{file}: give a file that ends in {', '.join(SUFFIXES)}")
@@ -162,7 +157,6 @@ def read_tables(file: Path) -> list[ForeignTable]:
 
 
 def _csv(file: Path, text: str, suffix: str) -> list[ForeignTable]:
-    """Return the table of a file whose cells a comma, a semicolon, a tab or a bar separates."""
     if text[:4].lower() == "sep=" and len(text) > 4:  # a spreadsheet's own first line
         delimiter = text[4]
         rows = [row for row in _csv_rows(text, delimiter) if row[0] > 1]
@@ -206,11 +200,7 @@ def _fit(rows: Sequence[tuple[int, Sequence[str]]]) -> tuple[bool, float, int]:
 
 
 def _json(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
-    """Return the tables of a JSON text, or of one with a value in each line.
-
-    Raises:
-        ValueError: it is not JSON, or says that it is a contribution and is none.
-    """
+    """Return the tables of a JSON text, or of one with a value in each line."""
     # Only line feeds end a line of JSON; other separators may stand in its texts.
     lines = [line for line in text.split("\n") if line.strip()]
     content: Any = [parse_json(line) for line in lines] if is_lines else parse_json(text)
@@ -228,7 +218,6 @@ JsonTable = tuple[str, Sequence[str], list[tuple[int, list[str]]]]
 
 
 def _tables_in(content: Any, name: str) -> Iterator[JsonTable]:
-    """Yield the table that a value is, then those inside it."""
     if isinstance(content, list):
         if content and all(isinstance(value, list) for value in content):
             if len(content) > 1 and _are_texts(content[0]):
@@ -291,14 +280,12 @@ def _are_texts(content: Any) -> bool:
 
 
 def _are_columns(values: Sequence[list[Any]]) -> bool:
-    """Whether lists of plain values are all of one length."""
     return len({len(value) for value in values}) == 1 and all(
         value and not isinstance(value[0], list | dict) for value in values
     )
 
 
 def _flat(content: dict[str, Any], before: str = "") -> dict[str, str]:
-    """Return an object's texts and numbers by the path of their keys."""
     flat: dict[str, str] = {}
     for key, value in content.items():
         if isinstance(value, dict):
@@ -358,11 +345,7 @@ def _html(file: Path, text: str) -> Iterator[ForeignTable]:
 
 
 def read_contribution(content: dict[str, Any]) -> Contribution:
-    """Check the content of a contribution.
-
-    Raises:
-        ValueError: names the key, and what was wanted.
-    """
+    """Check the content of a contribution."""
     number = content.get(KEY)
     if isinstance(number, int) and number > FORMAT:
         raise ValueError(
@@ -376,7 +359,6 @@ def read_contribution(content: dict[str, Any]) -> Contribution:
 
 
 def _contribution_tables(file: Path, content: dict[str, Any]) -> list[ForeignTable]:
-    """Return a table for each comparison, with seconds per image."""
     return [
         ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row").filled(
             enumerate(map(_contributed_cells, contributed.rows), 1)

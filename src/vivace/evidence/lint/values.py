@@ -174,7 +174,6 @@ def read_number(text: str, mark: Mark = ".") -> Number | None:
 
 
 def is_missing(cell: str) -> bool:
-    """Return whether a cell says that there is no value, as in "", "-" or "n/a"."""
     return plain_cell(cell).lower() in _MISSING
 
 
@@ -216,7 +215,6 @@ def plain_cell(text: str) -> str:
 
 
 def _parsed(body: str, mark: Mark) -> tuple[float, int] | None:
-    """Return a number's value and its number of decimals."""
     body = re.sub(f"[{_GAP}]", "", body)
     if body.startswith("0,"):  # no thousands begin with zero
         mark = ","
@@ -240,7 +238,6 @@ def _unit(rest: str) -> tuple[str | None, float] | None:
 
 
 def _interval(rest: str, value: float, mark: Mark) -> tuple[float, float] | None:
-    """Return the interval that follows a number, in the unit of the number."""
     if match := _BRACKETS.search(rest):
         low, high = (_parsed(end, mark) for end in match.groups())
         return (low[0], high[0]) if low is not None and high is not None else None

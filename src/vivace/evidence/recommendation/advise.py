@@ -151,14 +151,7 @@ def recommend_for(name: str, published: Prediction, card: Card) -> Recommendatio
 
 
 def checked_gpu(name: str, recorded: Iterable[str], max_bytes: float | None = None) -> str:
-    """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu".
-
-    Args:
-        max_bytes: a limit on memory, which tells the size of a GPU that is sold with several.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """Return the name of a GPU that vivace knows, of a GPU in the user's own records, or "cpu"."""
     if name.strip().lower() == "cpu":
         return "cpu"
     if known_gpu(name) is None and any(near(name, other) is Near.SAME for other in recorded):
@@ -224,7 +217,6 @@ def recommend_from(
 
 
 def _card(criteria: Criteria) -> Card | None:
-    """Return the GPU to fit: the requested one, or this machine's, or a usual one with the requested memory."""
     present = None if criteria.gpu is not None else present_gpu()
     name = criteria.gpu if present is None else present.name
     if name is not None:
@@ -238,7 +230,6 @@ def _card(criteria: Criteria) -> Card | None:
 
 
 def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommendation:
-    """Return the best allowed recipe of the tables, with the notes of others."""
     criteria, kin, gpu = judge.criteria, judge.kin, judge.gpu
     weighed = [source for table in candidates if (source := weigh(table, kin, gpu, judge)) is not None]
     weighed.sort(key=lambda source: source.order)
@@ -397,7 +388,6 @@ def _fewer_steps(best: RankedTable, weighed: Sequence[RankedTable]) -> OtherMode
 def _missing_evidence(
     weighed: Sequence[RankedTable], judge: RowFilter, best: RankedTable | None
 ) -> tuple[str, ...]:
-    """Describe the missing evidence, from the model's own on this GPU downwards."""
     kin, gpu, task, num_gpus = judge.kin, judge.gpu, judge.criteria.task, judge.criteria.num_gpus
     weighed = [source for source in weighed if source.table.kind != "predicted"]
     own = [source for source in weighed if not source.is_transferred and len(source.table.compared) > 1]
@@ -436,7 +426,6 @@ def _missing_evidence(
 
 
 def _figures_of(ranked: Ranked, of: RankedTable, judge: RowFilter) -> RecipeFigures:
-    """Return a row's figures, with its time on the requested GPU."""
     row, table, price = ranked.row, of.table, judge.criteria.price_per_hour
     latency = _time_here(row, of, judge)
     # Seconds of another model, with steps and a size of its own, are none of this one's.
@@ -548,7 +537,6 @@ def _scaled(row: EvidenceRow, own_steps: int, steps: int) -> EvidenceRow:
 
 
 def _stretched(figure: Interval, point: float) -> Interval:
-    """Return an interval of the same relative width around another point."""
     stretch = point / figure.point
     low, high = figure.low, figure.high
     return Interval(point, None if low is None else low * stretch, None if high is None else high * stretch)
@@ -613,9 +601,6 @@ def prediction_of(
 
     The estimate is the recipe without the technique plus a step's activations, which a graph's pool keeps; or the
     recorded memory, if that is larger.
-
-    Raises:
-        Unpredictable: more than one technique of the recipe cannot be predicted.
     """
     how: dict[str, Any] = {
         key: getattr(published, key) for key in ("height", "width", "batch", "text", "task")

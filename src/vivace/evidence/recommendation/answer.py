@@ -64,17 +64,7 @@ class Brief:
     """What a person asks first of a model on a card. Figures are None, and texts "", where they are unknown.
 
     Attributes:
-        model: what was asked about.
-        card: the GPU, with its memory.
-        fits: whether the model does.
-        latency: seconds of an image.
         known: how the time is known: "measured here", "measured by vivace", "measured by others", "predicted".
-        origin: of a predicted time.
-        confidence: in the recipe.
-        peak_bytes: with the recipe; `published_bytes` is without one, loading included.
-        images: "kept", "changed" or "as published", and what that rests on.
-        command: the line that draws.
-        note: on the card.
     """
 
     model: str
@@ -101,7 +91,6 @@ class Brief:
         sections: Sequence[Section] = (),
         commands: Sequence[Fact] = (),
     ) -> Answer:
-        """Return the answer: the eight lines, and details after them."""
         verdict = _FITS[self.fits] + (" as published" if self.fits == "no" and self.recipe is None else "")
         return Answer(
             command=command,
@@ -185,7 +174,6 @@ def _download(download: Download) -> str:
 
 
 def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
-    """Return how a recipe's time is known, and what a prediction rests on."""
     if figures.is_counted:
         return "counted, not timed", ""
     if figures.predicted_from is not None:
@@ -203,12 +191,7 @@ def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
 
 
 def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
-    """Return what happens to the images, for people.
-
-    Args:
-        keeps: whether a recipe only reorders or rounds arithmetic.
-        small_model: whose images were judged in place of the model's own.
-    """
+    """Return what happens to the images, for people."""
     word = "kept" if keeps else "changed"
     verdict = {Gate.PASSED: "they pass the quality gate", Gate.FAILED: "they fail the quality gate"}.get(
         judged or Gate.UNCLEAR, ""
@@ -237,13 +220,11 @@ def card_in_words(gpu: str | None, card_bytes: float | None, max_bytes: float | 
 
 
 def cards_for(needed_bytes: float) -> str:
-    """Return which usual cards are large enough."""
     enough = [gb for gb in CARDS_GB if needed_bytes + RESERVE_BYTES <= gb * 1e9]
     return f"for cards of {enough[0]} GB and more" if enough else "more than usual cards have"
 
 
 def draw_command(model: str, recipe: str, task: str = "text", more: Sequence[str] = ()) -> str:
-    """Return the command line that draws an image."""
     entry = CATALOGUE.get(model.lower().removeprefix(SYNTHETIC))
     prompt = _PROMPTS.get(
         "edit" if task == "edit" else "" if entry is None else entry.prompt_set, "a red fox in snow"
@@ -253,7 +234,6 @@ def draw_command(model: str, recipe: str, task: str = "text", more: Sequence[str
 
 
 def brief_of(answer: Recommendation) -> Brief:
-    """Return what a person asks first."""
     criteria, chosen, basis = answer.criteria, answer.chosen, answer.basis
     model, gpu, images, known = criteria.model.strip(), answer.gpu, "", ("", "")
     fits = _fits(answer)
@@ -433,11 +413,7 @@ def _left_out(answer: Recommendation) -> Iterator[tuple[str, str]]:
 
 
 def _figure(figures: RecipeFigures, answer: Recommendation, over: str = "") -> str:
-    """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s ±1 %".
-
-    Args:
-        over: the baseline, where it has to be named.
-    """
+    """Return a recipe's figure for the goal: "1.83x [1.70, 1.97] over baseline, 2.74 s ±1 %"."""
     goal, basis = answer.criteria.goal, answer.basis
     if goal == "memory":
         peak = "peak memory unknown" if figures.peak_bytes is None else size(figures.peak_bytes)
@@ -458,7 +434,6 @@ def _figure(figures: RecipeFigures, answer: Recommendation, over: str = "") -> s
 
 
 def time_of(figures: RecipeFigures) -> str:
-    """Return the seconds of an image: measured with their interval, or predicted with their origin."""
     if figures.predicted_from is None and figures.latency is not None:
         return plus_minus(figures.latency)
     parts = []
@@ -470,7 +445,6 @@ def time_of(figures: RecipeFigures) -> str:
 
 
 def _spread(figures: RecipeFigures) -> str:
-    """Return how much a recipe's calls differ."""
     spread = figures.spread
     calls = "" if spread is None or spread.num_calls is None else f" of {spread.num_calls} calls"
     text = "its spread is not known"
@@ -509,7 +483,6 @@ def _elsewhere(elsewhere: Elsewhere, answer: Recommendation) -> str:
 
 
 def quality_of(answer: Recommendation) -> str:
-    """Return a sentence on the chosen recipe's images."""
     chosen, basis = answer.chosen, answer.basis
     assert chosen is not None
     assert basis is not None
@@ -639,12 +612,7 @@ def _differing(answer: Recommendation) -> str:
 def next_commands(
     answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
 ) -> tuple[str, ...]:
-    """Return the commands to run next, the most useful first.
-
-    Args:
-        tried: recipes in the user's records on this GPU.
-        is_disturbed: some of those records cannot be compared, so they have to be measured again.
-    """
+    """Return the commands to run next, the most useful first."""
     criteria, basis, chosen = answer.criteria, answer.basis, answer.chosen
     if basis is None or chosen is None:
         plan = ["vivace", "plan", criteria.model.strip()]

@@ -33,12 +33,7 @@ _SAFE = ("bf16+fused+cuda_graph", "fused+cuda_graph", "bf16+compile", "compile",
 
 @dataclass(frozen=True)
 class BestRecipe:
-    """What `best` became.
-
-    Attributes:
-        recipe: in canonical form.
-        why: what it rests on, and what was passed over and why; one line.
-    """
+    """What `best` became."""
 
     recipe: str
     why: str
@@ -102,11 +97,7 @@ def best_recipe(
 
 
 def _read(recipe: str) -> tuple[float | None, bool, str]:
-    """Return the arguments of `best`: the most bytes, and whether the image may change; and what stands beside it.
-
-    Raises:
-        RecipeError: they are wrong, or `best` stands there twice.
-    """
+    """Return the arguments of `best`: the most bytes, and whether the image may change; and what stands beside it."""
     parts = parse_recipe(recipe)
     best, *again = [part for part in parts if part.name == BEST]
     if again:
@@ -162,7 +153,6 @@ def _candidates(answer: Recommendation, place: str) -> Iterator[tuple[str, str]]
 
 
 def _refusal(model: str, recipe: str, device: str, task: Task | None) -> str | None:
-    """Return why a recipe does not work here; None if it may."""
     try:
         with quiet():
             return support_of(model, [recipe], device, task).reasons.get(recipe)

@@ -29,9 +29,6 @@ class Kin:
     """A model, with the models whose records apply to it.
 
     Attributes:
-        name: without "synthetic:".
-        pipeline: the class in diffusers; "" if unknown.
-        steps: its usual number of steps; None if unknown.
         is_embedded: whether it is one of the small models that ship with vivace, or as small: full models' times say
             nothing about it.
         alike: the catalogue's model whose architecture a file or a folder has; "" for models of the catalogue.
@@ -91,15 +88,7 @@ class Kin:
 
 
 def kin_of(model: str, recorded: frozenset[str] = frozenset()) -> Kin:
-    """Return the kin of a model by its name, without downloading anything.
-
-    Args:
-        recorded: models that have records; they need not be found.
-
-    Raises:
-        UnknownModel: there is neither such a model nor a record of one.
-        UnusableModel: it is not a text-to-image pipeline.
-    """
+    """Return the kin of a model by its name, without downloading anything."""
     name = model.strip().removeprefix(SYNTHETIC)
     entry = CATALOGUE.get(name.lower())
     if entry is not None:
@@ -166,7 +155,6 @@ class Download:
 
     Attributes:
         num_bytes: 0 if all is here; None if unknown.
-        repo: on the hub; "" if nothing is fetched.
         is_gated: whether access must be asked for there.
         part: what of the model it is; "" for all.
     """

@@ -73,8 +73,6 @@ class ChipLimit(Spec):
     """The least seconds of an image at a model's own size, if every step is computed.
 
     Attributes:
-        gpu: as the data sheet calls it.
-        steps: of the workload.
         step_flop: of one step, guidance included.
         half_s, eight_s, four_s: with all matmuls in 16 bits, in 8, and in 4.
     """
@@ -94,11 +92,7 @@ class ChipLimit(Spec):
 
 
 def chip_limit(model: str, gpu: str | None, steps: int | None = None) -> ChipLimit | None:
-    """Return the limit of a model of the catalogue; None if the GPU's data sheet is not known.
-
-    Args:
-        steps: of the workload; None for the model's own.
-    """
+    """Return the limit of a model of the catalogue; None if the GPU's data sheet is not known."""
     published, named = footprints().get(model), None if gpu is None else known_gpu(gpu)
     if published is None or named is None or isinstance(CATALOGUE[model].origin, Embedded):
         return None
@@ -162,7 +156,6 @@ def _rate(chip: Chip, bits: int) -> float:
 
 
 def _around(seconds: float) -> Interval:
-    """Return a time predicted from operations alone, with its uncertainty."""
     return Interval(seconds, seconds / _UNCERTAINTY, seconds * _UNCERTAINTY)
 
 
@@ -183,7 +176,6 @@ class Speeds:
 
     Attributes:
         gains: by the recipe that was added to the baseline, canonical.
-        gpu: where they were measured; "" if there are none.
     """
 
     gains: Mapping[str, float] = field(default_factory=dict)
@@ -210,8 +202,6 @@ class Card:
     """The GPU that a model has to fit.
 
     Attributes:
-        gpu: whose times are predicted.
-        num_bytes: its memory.
         is_typical: only the size of the memory was given, and this is a usual GPU of that size.
     """
 
@@ -228,7 +218,6 @@ def typical_gpu(num_bytes: float) -> Gpu:
 
 
 def is_bf16(published: Prediction | None) -> bool:
-    """Whether a model as published computes in bf16."""
     return published is not None and any(
         part.name in DENOISERS and part.dtype.startswith("bf16") for part in published.components
     )
@@ -237,12 +226,7 @@ def is_bf16(published: Prediction | None) -> bool:
 def predicted_table(
     kin: Kin, card: Card, tables: Sequence[EvidenceTable], published: Prediction
 ) -> EvidenceTable:
-    """Return the predicted table of a GPU.
-
-    Args:
-        tables: records at the model's own number of steps.
-        published: the prediction of the model without a recipe.
-    """
+    """Return the predicted table of a GPU."""
     chip = card.gpu.chip.as_of_bf16 if is_bf16(published) else card.gpu.chip
     mine = [
         table
@@ -399,7 +383,6 @@ def _gain(saving: Saving, speeds: Speeds) -> float:
 
 
 def _copies_s(saving: Saving, published: Prediction, chip: Chip) -> float:
-    """Return the seconds of a call's copies from the host."""
     if saving.offloading is None:
         return 0.0
     rate = 1e9 * _HOST_GB_S.get(chip.architecture, _OLDER_HOST_GB_S) / (2 if chip.name in _EIGHT_LANES else 1)
@@ -432,5 +415,4 @@ def known_speeds(model: str) -> Speeds:
 
 
 def fits_published(published: Prediction, num_bytes: float) -> bool:
-    """Whether the published model fits."""
     return published.needed_bytes + RESERVE_BYTES <= num_bytes

@@ -92,7 +92,6 @@ class RecipeFigures(Spec):
 
     @property
     def title(self) -> str:
-        """The recipe, with the batch size and the source's name of the row."""
         title = self.recipe if self.batch == 1 else f"{self.recipe}, batch {self.batch}"
         return _titled(title, self.label)
 
@@ -101,7 +100,6 @@ class Basis(Spec):
     """The table that the answer rests on.
 
     Attributes:
-        model: whose records they are: the model's own, or another one's of its family.
         of: the model that was measured, where `model` is a file or a folder of its architecture; "" else.
         near: "same" GPU as requested, "generation", or "other"; "any" if no GPU was requested and this machine has
             none.
@@ -130,12 +128,7 @@ class Basis(Spec):
 
 
 class LeftOut(Spec):
-    """A recipe that was not ranked, and the reason.
-
-    Attributes:
-        label: the source's name of the row.
-        score: its figure for ranking, if known.
-    """
+    """A recipe that was not ranked, and the reason."""
 
     recipe: str
     kind: Reason
@@ -145,7 +138,6 @@ class LeftOut(Spec):
 
     @property
     def title(self) -> str:
-        """The recipe, with the source's name of the row."""
         return _titled(self.recipe, self.label)
 
 
@@ -163,12 +155,7 @@ class Elsewhere(Spec):
 
 
 class OtherModel(Spec):
-    """Another model of the family that is faster in the same source, on the same GPU.
-
-    Attributes:
-        recipe, latency_s: the best of its recipes that are allowed.
-        instead_of_s: the same for the requested model.
-    """
+    """Another model of the family that is faster in the same source, on the same GPU."""
 
     model: str
     recipe: str
@@ -251,7 +238,6 @@ class Recommendation(Spec):
         return self.model_dump(mode="json")
 
     def _repr_html_(self) -> str:
-        """Return the answer for notebooks."""
         from vivace.answers.page import in_notebook
 
         return in_notebook(self.explain())

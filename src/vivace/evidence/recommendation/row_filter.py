@@ -32,11 +32,6 @@ class RowFilter:
     """A filter of tables' rows.
 
     Attributes:
-        kin: the requested model.
-        gpu: the requested GPU; None for any.
-        card: its memory, which is a limit as well; None if it is not known.
-        is_small: whether the published model is known not to fit it.
-        published: the model's needs without a recipe; None if unknown.
         is_planned: whether memory counts as `vivace plan` predicts it, beside what records have.
         is_strict: leave out recipes that may not fit by `vivace plan`'s count, which was not asked.
         refused: recipes that did not pass the check of the answer, with the reason.
@@ -59,7 +54,6 @@ class RowFilter:
         return min((most for most in (self.criteria.max_bytes, card) if most is not None), default=None)
 
     def left_out(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> LeftOut | None:
-        """Return the reason why a row is not ranked; None if it is."""
         refusal: Refusal | None = None
         if not row.is_known:
             refusal = (
@@ -76,7 +70,6 @@ class RowFilter:
         return LeftOut(recipe=row.recipe, label=row.label, kind=refusal[0], why=refusal[1])
 
     def _memory(self, row: EvidenceRow, table: EvidenceTable) -> Refusal | None:
-        """Return the reason why a row does not fit, or may not; None if it fits."""
         limit, most, peak = self.criteria.max_bytes, self.most_bytes, row.peak_bytes
         if most is not None and table.kind != "own" and peak is not None:
             if (loading := self._loading_bytes(row)) > most:
@@ -151,7 +144,6 @@ class RowFilter:
         return mine is not None and mine == changing_part(table.baseline)
 
     def _quality(self, row: EvidenceRow, table: EvidenceTable) -> Refusal | None:
-        """Return the reason why a row's images rule it out; None if they do not."""
         if row.recipe == table.baseline:
             return None
         judged, keeps = self.judgement_of(row, table), self.keeps(row, table)
@@ -196,11 +188,7 @@ class RowFilter:
 
 @lru_cache(maxsize=4096)
 def refused(recipe: Recipe, gpu: str, capability: tuple[int, int], is_bf16: bool = False) -> str:
-    """Return why a GPU of a compute capability cannot run a recipe; "" if it can.
-
-    Args:
-        is_bf16: whether the model as published computes in bf16.
-    """
+    """Return why a GPU of a compute capability cannot run a recipe; "" if it can."""
     compiles = any(t.name == "compile" for t in recipe)
     if is_bf16 and capability < (8, 0) and compiles and "fp16" not in recipe.text:
         return f"PyTorch does not compile bf16 for {gpu}, which computes it in fp32"
@@ -224,7 +212,6 @@ def _other_scheme(recipe: str) -> str:
 
 
 def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> JudgedQuality:
-    """Return the judgement by other limits than those of the quality pass."""
     if judged.is_lost:
         return judged
     clip = limits.for_scorer(ONE_VIEW).clip
@@ -254,7 +241,6 @@ def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> Judged
 
 @cache
 def compares_values(text: str) -> bool:
-    """Whether a recipe has a step cache that decides by comparing values."""
     return decides_on_values(resolve(text).spec)
 
 

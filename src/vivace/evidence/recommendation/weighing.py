@@ -46,7 +46,6 @@ class Selection:
     Attributes:
         chosen: the simplest of those that are tied with the best.
         tied: the others that are tied with the best.
-        ranking: all, the highest score first.
     """
 
     chosen: Ranked
@@ -55,12 +54,10 @@ class Selection:
 
     @property
     def runner_up(self) -> Ranked | None:
-        """The best of the others."""
         return next((ranked for ranked in self.ranking if ranked is not self.chosen), None)
 
 
 def choose(ranked: Sequence[Ranked], goal: Goal) -> Selection | None:
-    """Return the choice among rows; None if there are none."""
     ordered = sorted(ranked, key=lambda ranked: -ranked.score.point)
     if not ordered:
         return None
@@ -172,9 +169,7 @@ class RankedTable:
 
     Attributes:
         order: of evidence, the best first.
-        choice: None if no row is allowed.
         num_ranked: rows with the requested figure, allowed or not.
-        is_small: the GPU is too small for the published model.
     """
 
     table: EvidenceTable
@@ -356,7 +351,6 @@ def _best_of(usable: Sequence[RankedTable]) -> RankedTable | None:
         return None
 
     def has_rivals(source: RankedTable) -> bool:
-        """Whether more than the baseline is allowed."""
         return source.choice is not None and len(source.choice.ranking) > 1
 
     gains = {id(source): (has_rivals(source), *_gain(source, usable)) for source in usable}
@@ -410,7 +404,6 @@ def _has_published(source: RankedTable) -> bool:
 
 
 def _absolute(row: EvidenceRow, goal: Goal) -> float | None:
-    """Return a row's peak in bytes or its seconds an image, whichever the goal is about."""
     if goal == "memory":
         return row.peak_bytes
     return None if row.latency is None else row.latency.point

@@ -37,11 +37,7 @@ class Claim(Spec):
         open: no row can tell; `because` says why.
 
     Attributes:
-        says: the conclusion, in words.
-        part: the part whose rows are meant.
         models: only these; empty for all of the part.
-        rows: names of rows.
-        than: a row, or a GPU for the kind gpu.
         figure: a figure; None for the part's time.
         gpus: published GPUs that the conclusion is about; empty for all. Measured devices always count.
     """
@@ -84,8 +80,6 @@ class Claim(Spec):
 
 
 class ClaimVerdict(StrEnum):
-    """A column's verdict on a claim."""
-
     AGREES = "agrees"
     DISAGREES = "does not"
     CANNOT_TELL = "cannot tell"
@@ -93,11 +87,7 @@ class ClaimVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim judged by one column.
-
-    Attributes:
-        because: the numbers that decide, or what is missing.
-    """
+    """A claim judged by one column."""
 
     column: str
     kind: Literal["published", "measured"]

@@ -43,12 +43,8 @@ class Estimate:
     """One trial.
 
     Attributes:
-        call_s: seconds per image; None if unknown.
-        trial_s: seconds of all its rounds; None if unknown.
-        peak_bytes: None if unknown.
         time_from, memory_from: the sources of the estimates, or the reason why there is none.
         refused: why its techniques conflict; then it is not measured.
-        rounds_left: rounds that the store lacks.
     """
 
     part: str
@@ -66,7 +62,6 @@ class Estimate:
 
     @property
     def time_is_of_gpu(self) -> bool:
-        """Whether the time is of a GPU, possibly another machine's."""
         return self.time_from.startswith(_RECORD)
 
     @property
@@ -81,16 +76,7 @@ def estimates(
     *,
     on_gpu: bool = True,
 ) -> list[Estimate]:
-    """Return each trial of a study, in order, with its estimate.
-
-    Args:
-        store: None: as if nothing had been measured.
-        predict: returns the peak of a recipe on a GPU; None: nothing is predicted.
-        on_gpu: whether the study runs on a GPU; if not, figures of GPUs are left out.
-
-    Raises:
-        UsageError, UnknownModel, Unsupported, WorkloadError: what would end the study before its first round.
-    """
+    """Return each trial of a study, in order, with its estimate."""
     records = [] if store is None else _stored(store)
     estimates = []
     for part in planned:
@@ -113,7 +99,6 @@ def estimates(
 
 
 def _without_download(name: str) -> LocatedModel:
-    """Find a model, without looking up on the hub those that the catalogue has."""
     entry = CATALOGUE.get(name)
     is_published = entry is not None and not isinstance(entry.origin, Embedded)
     return find_model(SYNTHETIC + name if is_published else name)
@@ -176,7 +161,6 @@ def _trial_s(part: ModelPart, workload: Workload, call_s: float, first_s: float,
 
 
 def _stored(folder: Path) -> list[Record]:
-    """Return the records of a store, the newest run's first; none if there is no store."""
     try:
         store = Store.read_only(folder)
     except StoreError:
@@ -187,11 +171,7 @@ def _stored(folder: Path) -> list[Record]:
 
 
 def planner(report: Callable[[str], None]) -> Predict:
-    """Return a function that predicts a recipe's peak on a GPU as `vivace plan` does; it takes seconds for each.
-
-    Args:
-        report: receives a line before each prediction.
-    """
+    """Return a function that predicts a recipe's peak on a GPU as `vivace plan` does; it takes seconds for each."""
     from vivace.runtime.memory.predict import predict
     from vivace.runtime.memory.weightless import find_weightless
 
@@ -212,11 +192,7 @@ def planner(report: Callable[[str], None]) -> Predict:
 
 
 def answer_of(estimates: Sequence[Estimate], *, without_gpu: bool = False) -> Answer:
-    """Return the trials by part and model, and the total of the study.
-
-    Args:
-        without_gpu: whether this machine has no GPU, so that a GPU's figures are not this machine's.
-    """
+    """Return the trials by part and model, and the total of the study."""
     groups: dict[tuple[str, str, str], list[Estimate]] = {}
     for estimate in estimates:
         groups.setdefault((estimate.part, estimate.model, estimate.measured_on), []).append(estimate)
@@ -262,7 +238,6 @@ def _total(estimates: Sequence[Estimate], is_elsewhere: bool) -> str:
 
 
 def _long(number: float) -> str:
-    """Return e.g. "12 min" for longer times."""
     if number < 120:
         return seconds(number)
     return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.1f} h"

@@ -34,8 +34,6 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class Gain:
-    """The contribution of one member of a recipe: the row with it, compared with the row without it."""
-
     member: str
     without: str
     with_: str
@@ -46,9 +44,7 @@ class ModelPart:
     """A part on one model.
 
     Attributes:
-        model: as the file names it.
         measured_on: the measured model: the model itself, an embedded model in its place, or its synthetic form.
-        cases: the rows, the baseline first.
         gains: for a stack, and where one technique is left out.
         study: the study for `run_study`, with the recipes of the cases, each once.
     """
@@ -75,17 +71,7 @@ def expand(
     parts: Sequence[str] = (),
     device: str = "auto",
 ) -> tuple[ModelPart, ...]:
-    """Return the comparisons of a study.
-
-    Args:
-        tiny: embedded models in the place of the study's, as its [tiny] table says.
-        synthetic: random weights, so that nothing is downloaded.
-        models, parts: only these; empty for all.
-
-    Raises:
-        UsageError: a model or part that the study does not have, or nothing is left.
-        RecipeError: the techniques of a listed recipe conflict.
-    """
+    """Return the comparisons of a study."""
     if tiny and synthetic:
         raise UsageError("--tiny and --synthetic exclude each other; give one of them")
     if tiny and file.tiny is None:
@@ -113,7 +99,6 @@ def expand(
 
 
 def left_out(file: StudyFile, parts: Iterable[ModelPart]) -> list[str]:
-    """Return the study's models that no comparison has."""
     here = {part.model for part in parts}
     return [m for m in dict.fromkeys(m for part in file.part for m in part.models) if m not in here]
 
@@ -223,11 +208,7 @@ def _swapped(recipe: Recipe, swaps: Sequence[tuple[Technique, tuple[Technique, .
 
 
 def _each_once(cases: Sequence[StudyRow], part: Part) -> list[StudyRow]:
-    """Return the cases without repetitions.
-
-    Raises:
-        UsageError: two recipes have one label, so their rows could not be told apart.
-    """
+    """Return the cases without repetitions."""
     by_label: dict[str, StudyRow] = {}
     for case in cases:
         other = by_label.setdefault(case.label, case)

@@ -38,11 +38,9 @@ class SpeedUp:
     """The speed-up of one row over another.
 
     Attributes:
-        verdict: `unclear` where the measurement was disturbed.
         doubt: why the verdict is unclear, or needs a large difference; "" if only because of the interval.
         is_disturbed: whether other programs delayed one of the two, or a change of the CPU's speed between them may
             explain the difference because the GPU's waiting time is unknown.
-        num_rounds: that both were measured in.
         times: seconds of the two over these rounds, whose quotient the ratio is; None if they share none.
         beside: where they share none, the times of a baseline and of the row measured beside it, for each of the two.
             The ratio is the quotient of both speed-ups.
@@ -134,7 +132,6 @@ def _checks(claim: Claim, part: ModelPart, column: StudyColumn) -> Iterator[Chec
 
 
 def _pair(claim: Claim, part: ModelPart, column: StudyColumn, row: str, figure: str) -> Check:
-    """Compare a row with another."""
     here, there = (column.cell(*_key(part), name, figure) for name in (row, claim.than))
     kind = FIGURES[figure].kind
     lacking = _lacking(part, row, here) or _lacking(part, claim.than, there)
@@ -288,9 +285,6 @@ def speed_up(
 
     Rows that were measured in the same rounds of one GPU are compared directly. Others, e.g. of a resumed study or of
     several GPUs, are compared through their baselines, which were measured beside them.
-
-    Args:
-        baselines: the baseline's rows, one for each GPU or host, or for each set of sittings.
     """
     times, beside = None, None
     direct = _beside((before,), after, spread)
@@ -344,7 +338,6 @@ def _typical(samples: Mapping[int, Sequence[float]], rounds: Sequence[int]) -> f
 
 
 def spread_of(rows: Iterable[Row]) -> Spread:
-    """Return the spread between processes, estimated from rows that were measured beside each other."""
     spread = DEFAULT_SPREAD
     by_place: dict[Place | None, list[Row]] = {}
     for row in rows:

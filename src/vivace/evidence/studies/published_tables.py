@@ -33,7 +33,6 @@ def _shipped(name: str) -> tuple[EvidenceTable, ...]:
 
 
 def tables_of_study(file: StudyFile) -> list[EvidenceTable]:
-    """Return a table for each model and GPU for which the study has times."""
     baselines = {_canonical(part.baseline.recipe)[0] for part in file.part}
     timed = [cell for cell in file.cells if cell.gpu and cell.model and cell.recipe]
     tables = []
@@ -128,7 +127,6 @@ def _rows(cells: list[Published]) -> Iterator[EvidenceRow]:
 
 
 def _against(mine: JudgedQuality | None, reference: JudgedQuality | None) -> JudgedQuality | None:
-    """Compare a published CLIP score with the baseline's."""
     if mine is None or mine.clip is None or reference is None or reference.clip is None:
         return None
     here, there = mine.clip.point, reference.clip.point

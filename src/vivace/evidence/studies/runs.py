@@ -71,18 +71,15 @@ class MeasuredPart:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The part and the model."""
         return self.planned.part.name, self.planned.model
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows of the device with the most measured ones."""
         return next(iter(self.on_devices.values()), {})
 
     def cells(
         self, rows: Mapping[str, Row], *, with_missing: bool
     ) -> Iterator[tuple[tuple[str, str, str, str], StudyCell]]:
-        """Yield the cells of a device by part, model, row and figure."""
         for case, figure in product(self.planned.cases, self.planned.part.figures):
             cell = StudyCell("refused", note=case.refused) if case.refused else _NOT_MEASURED
             if case.label in rows:
@@ -91,13 +88,11 @@ class MeasuredPart:
                 yield (*self.key, case.label, figure), cell
 
     def baselines(self, device: str) -> tuple[Row, ...]:
-        """Return the baselines of a device's comparisons."""
         rows = [compared.rows()[0] for compared in self.compared if compared.records]
         return tuple(row for row in rows if row.record.environment.device_name == device)
 
     @property
     def is_complete(self) -> bool:
-        """Whether each case was measured on some device."""
         rows = self.on_devices.values()
         return all(
             any(case.label in mine and _is_measured(mine[case.label]) for mine in rows)
@@ -105,7 +100,6 @@ class MeasuredPart:
         )
 
     def gains(self) -> list[tuple[str, SpeedUp | None]]:
-        """Return the contribution of each member of a stack, or of a decomposed recipe."""
         rows, device = self.rows, next(iter(self.on_devices), "")
         spread, baselines = spread_of(rows.values()), self.baselines(device)
         gains = []
@@ -171,7 +165,6 @@ class StudyRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every recipe was measured."""
         return all(part.is_complete for part in self.parts)
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -196,7 +189,6 @@ class StudyRun:
         return page_of(answer_of(self))
 
     def _repr_html_(self) -> str:
-        """Return the page for notebooks."""
         from vivace.answers.page import in_notebook
 
         return in_notebook(self.page())
@@ -215,7 +207,6 @@ class StudyRun:
 
 
 def _published(file: StudyFile, planned: Sequence[ModelPart]) -> list[StudyColumn]:
-    """Return the published columns of these parts on these models."""
     tables = {model_part.part.name: model_part.part.tables for model_part in planned}
     return published_columns(file.cells, tables, [model_part.model for model_part in planned])
 
@@ -290,11 +281,7 @@ def run_parts(
 
 
 def check(planned: Sequence[ModelPart]) -> None:
-    """Check every comparison before the first one starts: an error in the last one should not cost an hour.
-
-    Raises:
-        UsageError, UnknownModel, UnusableModel, Unsupported, WorkloadError: see `vivace.benchmark.comparison`.
-    """
+    """Check every comparison before the first one starts: an error in the last one should not cost an hour."""
     from vivace.benchmark.comparison import comparisons
 
     for model_part in planned:

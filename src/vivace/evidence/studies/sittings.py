@@ -36,8 +36,6 @@ MAX_BYTES = 32_000_000
 
 
 class SittingRow(Spec):
-    """One round of a recipe."""
-
     recipe: RecipeSpec
     round: Round
 
@@ -46,7 +44,6 @@ class Sitting(Spec):
     """Rounds of one model that were measured one after the other.
 
     Attributes:
-        rows: in the order of measurement, each recipe once.
         source: the record that they are taken from; "" for the study's own.
         ceilings: of the device; None if unknown, or if each round has them.
     """
@@ -60,7 +57,6 @@ class Sitting(Spec):
     ceilings: Ceilings | None = None
 
     def row(self, recipe: str) -> SittingRow | None:
-        """Return the row of a recipe in canonical form; None if it has none."""
         return next((row for row in self.rows if unpinned(row.recipe.text) == unpinned(recipe)), None)
 
     def is_of(self, model: Model, workload: Workload) -> bool:
@@ -76,11 +72,7 @@ class Sitting(Spec):
 
 
 def read_sittings(path: Path) -> list[Sitting]:
-    """Read a record.
-
-    Raises:
-        StoreError: it cannot be read, or is not a study's record.
-    """
+    """Read a record."""
     advice = "give a file that `python -m benchmarks.studies` wrote"
     with reading(path, StoreError, advice):
         rows = read_json(path, MAX_BYTES)
@@ -109,7 +101,6 @@ def run_of(file: StudyFile, planned: Sequence[ModelPart], sittings: Sequence[Sit
 
 
 def by_device(sittings: Sequence[Sitting]) -> dict[str, list[Sitting]]:
-    """Return the sittings of each device, by its name."""
     grouped: dict[str, list[Sitting]] = {}
     for sitting in sittings:
         grouped.setdefault(sitting.environment.device_name, []).append(sitting)
@@ -136,7 +127,6 @@ def rounds_of(
 
 
 def conditions_of(model_part: ModelPart) -> tuple[LocatedModel, Workload]:
-    """Return the conditions of a part: the model, and its workload."""
     located = find_model(model_part.measured_on)
     return located, workload_of(located, model_part.study.workload, model_part.study.workload.batches[0])
 
@@ -181,7 +171,6 @@ def alike(environment: Environment) -> tuple[str, str, Mapping[str, str]]:
 
 
 def _record(sittings: Sequence[Sitting], recipe: str, rounds: Mapping[int, Round]) -> Record:
-    """Return the record of a recipe with its rounds, numbered by sitting."""
     sitting = sittings[max(rounds)]
     row = sitting.row(recipe)
     assert row is not None

@@ -45,11 +45,7 @@ _LOOKS: dict[ClaimVerdict, Look] = {ClaimVerdict.AGREES: "good", ClaimVerdict.DI
 
 
 def answer_of(run: StudyRun, reproduce: str = "") -> Answer:
-    """Return the answer of a run: its conclusions, and a part for each of its parts on each model.
-
-    Args:
-        reproduce: the command line that repeats it.
-    """
+    """Return the answer of a run: its conclusions, and a part for each of its parts on each model."""
     claims, parts = run.claims(), views(run)
     source = (f"Published numbers: {run.file.source}",) if run.file.source else ()
     return Answer(
@@ -103,7 +99,6 @@ def _usage_lines(run: StudyRun, view: PartView) -> Iterator[dict[str, Any]]:
 
 
 def to_json(run: StudyRun) -> dict[str, Any]:
-    """Return the run as plain data: cells, contributions and conclusions."""
     gains = []
     for view in views(run):
         for member, gain in view.gains:
@@ -154,7 +149,6 @@ def _judged(verdict: JudgedClaim) -> Fact:
 
 
 def _part(view: PartView, run: StudyRun) -> Answer:
-    """Return a part on one model."""
     planned = view.planned
     measured = [entry for row in view.rows for entry in row.labelled]
     stand_in = ""
@@ -228,7 +222,6 @@ def _cell(figure: str, compared: ComparedCell, is_measured: bool) -> Cell:
 
 
 def _gains(view: PartView) -> Table:
-    """Return the contribution of each member of a stack."""
     rows = [
         (member, "–", "not measured") if gain is None else (member, ratio(gain.ratio), gain.verdict.value)
         for member, gain in view.gains
@@ -237,7 +230,6 @@ def _gains(view: PartView) -> Table:
 
 
 def _remarks(view: PartView) -> Iterator[str]:
-    """Yield remarks on the source's own cells: contradictions, and why cells are empty."""
     labels_by_note: dict[str, list[str]] = {}
     for row in view.rows:
         for figure, cells in row.cells.items():

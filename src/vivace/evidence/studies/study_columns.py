@@ -33,11 +33,8 @@ class Published(Spec):
 
     Attributes:
         table: the source's table, in our words.
-        gpu: as the source calls it; "" if the cell depends on none.
-        model: name of the catalogue; "" if the cell depends on none.
         row: the source's name of the configuration.
         recipe: the equivalent recipe; "" if there is none.
-        value: the number, "true", "false" or text; "" if the source has none, with the reason in `note`.
     """
 
     study: str
@@ -77,8 +74,6 @@ class Figure:
 
     Attributes:
         kind: "time" (seconds), "memory" (bytes) or "number".
-        of: the figure of a measured row; None if it has none.
-        missing: why a measured row has none.
     """
 
     title: str
@@ -111,8 +106,6 @@ class StudyColumn:
     """The figures of one source.
 
     Attributes:
-        name: the GPU as the source calls it, or the device that measured.
-        kind: "published" or "measured".
         cells: by part, model, row and figure. Models are those of the study file, also where others replaced them.
         rows: the measured rows by part, model and row.
         baselines: the baseline's rows by part and model, one for each GPU or host that measured.
@@ -179,7 +172,6 @@ FIGURES: dict[str, Figure] = {
 
 
 def cell_of(row: Row, figure: str) -> StudyCell:
-    """Return a measured row's figure, or the reason why there is none."""
     outcome = row.record.outcome
     if outcome is not Outcome.MEASURED:
         return StudyCell(outcome.value, note=row.record.reason or "")
@@ -190,12 +182,7 @@ def cell_of(row: Row, figure: str) -> StudyCell:
 def published_columns(
     cells: Iterable[Published], parts: Mapping[str, tuple[str, ...]], models: Iterable[str]
 ) -> list[StudyColumn]:
-    """Return one column for each GPU of the source, in its order.
-
-    Args:
-        parts: the source's tables that belong to each part; empty for all.
-        models: those whose figures are wanted.
-    """
+    """Return one column for each GPU of the source, in its order."""
     names = set(models)
     by_gpu: dict[str, dict[tuple[str, str, str, str], StudyCell]] = {}
     for cell in cells:
@@ -212,11 +199,7 @@ def published_columns(
 
 
 def parse_published(text: str, name: str) -> tuple[Published, ...]:
-    """Return the cells of a CSV text.
-
-    Raises:
-        UsageError: a line is not a cell; the message names it.
-    """
+    """Return the cells of a CSV text."""
     try:
         heading, *lines = [*csv.reader(io.StringIO(text))] or [[]]
         if tuple(heading) != COLUMNS:

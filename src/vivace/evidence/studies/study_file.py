@@ -111,7 +111,6 @@ class Part(Spec):
         return labels
 
     def recipe_texts(self) -> list[str]:
-        """Return all recipes as written."""
         labelled = [self.baseline, *self.recipes, *self.stack]
         texts = [text for each in labelled for text in (each.recipe, each.tiny) if text is not None]
         texts += [text for values in self.matrix.values() for text in values if text]
@@ -229,14 +228,12 @@ class StudyFile(Spec):
 
 
 def _check_names(what: str, names: Iterable[str], known: Collection[str], more: str = "") -> None:
-    """Raise ValueError for a name that no part has."""
     for name in names:
         if name not in known:
             raise ValueError(f"{what} {name!r}, which no part has{nearest(name, known)}{more}")
 
 
 def published_studies() -> tuple[str, ...]:
-    """Return the names of the studies that ship with vivace."""
     files = resources.files("vivace.evidence.studies").joinpath("published").iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
@@ -326,7 +323,6 @@ def _problem_of(error: ValidationError) -> str:
 
 
 def _fields_at(place: Sequence[int | str]) -> list[str]:
-    """Return the fields that a table of the file may have."""
     kind: type[Spec] | None = StudyFile
     for step in place:
         if isinstance(step, str) and kind is not None:

@@ -44,7 +44,6 @@ class RowView:
 
     Attributes:
         row: as the part's first device measured it.
-        elsewhere: as the others did.
         cells: by figure, then in the order of the part's columns.
     """
 
@@ -69,7 +68,6 @@ class PartView:
     """A part on one model: its columns with figures, and its rows.
 
     Attributes:
-        num_published: how many of the columns are published; the others are measured.
         gains: what each member of a recipe contributes, with the verdict; None where it was not measured.
     """
 
@@ -99,7 +97,6 @@ class PartView:
 
 
 def views(run: StudyRun) -> list[PartView]:
-    """Return each part of a run on each of its models."""
     columns = run.columns
     return [_view(part, columns, run.price_per_hour) for part in run.parts]
 
@@ -164,7 +161,6 @@ def relative_text(compared: ComparedCell) -> str:
 
 
 def value_text(figure: str, value: Interval) -> str:
-    """Return a figure as text with its unit."""
     return value_with_unit(value, FIGURES[figure].kind)
 
 

@@ -76,10 +76,8 @@ class Chip:
 
     @property
     def four(self) -> float:
-        """The rate of fp4 or int4, dense, TFLOP/s or TOP/s; that of 8 bits where the chip has neither.
-
-        int4 is in the tensor cores from Turing to Ada, and fp4 in Blackwell's: twice 8 bits, and on B300 three times.
-        """
+        """The rate of fp4 or int4, dense, TFLOP/s or TOP/s; that of 8 bits where the chip has neither. int4 is in the
+        tensor cores from Turing to Ada, and fp4 in Blackwell's: twice 8 bits, and on B300 three times."""
         if self.capability == (10, 3):
             return 3 * self.eight
         return self.eight * (2 if self.architecture in ("Turing", "Ampere", "Ada", "Blackwell") else 1)
@@ -114,10 +112,8 @@ class Gpu:
         return self.stated_gb is None and len(self.chip.memory_gb) > 1
 
     def within(self, max_bytes: float | None) -> Gpu:
-        """Return the GPU that a limit on memory means, where the name does not say which of several sizes it has.
-
-        A limit that is one of the sizes chooses it, and one above the usual size the next that holds it.
-        """
+        """Return the GPU that a limit on memory means, where the name does not say which of several sizes it has. A
+        limit that is one of the sizes chooses it, and one above the usual size the next that holds it."""
         if max_bytes is None or not self.is_size_assumed:
             return self
         for size in sorted(self.chip.memory_gb):

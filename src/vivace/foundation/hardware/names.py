@@ -1,8 +1,5 @@
-"""Find the GPU of a name as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB", "RTX 3060 12gb".
-
-A name is taken apart into words. Words that say nothing of the chip (NVIDIA, GeForce, SXM5, HBM3) are dropped, and the
-rest has to be that of a chip, whole: a name with a word that is not known is not known.
-"""
+"""Find the GPU of a name as people and drivers write it: "4070ti", "NVIDIA A100-SXM4-40GB". Words that say nothing of
+the chip are dropped, and the rest has to be that of a chip, whole."""
 
 from __future__ import annotations
 
@@ -79,10 +76,8 @@ _LAST = frozenset({"memory", "vram", "with", "gpus"})
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """Return the GPU of a name; None if vivace does not know it.
-
-    The memory is that of the name, where it has one that the chip can have: "A100-SXM4-40GB", "RTX 4060 Ti 16GB".
-    """
+    """Return the GPU of a name; None if vivace does not know it. The memory is that of the name, where it has one that
+    the chip can have: "A100-SXM4-40GB", "RTX 4060 Ti 16GB"."""
     words, sizes = _words(name)
     chip = _chip(words)
     if chip is None:
@@ -94,11 +89,7 @@ def known_gpu(name: str) -> Gpu | None:
 
 
 def named_gpu(name: str, option: str = "--gpu") -> Gpu:
-    """Return the GPU of a name that a user gave.
-
-    Args:
-        option: what it was given with, for the message.
-    """
+    """Return the GPU of a name that a user gave."""
     gpu = known_gpu(name)
     if gpu is not None:
         return gpu
@@ -115,9 +106,7 @@ def counted(name: str) -> tuple[int, str]:
 
 def gpu_in(text: str) -> tuple[str, str]:
     """Return the name of the chip that a text names, and the text without it; two empty and unchanged if it names none.
-
-    A number alone is taken for a GPU only from 3050 on: others are sizes of images more often.
-    """
+    A number alone is taken for a GPU only from 3050 on: others are sizes of images more often."""
     words = text.split()
     for length in range(min(len(words), 6), 0, -1):
         for start in range(len(words) - length + 1):
@@ -152,7 +141,6 @@ def nearest_gpus(name: str) -> tuple[str, ...]:
 
 @cache
 def _by_words() -> dict[tuple[str, ...], Chip]:
-    """Return all chips by the words of their names and aliases."""
     chips: dict[tuple[str, ...], Chip] = {}
     for chip in CHIPS:
         for name in (chip.name, *chip.aliases):
@@ -214,7 +202,6 @@ def _chip(words: tuple[str, ...]) -> Chip | None:
 
 
 def _is_possible(size: float, chip: Chip) -> bool:
-    """Whether a GPU of a chip can have this much memory, as its maker or others sell it."""
     return 0.5 * min(chip.memory_gb) <= size <= 2 * max(chip.memory_gb)
 
 

@@ -46,10 +46,8 @@ def this_gpu() -> str | None:
 
 
 def present_gpu() -> Present | None:
-    """Return this machine's first visible GPU; None without one, or without NVIDIA's driver.
-
-    Where CUDA orders different GPUs differently from NVML, this may be another than PyTorch's first.
-    """
+    """Return this machine's first visible GPU; None without one, or without NVIDIA's driver. Where CUDA orders
+    different GPUs differently from NVML, this may be another than PyTorch's first."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     with opened_nvml() as nvml:
         if isinstance(nvml, str) or not visible or visible == "-1":
@@ -78,10 +76,8 @@ def gpu_index(uuid: str) -> int | None:
 
 
 def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUIDs of all of this machine's GPUs, by the driver; empty where CUDA may see others.
-
-    That is without NVIDIA's driver, with CUDA_VISIBLE_DEVICES, and where a GPU is divided into several (MIG).
-    """
+    """Return the UUIDs of all of this machine's GPUs, by the driver; empty where CUDA may see others. That is without
+    NVIDIA's driver, with CUDA_VISIBLE_DEVICES, and where a GPU is divided into several (MIG)."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return ()
     with opened_nvml() as nvml:

@@ -31,11 +31,7 @@ _SIMPLE: dict[str, tuple[Any, str]] = {
 
 
 def parse_bytes(amount: str | float) -> float:
-    """Return the bytes of e.g. "12GB", "8" or 8 (GB); GB are 10^9 bytes, GiB 2^30.
-
-    Raises:
-        UsageError: it is not an amount of memory.
-    """
+    """Return the bytes of e.g. "12GB", "8" or 8 (GB); GB are 10^9 bytes, GiB 2^30."""
     what = "an amount of memory; give for example 12GB or 12GiB, or a number of GB"
     number = _parse(str(amount), _BYTES, what)
     if not _LEAST_BYTES <= number <= _MOST_BYTES:
@@ -44,11 +40,7 @@ def parse_bytes(amount: str | float) -> float:
 
 
 def parse_seconds(amount: str | float) -> float:
-    """Return the seconds of e.g. "60s", "2min", "60" or 60.
-
-    Raises:
-        UsageError: it is not a time.
-    """
+    """Return the seconds of e.g. "60s", "2min", "60" or 60."""
     return _parse(str(amount), _SECONDS, "a time such as 60s or 2min")
 
 

@@ -42,21 +42,13 @@ class CeilingsIdentity(Spec):
     threads: int | None
 
 
-class Ceilings(Spec):
+class Ceilings(CeilingsIdentity):
     """The ceilings of one device with one driver and one PyTorch.
 
     Attributes:
-        threads: of the CPU; None for a GPU.
-        measured_at: UTC, ISO 8601.
-        seconds: that measuring took.
         missing: why an operation has no ceiling, by its name, e.g. {"gemm fp8": "..."}.
     """
 
-    device: str
-    device_name: str
-    driver: str | None
-    torch: str
-    threads: int | None
     measured_at: str
     seconds: float
     ceilings: tuple[Ceiling, ...]
@@ -69,24 +61,17 @@ class Ceilings(Spec):
 
     @property
     def identity(self) -> CeilingsIdentity:
-        return CeilingsIdentity(
-            device=self.device,
-            device_name=self.device_name,
-            driver=self.driver,
-            torch=self.torch,
-            threads=self.threads,
-        )
+        return CeilingsIdentity(**{name: getattr(self, name) for name in CeilingsIdentity.model_fields})
 
 
 def identity_of(environment: Environment) -> CeilingsIdentity:
     """Return the identity of the ceilings of an environment."""
-    is_cpu = environment.device == "cpu"
     return CeilingsIdentity(
         device=environment.device,
         device_name=environment.device_name,
         driver=environment.driver,
         torch=environment.libraries.get("torch", ""),
-        threads=environment.num_threads if is_cpu else None,
+        threads=environment.num_threads if environment.device == "cpu" else None,
     )
 
 
@@ -95,11 +80,9 @@ class ComponentWork(Spec):
 
     Attributes:
         component: "text_encoder", "text_encoder_2", "text_encoder_3", "denoiser", "vae" (its decoder) or "vae_encoder".
-        calls: how often it is called.
         computed: calls that compute all of it, and so read all of its weights; the others are hits of a step cache.
         gemm_flop, conv_flop, attention_flop: floating-point operations; a multiply-add is two.
         gemm, conv, attention: their precisions, as in `Ceiling`.
-        weights_bytes: of its weights.
     """
 
     component: str
@@ -115,12 +98,7 @@ class ComponentWork(Spec):
 
 
 class Work(Spec):
-    """The operations of a recipe's call, counted on tensors without values.
-
-    Attributes:
-        components: empty if it cannot be counted.
-        reason: why it cannot.
-    """
+    """The operations of a recipe's call, counted on tensors without values."""
 
     components: tuple[ComponentWork, ...] = ()
     reason: str | None = None

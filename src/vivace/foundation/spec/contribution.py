@@ -1,9 +1,4 @@
-"""Measurements that an owner of a card gives to everybody: a file of comparisons without anything personal.
-
-It has what public collections of such results need: the shape of the images, the engine and its version, how weights
-are stored, the GPU, raw samples, and how close images are to the baseline's. It has no paths, no names of people or
-machines, no prompts and no images.
-"""
+"""Measurements that an owner of a card gives to everybody: comparisons without paths, names, prompts and images."""
 
 from __future__ import annotations
 
@@ -37,8 +32,6 @@ class Closeness(Spec):
     """How close a recipe's images are to the baseline's: each figure with its interval.
 
     Attributes:
-        gate: the verdict of vivace's quality gate.
-        ssim, psnr_db: to the baseline's images.
         clip, match: shares of the baseline's that the gate compares with its limits.
     """
 
@@ -121,21 +114,19 @@ def why_personal(record: Record) -> str | None:
 
 
 def _check_is_anonymous(record: Record) -> None:
-    reason = why_personal(record)
-    workload, environment = record.trial.workload, record.environment
-    if reason is None and workload.prompts != prompt_names(len(workload.prompts)):
-        reason = "it has prompts"
-    if reason is None and (environment.variables or environment.place is not None):
-        reason = "it names variables or the place of the machine"
-    for round_ in record.rounds:
-        if reason is None and (round_.pictures or round_.effects or round_.evidence or round_.warnings):
-            reason = "it has images, or texts of techniques"
-        if reason is None and any(isinstance(value, str) for value in round_.conditions.values()):
-            reason = "it has conditions in words"
-        if reason is None and (
-            round_.reason is not None or (round_.gpu is not None and round_.gpu.reason is not None)
-        ):
-            reason = "it has a reason in words"
+    workload, environment, rounds = record.trial.workload, record.environment, record.rounds
+    conditions = [value for each in rounds for value in each.conditions.values()]
+    reasons = [each.reason or (each.gpu and each.gpu.reason) for each in rounds]
+    problems = {
+        "it has prompts": workload.prompts != prompt_names(len(workload.prompts)),
+        "it names variables or the place of the machine": environment.variables or environment.place,
+        "it has images, or texts of techniques": any(
+            each.pictures or each.effects or each.evidence or each.warnings for each in rounds
+        ),
+        "it has conditions in words": any(isinstance(value, str) for value in conditions),
+        "it has a reason in words": any(reason is not None for reason in reasons),
+    }
+    reason = why_personal(record) or next((problem for problem, is_so in problems.items() if is_so), None)
     if reason is not None:
         raise ValueError(f"a row of {record.trial.recipe.text[:80]} cannot be taken: {reason}")
 

@@ -34,11 +34,9 @@ class Environment(SparseSpec):
     It holds stable facts only, since it is part of a row's key. Load and clocks are in `Round.conditions`.
 
     Attributes:
-        vivace: vivace's version.
         source_revision: the commit of vivace's sources, after a plus a hash of what has changed; None if unknown.
         device: "cpu" or "cuda".
         device_capability: the GPU's compute capability, such as "9.0"; None on a CPU.
-        libraries: versions by name.
         variables: environment variables that change measurements.
         place: which of several GPUs or hosts, so that their records have different keys and never mix; None if there
             was no choice.

@@ -41,12 +41,7 @@ class FiguresKey(SparseSpec):
 
 
 def key_of(image: ImageRecord, reference: str, workload: Workload, scorer: str | None) -> FiguresKey:
-    """Return the key of the metrics of a workload's image.
-
-    Args:
-        reference: sha256 of the baseline's image of the same prompt and seed.
-        scorer: NAME@REVISION of the CLIP model.
-    """
+    """Return the key of the metrics of a workload's image."""
     source = workload.source_of(image.index)
     return FiguresKey(
         sha256=image.sha256,

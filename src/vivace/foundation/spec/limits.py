@@ -56,11 +56,7 @@ class Limits(Spec):
 
     @classmethod
     def parse(cls, text: str) -> Limits:
-        """Read e.g. "clip=0.97,psnr_db=30"; NAME=off removes a limit.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read e.g. "clip=0.97,psnr_db=30"; NAME=off removes a limit."""
         limits: dict[str, float | None] = {}
         names = ", ".join(cls.model_fields)
         for part in text.split(","):
@@ -78,11 +74,7 @@ class Limits(Spec):
             raise ValueError(f"{problem['loc'][0]}={problem['input']} {expectation_of(error)}") from None
 
     def for_scorer(self, scorer: str | None) -> Limits:
-        """Return the limits with "auto" replaced by the scorer's number.
-
-        Args:
-            scorer: NAME@REVISION; None without one.
-        """
+        """Return the limits with "auto" replaced by the scorer's number."""
         if self.clip != "auto":
             return self
         name = (scorer or "").partition("@")[0]
@@ -134,9 +126,6 @@ class WitnessCalibration(Spec):
         margin: how much better the baseline's images fit their own prompts than others, in points of the score.
         harmless: by change that no viewer would mind, the share kept that is reached with 95 % confidence.
         faint: kinds whose damage of that grade the witness does not tell from a harmless change.
-        workload: size, steps and guidance of the images.
-        environment: where it was made.
-        made: the date, e.g. "2026-11-28".
     """
 
     model: str

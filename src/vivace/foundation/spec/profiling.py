@@ -55,7 +55,6 @@ class Gap(Spec):
 
     Attributes:
         before: the operator, or CUDA call, whose kernels ended the idle time; "the end of the call" for the last one.
-        idle_s: the idle time.
         host_late_s: the part of it before the host launched the next kernel, in which it did not wait for the GPU.
     """
 
@@ -72,7 +71,6 @@ class HostWait(Spec):
     Attributes:
         kind: "synchronisation"; "copy" from the device to the host; "read" on a CPU: reading a tensor's value, which
             would wait if the tensor were on a GPU.
-        what: the CUDA call or operator.
         file, line, function: the caller, outside of PyTorch where there is one.
         is_exact: whether `line` is that of the call; else it is the function's first line.
         seconds: how long the host took, with Python's calls traced as well.
@@ -96,7 +94,6 @@ class MemoryTimeline(Spec):
     Attributes:
         kind: "CUDA tensors" (absolute), or "CPU tensors" (relative to the start of the call).
         points: (seconds since the start of the call, bytes), thinned out so that no maximum is lost.
-        before_bytes: at the start of the call.
         at_peak_bytes: who allocated what was held at the peak, by component; "before the call" for what it did not.
         peak_by_component_bytes: the most held while a component ran.
     """
@@ -120,13 +117,10 @@ class Profile(Spec):
         plain_s: a call without the profiler before them; the difference to `traced_s` is what the profiler costs.
         traced_s: the profiled call, from its start until the GPU has finished.
         gpu_busy_s: time in which the GPU worked; None on a CPU. Work that overlaps counts once.
-        gpu_idle_s: the rest of `traced_s`; None on a CPU.
         host_late_s: the part of the idle time before the host launched what came next; None on a CPU.
-        num_calls: how many were profiled.
         num_discarded: calls that were profiled and discarded, because something was compiled or tuned in them.
         operators: by self time on the GPU, else on the CPU, the largest first.
         waits: of one more call, in which Python's calls were traced too.
-        warnings: caveats about the figures.
     """
 
     trial: Trial

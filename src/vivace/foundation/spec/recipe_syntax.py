@@ -42,12 +42,7 @@ _USUAL_STEM = "pytorch_lora_weights"
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument as written.
-
-    Attributes:
-        name: None for a positional argument.
-        start, length: its span in the recipe's text.
-    """
+    """One argument as written."""
 
     name: str | None
     value: object
@@ -57,12 +52,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class ParsedTechnique:
-    """One technique as written, with positions in the recipe's text for error messages.
-
-    Attributes:
-        start: position of the name.
-        targets: name and position of each.
-    """
+    """One technique as written, with positions in the recipe's text for error messages."""
 
     name: str
     start: int
@@ -83,7 +73,6 @@ class RecipeSpec(Spec):
 
     Attributes:
         text: the canonical form, which is the recipe's identity.
-        techniques: in stage order.
         same_picture: whether every technique only reorders or rounds arithmetic.
     """
 
@@ -97,11 +86,7 @@ class RecipeSpec(Spec):
 
 
 def parse_recipe(text: str) -> tuple[ParsedTechnique, ...]:
-    """Parse a recipe into techniques as written; "baseline" gives the empty tuple.
-
-    Raises:
-        RecipeError: marks the first mistake.
-    """
+    """Parse a recipe into techniques as written; "baseline" gives the empty tuple."""
     if len(text) > MAX_LENGTH:
         raise RecipeError(
             f"a recipe has at most {MAX_LENGTH} characters, this one has {len(text)}", text, MAX_LENGTH
@@ -125,11 +110,7 @@ def _split(text: str, lo: int, hi: int, separator: str) -> Iterator[tuple[int, i
 
 
 def _scan(text: str, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-    """Yield (index, bracket depth) of the characters outside quotes. A closing bracket has the outer depth.
-
-    Raises:
-        RecipeError: a quote or bracket is not closed.
-    """
+    """Yield (index, bracket depth) of the characters outside quotes. A closing bracket has the outer depth."""
     open_brackets: list[tuple[str, int]] = []
     i = lo
     while i < hi:
@@ -282,7 +263,6 @@ def _backslash(text: str, lo: int, hi: int) -> RecipeError:
 
 
 def _list(text: str, lo: int, hi: int) -> tuple[object, ...]:
-    """Read the values between brackets."""
     values = []
     for span in _split(text, lo, hi, ","):
         start, end = _strip(text, *span)
@@ -313,10 +293,8 @@ def unpinned(text: str) -> str:
 
 
 def short_form(text: str) -> str:
-    """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders.
-
-    It need not parse; other text is returned unchanged.
-    """
+    """Return a recipe as tables show it: a file by its name and the first digits of its sha256, without its folders. It
+    need not parse; other text is returned unchanged."""
     return _without_identities(text, by_name=True)
 
 

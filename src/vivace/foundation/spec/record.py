@@ -58,11 +58,9 @@ class Memory(Spec):
     """Bytes: of PyTorch's allocator on CUDA, of the process's resident set (libraries included) on a CPU.
 
     Attributes:
-        kind: which of the two.
         before_bytes: held before the model was loaded.
         model_bytes: held after the recipe was applied.
         peak_bytes: the most held during the timed calls.
-        weights_bytes: size of the weights.
     """
 
     kind: str
@@ -76,9 +74,7 @@ class GpuWindow(Spec):
     """The GPU over the timed calls of a round, read through NVML. What cannot be read is None.
 
     Attributes:
-        calls: of the pipeline in the window.
         seconds: from the first reading to the last one.
-        num_readings: of power, clock, temperature and throttling.
         energy_j: joules of the whole card in the window.
         energy_from: "counter" (the driver's), or "sampled power" (its integral).
         power_w, sm_clock_mhz: the mean power and the median clock.
@@ -180,15 +176,9 @@ class Record(Spec):
     @property
     def outcome(self) -> Outcome:
         """The outcome of the first round that failed; MEASURED if none did."""
-        for round_ in self.rounds:
-            if round_.outcome is not Outcome.MEASURED:
-                return round_.outcome
-        return Outcome.MEASURED
+        return next((r.outcome for r in self.rounds if r.outcome is not Outcome.MEASURED), Outcome.MEASURED)
 
     @property
     def reason(self) -> str | None:
         """The reason of the first round that failed; None if none did."""
-        for round_ in self.rounds:
-            if round_.outcome is not Outcome.MEASURED:
-                return round_.reason
-        return None
+        return next((r.reason for r in self.rounds if r.outcome is not Outcome.MEASURED), None)

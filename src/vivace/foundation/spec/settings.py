@@ -1,8 +1,6 @@
-"""Settings: one frozen class for a command and its function in Python, and one rule for each thing that they share.
-
-A field says how it is given on the command line by an `Option` or `Positional` in its annotation; other fields are for
-Python alone. `vivace.cli.command` makes the options.
-"""
+"""Settings: one frozen class for a command and its function in Python. A field says how it is given on the command line
+by an `Option` or `Positional` in its annotation, of which `vivace.cli.command` makes the options; others are for Python
+alone."""
 
 from __future__ import annotations
 
@@ -79,11 +77,7 @@ class Settings(Spec):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def part(self, kind: type[R], **changes: Any) -> R:
-        """Return the fields that another class has, too, as an object of it.
-
-        Raises:
-            UsageError: a value that it cannot have.
-        """
+        """Return the fields that another class has, too, as an object of it."""
         names = inspect.signature(kind).parameters
         shared = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         with InputErrors():
@@ -103,11 +97,7 @@ class _Takes(Protocol[P]):
 
 
 def takes(settings: Callable[P, Settings]) -> _Takes[P]:
-    """Return a decorator of a function whose last parameter is settings: their fields become its keywords.
-
-    Raises:
-        UsageError: when called with names or values that the settings cannot have.
-    """
+    """Return a decorator of a function whose last parameter is settings: their fields become its keywords."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
@@ -143,11 +133,7 @@ def _plain_type(settings: Any, name: str) -> str:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read one prompt per line, UTF-8; blank lines are skipped.
-
-    Raises:
-        WorkloadError: there is no such file, it is not text, or it has no prompts.
-    """
+    """Read one prompt per line, UTF-8; blank lines are skipped."""
     with reading(f"--prompts {path}", WorkloadError, "give a text file with one prompt per line", problem=""):
         text = read_text(path, _MAX_PROMPT_BYTES)
     prompts = [line.strip() for line in lines_of(text) if line.strip()]
@@ -159,11 +145,7 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def read_key(path: str) -> str:
-    """Return the key in a file.
-
-    Raises:
-        UsageError: it cannot be read, or holds no key.
-    """
+    """Return the key in a file."""
     with reading(path, UsageError):
         key = read_text(user_path(path), 10_000).strip()
     if not key or not key.isascii() or any(character.isspace() for character in key):
@@ -179,11 +161,7 @@ def as_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 def one_of_many(number: str, least: int, most: int, *words: str) -> int | str:
-    """Read a whole number in a range, or one of some words.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Read a whole number in a range, or one of some words."""
     if number in words:
         return number
     if not (number.isascii() and number.isdigit() and least <= int(number) <= most):

@@ -22,11 +22,7 @@ class Size(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Size:
-        """Read "WIDTHxHEIGHT".
-
-        Raises:
-            ValueError: it is something else, or not a multiple of `MULTIPLE`.
-        """
+        """Read "WIDTHxHEIGHT"."""
         match = _SIZE.fullmatch(text)
         if match is None:
             raise ValueError(f"a size is WIDTHxHEIGHT in pixels, e.g. 768x512; got {text!r}")
@@ -37,20 +33,12 @@ class Size(NamedTuple):
 
 
 def each_once(sizes: str | Sequence[str | tuple[int, int]]) -> tuple[Size, ...]:
-    """Read sizes, each once: "512x512,512x768", several such texts, or widths and heights.
-
-    Raises:
-        ValueError: see `Size.of`.
-    """
+    """Read sizes, each once: "512x512,512x768", several such texts, or widths and heights."""
     parts = (sizes,) if isinstance(sizes, str) else sizes
     texts = [part if isinstance(part, str) else "{}x{}".format(*part) for part in parts]
     return tuple(dict.fromkeys(Size.of(text.strip()) for several in texts for text in several.split(",")))
 
 
 def in_order(texts: Iterable[str]) -> tuple[Size, ...]:
-    """Read sizes, each once, the smallest first.
-
-    Raises:
-        ValueError: see `Size.of`.
-    """
+    """Read sizes, each once, the smallest first."""
     return tuple(sorted({Size.of(text) for text in texts}, key=lambda s: (s.width * s.height, s.width)))

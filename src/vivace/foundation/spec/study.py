@@ -53,11 +53,7 @@ Models = Annotated[
 
 
 def parse_batches(text: str) -> tuple[BatchSize, ...]:
-    """Return the batch sizes of a list such as `1,2,max`, without duplicates.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the batch sizes of a list such as `1,2,max`, without duplicates."""
     try:
         return tuple(
             dict.fromkeys(
@@ -160,18 +156,14 @@ class Study(Settings):
             fields["batches"] = (fields.pop("batch"),)
         workload = fields.pop("workload", None)
         if workload is None:
-            workload = _validated_workload(WorkloadRequest, pop_fields(WorkloadRequest, fields))
+            with InputErrors(WorkloadError):
+                workload = WorkloadRequest(**pop_fields(WorkloadRequest, fields))
         if unknown := [name for name in fields if name not in cls.model_fields]:
             names = [*cls.model_fields, *WorkloadRequest.model_fields, *QualityRequest.model_fields, "batch"]
             raise UsageError(f"a study has no '{unknown[0]}'{nearest(unknown[0], names)}")
         models = (models,) if isinstance(models, str) else tuple(models)
         with InputErrors():
             return cls(models=models, recipes=tuple(recipes), workload=workload, quality=quality, **fields)
-
-
-def _validated_workload(part: type[WorkloadRequest], fields: dict[str, Any]) -> WorkloadRequest:
-    with InputErrors(WorkloadError):
-        return part(**fields)
 
 
 STUDY_ONLY = ("models", "recipes", "quality", "rivals")

@@ -25,6 +25,11 @@ class Model(Spec):
     revision: str
 
     @property
+    def identity(self) -> str:
+        """NAME@REVISION."""
+        return f"{self.name}@{self.revision}"
+
+    @property
     def is_synthetic(self) -> bool:
         """Whether the weights are random: time and memory are those of the architecture, images have no content."""
         return self.source == "synthetic"

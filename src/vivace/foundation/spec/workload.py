@@ -118,10 +118,8 @@ class Workload(SparseSpec):
         return self.height * self.width * self.num_inference_steps * self.num_images
 
     def images(self) -> Iterator[tuple[int, str, int]]:
-        """Yield (index, prompt, seed) in order: every prompt at the first seed, then at the second, ...
-
-        So a measurement that stops early has used as many prompts as possible.
-        """
+        """Yield (index, prompt, seed) in order: every prompt at the first seed, then at the second, ... So a
+        measurement that stops early has used as many prompts as possible."""
         index = 0
         for seed in self.seeds:
             for prompt in self.prompts:
@@ -151,11 +149,7 @@ class Workload(SparseSpec):
 
 
 def steps_run(num_inference_steps: int, strength: float | None, *, rounds_up: bool) -> int:
-    """Return how many steps are executed: the share `strength` of them, as diffusers rounds it.
-
-    Args:
-        rounds_up: as flow-matching pipelines (FLUX) do; those of Stable Diffusion cut off.
-    """
+    """Return how many steps are executed: the share `strength` of them, as diffusers rounds it."""
     if strength is None:
         return num_inference_steps
     share = min(num_inference_steps * strength, num_inference_steps)

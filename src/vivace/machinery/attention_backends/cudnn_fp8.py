@@ -22,8 +22,7 @@ _PADDING_SINCE = 90700
 
 
 def unsupported_on(machine: Machine, needs_package: bool = True) -> str | None:
-    """Return why a machine (or one without the package, to predict its memory) cannot compute attention in fp8, or
-    None."""
+    """Return why a machine cannot compute attention in fp8 (without the package: to predict its memory), or None."""
     if not machine.is_cuda:
         return "attention in fp8 is cuDNN's, which runs on GPUs; take attention=bf16"
     if machine.capability is not None and machine.capability != (9, 0):
@@ -76,8 +75,8 @@ def _plan(
     row_stride: int,
     device: int,
 ) -> Any:
-    """Return a function that executes cuDNN's plan for one shape of queries and keys (number, heads, elements from
-    token to token), which is told how many keys there are on the GPU."""
+    """Return what executes cuDNN's plan for one shape of queries and of keys (number, heads, elements between
+    tokens)."""
     import torch
 
     torch.backends.cudnn.version()  # loads PyTorch's cuDNN, which the package finds then

@@ -49,29 +49,22 @@ class Kernel:
         return " or ".join(map(str, self.heads)) if self.heads else f"up to {self.max_head}"
 
 
+_FLASH3: dict[str, Any] = {
+    "majors": (9,),
+    "half": True,
+    "package": "fa3_fwd_interface",
+    "alternative": "flash_attn_interface",
+    "install": "pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
+}
 KERNELS: dict[str, Kernel] = {
     "math": Kernel(on_cpu=True, elsewhere=("rocm", "xpu", "mps")),
     "efficient": Kernel(elsewhere=("rocm",)),
     "flash": Kernel(on_cpu=True, elsewhere=("rocm",), least=(8, 0), half=True, max_head=256),
     "cudnn": Kernel(least=(8, 0), half=True, max_head=256),
     "flex": Kernel(on_cpu=True, elsewhere=("rocm",), least=(7, 5), max_head=256),
-    "flash3": Kernel(
-        majors=(9,),
-        half=True,
-        max_head=256,
-        package="fa3_fwd_interface",
-        alternative="flash_attn_interface",
-        install="pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
-    ),
-    "flash3_fp8": Kernel(
-        majors=(9,),
-        half=True,
-        heads=(128,),  # FLUX's; no other has been measured
-        package="fa3_fwd_interface",
-        alternative="flash_attn_interface",
-        install="pip install fa3-fwd, or build the folder `hopper` of github.com/Dao-AILab/flash-attention",
-        products="attention's in fp8 (e4m3)",
-    ),
+    "flash3": Kernel(**_FLASH3, max_head=256),
+    # FLUX's heads; no other size has been measured.
+    "flash3_fp8": Kernel(**_FLASH3, heads=(128,), products="attention's in fp8 (e4m3)"),
     "cudnn_fp8": Kernel(
         majors=(9,),
         half=True,
@@ -145,11 +138,7 @@ def unsupported_on(backend: str, machine: Machine, needs_package: bool = True) -
 
 
 def unsupported_for(backend: str, component: Component, module: Any, machine: Machine) -> str | None:
-    """Return why a kernel does not support a component, by its precision or head sizes, or None.
-
-    PyTorch's kernels are selected for all of a component's calls, so they must support all head sizes; for others
-    one supported size is enough.
-    """
+    """Return why a kernel does not support a component, by its precision or head sizes, or None."""
     if not machine.is_cuda:
         return None
     kernel = KERNELS[backend]
@@ -157,6 +146,7 @@ def unsupported_for(backend: str, component: Component, module: Any, machine: Ma
     if kernel.half and dtype not in {"float16", "bfloat16"}:
         return f"{backend} attention needs fp16 or bf16, the {component} is {dtype}; add bf16 or fp16"
     sizes = head_sizes(module)
+    # PyTorch's kernels are selected for all of a component's calls; of others one supported size is enough.
     fitting = {size for size in sizes if kernel.takes_head(size)}
     if sizes and (not fitting or (backend in OF_PYTORCH and fitting != sizes)):
         listed = ", ".join(map(str, sorted(sizes)))
@@ -165,10 +155,7 @@ def unsupported_for(backend: str, component: Component, module: Any, machine: Ma
 
 
 def refused_by_pytorch(backend: str, component: Component, module: Any, device: Any) -> str | None:
-    """Return why PyTorch does not run one of its kernels for the component's dtype and head sizes, or None.
-
-    It is tested with a small call on the device, since the rules differ between versions of PyTorch and cuDNN.
-    """
+    """Return why PyTorch refuses a kernel for the component's dtype and head sizes, by a small call on the device."""
     import warnings
 
     import torch
@@ -190,11 +177,7 @@ def refused_by_pytorch(backend: str, component: Component, module: Any, device: 
 
 @contextmanager
 def selected(backend: str) -> Iterator[None]:
-    """Select one of PyTorch's own kernels, for code that is compiled inside too.
-
-    The compiler's cache does not know which kernel is selected, and would return the code of another one. So the
-    kernel's name is a part of the keys.
-    """
+    """Select one of PyTorch's kernels; its name becomes part of the compiler's cache keys, which know nothing of it."""
     from torch.compiler import config
     from torch.nn.attention import sdpa_kernel
 
@@ -229,7 +212,6 @@ def chosen_by_pytorch(module: Any, device: Any) -> set[str]:
 
 
 def head_sizes(module: Any) -> set[int]:
-    """Return the channels per head of all diffusers attention layers in the module."""
     layers = attention_layers(module)
     return {int(getattr(layer, "head_dim", None) or layer.inner_dim // layer.heads) for layer in layers}
 

@@ -12,11 +12,15 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from vivace.machinery.attention_backends.fp8 import cudnn_fp8, flash3_fp8, flash3_function
+import torch
+
+from vivace.machinery.attention_backends.cudnn_fp8 import attend
 from vivace.machinery.attention_backends.kernels import KERNELS
 
 Function = Callable[..., Any]
 _SERIALS = itertools.count()
+_LARGEST = 448.0  # of e4m3
+_LEAST_SCALE = 1e-12  # all zeros have no scale of their own
 
 
 class RedirectedAttention:
@@ -28,9 +32,6 @@ class RedirectedAttention:
     """
 
     def __init__(self, backend: str) -> None:
-        import torch
-
-        self._fp32 = torch.float32
         self.num_redirected = 0
         self.num_compiled = 0
         self.left: dict[str, int] = {}
@@ -55,8 +56,6 @@ class RedirectedAttention:
             functional.scaled_dot_product_attention = before
 
     def _function(self, backend: str) -> Function:
-        import torch
-
         plain = torch.nn.functional.scaled_dot_product_attention
         eager, traced = _FUNCTIONS[backend]()
         label = f"vivace::{backend}_attention"
@@ -102,7 +101,6 @@ class RedirectedAttention:
         return attention
 
     def leave_out(self, attentions: Iterable[Any]) -> None:
-        """Leave the calls of these attention layers to PyTorch."""
         for attention in attentions:
             _Left(attention, self)
 
@@ -117,7 +115,7 @@ class RedirectedAttention:
             return "causal, grouped or with dropout"
         if query.is_cuda and not self._kernel.takes_head(query.shape[-1]):
             return f"heads of {query.shape[-1]}"
-        if self._kernel.half and query.dtype == self._fp32:
+        if self._kernel.half and query.dtype == torch.float32:
             return "fp32"
         if self._kernel.square and query.shape[-2] != key.shape[-2]:
             return "of other numbers of queries and keys"
@@ -125,10 +123,7 @@ class RedirectedAttention:
 
 
 class _Left:
-    """Replaces an attention layer's forward, on the instance, by one whose calls stay PyTorch's.
-
-    The redirection's state is as before between forwards, so that a graph carries none.
-    """
+    """Replaces an attention layer's forward by one whose calls stay PyTorch's; between forwards nothing has changed."""
 
     def __init__(self, attention: Any, redirected: RedirectedAttention) -> None:
         self._whole: Function = attention.forward
@@ -145,7 +140,6 @@ class _Left:
 
 
 def _flex() -> tuple[Function, Function]:
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     # One graph per shape, since kernels for symbolic shapes are slower. With fullgraph, since a graph break would
@@ -161,22 +155,26 @@ def _flex() -> tuple[Function, Function]:
     return eager, traced
 
 
+def _flash3_function() -> Function:
+    import importlib.util
+
+    if importlib.util.find_spec("fa3_fwd_interface") is not None:
+        from fa3_fwd_interface import flash_attn_func
+    else:
+        from flash_attn_interface import flash_attn_func
+    function: Function = flash_attn_func
+    return function
+
+
 def _flash3() -> tuple[Function, Function]:
-    flash_attn_func = flash3_function()
-
-    def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-        return _first(flash_attn_func(query, key, value, softmax_scale=scale))
-
-    return _opaque("flash3", call)
+    flash_attn_func = _flash3_function()
+    return _package("flash3", lambda q, k, v, scale: _first(flash_attn_func(q, k, v, softmax_scale=scale)))
 
 
 def _flash4() -> tuple[Function, Function]:
     from flash_attn.cute import flash_attn_func
 
-    def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-        return _first(flash_attn_func(query, key, value, softmax_scale=scale))
-
-    return _opaque("flash4", call)
+    return _package("flash4", lambda q, k, v, scale: _first(flash_attn_func(q, k, v, softmax_scale=scale)))
 
 
 def _sage() -> tuple[Function, Function]:
@@ -187,23 +185,66 @@ def _sage() -> tuple[Function, Function]:
         key = key - key.mean(dim=1, keepdim=True)
         return sageattn(query, key, value, tensor_layout="NHD", sm_scale=scale, smooth_k=False)
 
-    return _opaque("sage", call)
+    return _package("sage", call)
 
 
 def _xformers() -> tuple[Function, Function]:
     from xformers.ops import memory_efficient_attention
 
-    def call(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-        return memory_efficient_attention(query, key, value, scale=scale)
+    return _package("xformers", lambda q, k, v, scale: memory_efficient_attention(q, k, v, scale=scale))
 
-    return _opaque("xformers", call)
+
+# In fp8 queries, keys and values are quantised here, in PyTorch's own operators, so that torch.compile fuses them with
+# what comes before. Only the kernel is opaque to it.
+
+
+def _cudnn_fp8() -> tuple[Function, Function]:
+    """Attend by cuDNN: a scale for each tensor; the output is e4m3 with the values' scale."""
+
+    def call(query: Any, key: Any, value: Any, scale: float | None, of_q: Any, of_k: Any, of_v: Any) -> Any:
+        out = torch.empty_like(query)
+        attend(query, key, value, torch.cat([of_q, of_k]), torch.cat([of_v, 1 / of_v]), out)
+        return out
+
+    operator = _operator("cudnn_fp8", call, num_scales=3)
+
+    def attention(query: Any, key: Any, value: Any, scale: float | None) -> Any:
+        rows, scales = zip(*(_quantised(x, (0, 1, 2, 3)) for x in (query, key, value)), strict=True)
+        out = operator(*rows, scale, *(each.reshape(1) for each in scales))
+        return (out.float() * scales[2]).to(query.dtype).transpose(1, 2)
+
+    return attention, attention
+
+
+def _flash3_fp8() -> tuple[Function, Function]:
+    """Attend by FlashAttention-3: a scale for each head; the output is bf16."""
+
+    def call(query: Any, key: Any, value: Any, scale: float | None, of_q: Any, of_k: Any, of_v: Any) -> Any:
+        scales = {"q_descale": of_q, "k_descale": of_k, "v_descale": of_v}
+        return _first(_flash3_function()(query, key, value, softmax_scale=scale, **scales))
+
+    operator = _operator("flash3_fp8", call, num_scales=3, dtype=torch.bfloat16)
+
+    def attention(query: Any, key: Any, value: Any, scale: float | None) -> Any:
+        rows, scales = zip(*(_quantised(x, (1, 3)) for x in (query, key, value)), strict=True)
+        made = operator(*rows, scale, *(each.reshape(each.shape[0], each.shape[2]) for each in scales))
+        return made.to(query.dtype).transpose(1, 2)
+
+    return attention, attention
+
+
+def _quantised(x: Any, over: tuple[int, ...]) -> tuple[Any, Any]:
+    """Quantise (batch, heads, tokens, channels); return it tokens first, and scales, which dimensions `over` share."""
+    x = x.transpose(1, 2).contiguous()
+    scale = (x.abs().amax(dim=over, keepdim=True).float() / _LARGEST).clamp_min(_LEAST_SCALE)
+    return (x.float() / scale).to(torch.float8_e4m3fn), scale
 
 
 _FUNCTIONS: dict[str, Callable[[], tuple[Function, Function]]] = {
     "flex": _flex,
     "flash3": _flash3,
-    "flash3_fp8": lambda: (flash3_fp8(),) * 2,
-    "cudnn_fp8": lambda: (cudnn_fp8(),) * 2,
+    "flash3_fp8": _flash3_fp8,
+    "cudnn_fp8": _cudnn_fp8,
     "flash4": _flash4,
     "sage": _sage,
     "xformers": _xformers,
@@ -211,39 +252,36 @@ _FUNCTIONS: dict[str, Callable[[], tuple[Function, Function]]] = {
 _OPERATORS: dict[str, Any] = {}  # registered once per process
 
 
-def _opaque(name: str, call: Function) -> tuple[Function, Function]:
-    """Return a package's kernel for eager calls, and as a custom operator that is opaque to torch.compile.
-
-    `call` takes and returns (batch, tokens, heads, channels), as these packages do; scaled_dot_product_attention has
-    heads before tokens.
-    """
-    import torch
+def _package(name: str, call: Function) -> tuple[Function, Function]:
+    """Return a package's kernel for eager calls, and as a custom operator; in scaled_dot_product_attention, other than
+    in these packages, heads come before tokens."""
+    operator = _operator(name, call)
 
     def eager(query: Any, key: Any, value: Any, scale: float | None) -> Any:
         return call(*(x.transpose(1, 2) for x in (query, key, value)), scale).transpose(1, 2)
 
-    if name not in _OPERATORS:
-
-        def operator(
-            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
-        ) -> torch.Tensor:
-            return call(query, key, value, scale).contiguous()
-
-        # For the registration, which does not support postponed annotations.
-        operator.__annotations__ = {
-            **dict.fromkeys(("query", "key", "value"), torch.Tensor),
-            "scale": float | None,
-            "return": torch.Tensor,
-        }
-        made = torch.library.custom_op(f"vivace::{name}_attention", operator, mutates_args=())
-        made.register_fake(lambda query, key, value, scale: query.new_empty(query.shape))
-        _OPERATORS[name] = made
-
     def traced(query: Any, key: Any, value: Any, scale: float | None) -> Any:
-        return _OPERATORS[name](*(x.transpose(1, 2) for x in (query, key, value)), scale).transpose(1, 2)
+        return operator(*(x.transpose(1, 2) for x in (query, key, value)), scale).transpose(1, 2)
 
     return eager, traced
 
 
+def _operator(name: str, call: Function, num_scales: int = 0, dtype: Any = None) -> Any:
+    """Return a kernel of (batch, tokens, heads, channels) as a custom operator, which torch.compile does not look into;
+    `dtype` is the output's, if not the query's."""
+    if name not in _OPERATORS:
+        scales = "".join(f", Tensor scale_{k}" for k in range(num_scales))
+        made = torch.library.custom_op(
+            f"vivace::{name}_attention",
+            lambda *args: call(*args).contiguous(),
+            mutates_args=(),
+            schema=f"(Tensor query, Tensor key, Tensor value, float? scale{scales}) -> Tensor",
+        )
+        made.register_fake(lambda query, *_: query.new_empty(query.shape, dtype=dtype))
+        _OPERATORS[name] = made
+    return _OPERATORS[name]
+
+
 def _first(result: Any) -> Any:
+    """Return the output of a kernel of which some versions return the log-sum-exp, too."""
     return result[0] if isinstance(result, tuple) else result

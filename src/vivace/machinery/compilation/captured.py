@@ -10,12 +10,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vivace.errors import Unsupported
-
-if TYPE_CHECKING:
-    import torch
 
 Capture = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Takes work without arguments. Returns a function that repeats it, and the outputs that this function overwrites."""
@@ -28,25 +28,12 @@ _CAPTURED = "_vivace_captured"
 _NEVER_WRITTEN = "_vivace_never_written"
 
 
-class Captured(Protocol):
-    """Captures and replays the calls of a forward."""
-
-    @property
-    def num_captured(self) -> int: ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool: ...
-
-    def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+def captured_forward(module: Any) -> Any:
+    """Return what captures a module's forward, a `CapturedFunction` or what calls one; None: nothing does."""
+    return getattr(module, _CAPTURED, None)
 
 
-def captured_forward(module: Any) -> Captured | None:
-    captured: Captured | None = getattr(module, _CAPTURED, None)
-    return captured
-
-
-def replace_forward(module: Any, captured: Captured, call: Callable[..., Any] | None = None) -> None:
+def replace_forward(module: Any, captured: Any, call: Callable[..., Any] | None = None) -> None:
     """Replace a module's forward by the object that captures it; `call` calls `captured` with other arguments."""
     called = call or captured
 
@@ -69,13 +56,8 @@ def never_written_again(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Graph:
-    """A captured graph.
-
-    inputs: its buffers, one for each tensor of the arguments, in order.
-    held: of each buffer whose values can be known, the argument that they are of and its version.
-    are_kept: of each buffer, whether the work leaves it as it is.
-    keeps_alive: arguments that the key knows by id only.
-    """
+    """A captured graph: its buffers, one for each tensor of the arguments, what each holds (an argument and its
+    version, if known), whether the work leaves it as it is, and arguments that the key knows by id only."""
 
     inputs: list[torch.Tensor]
     held: list[tuple[weakref.ref[torch.Tensor], int | None] | None]
@@ -86,7 +68,6 @@ class _Graph:
     keeps_alive: list[Any]
 
     def fill(self, index: int, tensor: torch.Tensor) -> None:
-        """Copy an argument to its buffer, unless it is there already."""
         if not (self.are_kept[index] and hasattr(tensor, _NEVER_WRITTEN)) or tensor.is_inference():
             self.held[index] = None
             self.inputs[index].copy_(tensor)
@@ -100,15 +81,12 @@ class _Graph:
 
 
 class CapturedFunction:
-    """A function of tensors, captured once for each kind of arguments and then replayed.
+    """A function of tensors, captured once for each kind of arguments and then replayed; Unsupported if it cannot be.
 
     Args:
-        function: its tensors may be arguments or anywhere in tuples, lists, dicts and outputs of diffusers.
+        function: its tensors may be anywhere in tuples, lists, dicts and outputs of diffusers.
         device: where the input buffers are; arguments on other devices are copied there.
         max_graphs: how many graphs are kept, the most recently used last.
-
-    Raises:
-        Unsupported: when called, if the work cannot be captured.
     """
 
     def __init__(
@@ -123,9 +101,6 @@ class CapturedFunction:
         self.graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
         leaves, structure = tree_flatten((args, kwargs))
         key = _key(leaves, structure)
         graph = self.graphs.get(key)
@@ -143,20 +118,12 @@ class CapturedFunction:
 
     def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call with these arguments would replay a graph captured before."""
-        from torch.utils._pytree import tree_flatten
-
         return _key(*tree_flatten((args, kwargs))) in self.graphs
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the next call with these arguments capture anew."""
-        from torch.utils._pytree import tree_flatten
-
         self.graphs.pop(_key(*tree_flatten((args, kwargs))), None)
 
     def _make(self, leaves: list[Any], structure: Any) -> _Graph:
-        import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
         inputs = [_buffer(tensor, self._device) for tensor in _tensors(leaves)]
         buffers = iter(inputs)
         buffered = [next(buffers) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -182,8 +149,6 @@ class CapturedFunction:
 
 def cuda_capturer() -> Capture:
     """Return a function that captures CUDA graphs. They share one memory pool, so no two may replay at a time."""
-    import torch
-
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
@@ -215,22 +180,15 @@ def num_writes(tensor: torch.Tensor) -> int | None:
 
 
 def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
-    import torch
-
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _key(leaves: list[Any], structure: Any) -> Hashable:
-    import torch
-
     # Buffers made in inference mode cannot be written outside of it.
     return structure, tuple(_leaf_key(leaf) for leaf in leaves), torch.is_inference_mode_enabled()
 
 
 def _leaf_key(leaf: Any) -> Hashable:
-    """Return the key of an argument: for a tensor everything but its values."""
-    import torch
-
     if isinstance(leaf, torch.Tensor):
         return "tensor", tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device.type
     if leaf is None or isinstance(leaf, str | bool | int | float | torch.dtype | torch.device):
@@ -239,17 +197,12 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 
 def _buffer(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a tensor. Scalars that schedulers keep on the CPU go to the device, since a graph cannot contain
-    that copy."""
-    import torch
-
+    """Return a copy on the device: a graph cannot contain that of a scalar that a scheduler keeps on the CPU."""
     return torch.empty_like(tensor, device=device, memory_format=torch.preserve_format).copy_(tensor)
 
 
 def _end_capture_of_generator() -> None:
     """Reset the device's random generator after a failed capture, which otherwise stays in capture mode, so that every
     later random number fails (torch 2.11). A clone of its state is not in capture mode."""
-    import torch
-
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     generator.graphsafe_set_state(generator.clone_state())

@@ -49,8 +49,7 @@ def keep_compiled_code() -> None:
 
 
 def counting_graphs() -> Callable[[], dict[str, int | float | str]]:
-    """Return a function that counts the process's graphs from now on, and how many came from a cache (aot_autograd's or
-    inductor's)."""
+    """Return a function that counts the process's graphs from now on, and those from either of the caches."""
     start = _counts()
 
     def counted() -> dict[str, int | float | str]:
@@ -103,10 +102,7 @@ def num_kinds(blocks: Iterable[torch.nn.Module]) -> int:
 
 
 def limited(num_sizes: int, num_kinds: int = 1) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which functions are compiled up to `graph_limit`, and beyond it refused (Unsupported).
-
-    By itself torch.compile logs a warning at its limit, and runs what is new uncompiled from then on.
-    """
+    """Return a context in which functions are compiled up to `graph_limit`, and beyond it refused (Unsupported)."""
 
     @contextmanager
     def context() -> Iterator[None]:

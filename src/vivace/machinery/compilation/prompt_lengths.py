@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
 
 from vivace.machinery.compilation.captured import Capture, CapturedFunction
-
-if TYPE_CHECKING:
-    import torch
 
 _CAUSAL = frozenset(
     {
@@ -63,10 +63,7 @@ and a cache of earlier tokens, for models that write, grows with each call."""
 
 
 def bucket_of(length: int) -> int:
-    """Return the length of the graph for a prompt of this many tokens.
-
-    Up to 256 tokens weights take longer to read than to multiply, so padding costs nothing.
-    """
+    """Return the length of the graph for a prompt: up to 256 tokens padding costs nothing, weights are read anyhow."""
     return next((bucket for bucket in _SHORT if length <= bucket), -(-length // _STEP) * _STEP)
 
 
@@ -85,15 +82,8 @@ def is_causal_language_model(module: Any) -> bool:
 
 
 class PromptLengths:
-    """Calls a language model's graphs, with prompts padded to their lengths.
-
-    Args:
-        device, capture: as of `CapturedFunction`; `max_graphs` are kept for each of the first lengths.
-
-    Attributes:
-        num_padded, num_beside: calls whose prompts were made longer, and those with images or earlier tokens, which are
-            not captured.
-    """
+    """Calls a language model's graphs, with prompts padded to their lengths, and counts calls that were padded, and
+    those beside: with images or earlier tokens, which are not captured. `max_graphs` are kept for each length."""
 
     def __init__(
         self, forward: Callable[..., Any], device: torch.device, capture: Capture, max_graphs: int
@@ -122,21 +112,17 @@ class PromptLengths:
         batch, length = ids.shape
         bucket = bucket_of(length)
         self.num_padded += bucket > length
-        call = {name: _longer(value, bucket - length) for name, value in call.items()}
+        for name in [name for name, value in call.items() if isinstance(value, torch.Tensor)]:
+            call[name] = torch.nn.functional.pad(call[name], (0, bucket - length))
         return _shorter(self.graphs(**call), (batch, bucket), length)
 
 
 def _are_of_each_token(call: dict[str, Any], ids: torch.Tensor) -> bool:
-    import torch
-
     tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
     return ids.ndim == 2 and all(tensor.shape == ids.shape for tensor in tensors)
 
 
 def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
-    """Return whether the last token of all prompts is padding, and whether all tokens count."""
-    import torch
-
     if mask is None:
         return False, True
     counts = mask.bool()
@@ -144,17 +130,7 @@ def _read(mask: torch.Tensor | None) -> tuple[bool, bool]:
     return not last, every
 
 
-def _longer(value: Any, num_more: int) -> Any:
-    import torch
-
-    return torch.nn.functional.pad(value, (0, num_more)) if isinstance(value, torch.Tensor) else value
-
-
 def _shorter(output: Any, rows: tuple[int, int], length: int) -> Any:
-    """Return an output with as many tokens as the prompts have; `rows` of its tensors are cut."""
-    import torch
-    from torch.utils._pytree import tree_map
-
     def cut(value: Any) -> Any:
         is_of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == rows
         return value[:, :length].contiguous() if is_of_tokens else value
@@ -193,15 +169,12 @@ class PaddedTexts:
         return self.graphs(*args, **kwargs)
 
     def has(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call with these arguments would replay a graph captured before."""
         return self.graphs.has(*self._padded(args, kwargs))
 
     def forget(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let the next call with these arguments capture anew."""
         self.graphs.forget(*self._padded(args, kwargs))
 
     def _padded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return the arguments of `_compute`."""
         return args, kwargs if args else self._forward.padded(kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,11 +182,7 @@ class PaddedTexts:
 
 
 class PaddedCaptions(PaddedTexts):
-    """Calls the graphs of a transformer with captions as long as it makes them.
-
-    Args:
-        transformer: its method `_pad_with_ids` is replaced, on the instance.
-    """
+    """Calls the graphs of a transformer with captions as long as it makes them; its `_pad_with_ids` is replaced."""
 
     def __init__(self, transformer: Any, device: torch.device, capture: Capture, max_graphs: int) -> None:
         super().__init__(transformer.forward, device, capture, max_graphs)
@@ -230,7 +199,8 @@ class PaddedCaptions(PaddedTexts):
             return ([], *args), kwargs
         lengths = [len(caption) for caption in captions]
         longer = [-(-length // SEQ_MULTI_OF) * SEQ_MULTI_OF for length in lengths]
-        masks = [_mask(*pair, self._device) for pair in zip(lengths, longer, strict=True)]
+        pairs = zip(lengths, longer, strict=True)
+        masks = [torch.arange(more, device=self._device) >= length for length, more in pairs]
         padded = [_padded_to(length, caption) for length, caption in zip(longer, captions, strict=True)]
         if len(args) > _AT:
             return (masks, *args[:_AT], padded, *args[_AT + 1 :]), kwargs
@@ -263,20 +233,10 @@ def _captions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _are_captions(value: Any) -> bool:
-    import torch
-
     is_list = isinstance(value, list) and len(value) > 0
     return is_list and all(isinstance(each, torch.Tensor) and each.ndim == 2 and len(each) for each in value)
 
 
 def _padded_to(length: int, caption: torch.Tensor) -> torch.Tensor:
-    import torch
-
     more = length - len(caption)
     return torch.cat([caption, caption[-1:].expand(more, -1)]) if more else caption.contiguous()
-
-
-def _mask(length: int, longer: int, device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.arange(longer, device=device) >= length

@@ -59,10 +59,8 @@ class MemsetsBeside:
         self._last: tuple[Node, ...] = ()
 
     def launch(self, stream: int, launch: Callable[[], object]) -> None:
-        """Launch work on a stream, the current one.
-
-        Where nothing is captured, or the driver is older than 12.3, this is all.
-        """
+        """Launch work on the current stream; that is all where nothing is captured, or the driver is older than
+        12.3."""
         capture = capture_of(stream) if _has_calls() else None
         if capture is None:
             launch()
@@ -97,7 +95,6 @@ def awaited_by(node: Node) -> list[Node]:
 
 
 def _all_before(node: Node, end: Collection[Node]) -> list[Node]:
-    """Return all nodes that a node waits for, directly or not, up to some."""
     nodes: list[Node] = []
     left = [node]
     while left:

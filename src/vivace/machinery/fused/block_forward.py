@@ -134,7 +134,6 @@ class BlockForward:
         return step.x.unflatten(0, (batch, -1))[:, -num_image:]
 
     def rope(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines (tokens, pairs) of positions (tokens, axes)."""
         return self._blocks.rope(ids)
 
     def _compute(self, step: _Step) -> None:
@@ -192,8 +191,7 @@ class BlockForward:
         return _Pending(tokens, Branch(block.down(hidden, tokens), mlp_gate, block.down.left_bias))
 
     def _second_attention(self, index: int, step: _Step) -> Branch | None:
-        """Return what a block's second attention, of the stream before the first is added, adds to the image; None
-        without one."""
+        """Return what a second attention, of the stream before the first is added, adds to the image."""
         blocks, scales = self._blocks, step.scales
         if (place := blocks.second_at.get(index)) is None:
             return None
@@ -249,14 +247,8 @@ class BlockForward:
         gate: Modulation,
         tokens: TokenLayout,
     ) -> Branch:
-        """Attention beside an MLP with GELU.
-
-        Args:
-            rows: of `step.tokens`.
-            shared: scale of values and hidden channels, and its inverse: the outputs of attention and MLP, side by
-                side, are the input of one product.
-            tokens: the last of them, whose output is needed.
-        """
+        """Attention beside an MLP with GELU, whose outputs `shared` scales: side by side they are one product's
+        input."""
         assert block.up is not None
         kept = slice(len(rows.values) - tokens.num_rows, None)
         of_kept = Rows(rows.values[kept], rows.scale)
@@ -333,11 +325,8 @@ class BlockForward:
         of_values: torch.Tensor | None,
         queries_last: bool = False,
     ) -> tuple[_AttentionInputs, torch.Tensor]:
-        """Return the inputs of a block's attention, of its own rows, and the whole output of its first product.
-
-        `of_values` is the scale of values and its inverse. With `queries_last` they are computed while keys and values
-        are sent.
-        """
+        """Return attention's inputs, of own rows, and the whole product; queries last: while keys and values are
+        sent."""
         qkv_product, norms = block.qkv, block.norms
         scales = norms.attention_scales(of_values, is_bf16=step.mask is not None)
         preparation = AttentionPreparation(
@@ -400,7 +389,6 @@ class FusedForward:
         self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
 
     def _predicted(self, image: torch.Tensor, embedding: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return what the last layers make of the tokens behind the last block."""
         self.num_calls += 1
         last = self._transformer
         predicted: torch.Tensor = last.proj_out(last.norm_out(image, embedding)).to(dtype)

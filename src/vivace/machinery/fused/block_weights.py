@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,9 +20,6 @@ from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionScales, Places
 from vivace.machinery.fused.products import Product
 from vivace.machinery.fused.scales import Bounds, spread
-
-if TYPE_CHECKING:
-    import torch
 
 Activation = Literal["gelu", "swiglu"]
 Layers = list[list[Any]]
@@ -73,18 +70,15 @@ class FusedArchitecture:
     order: Callable[[Any], Sequence[int | None]] | None = None
 
     def blocks(self, transformer: Any) -> tuple[Any, Any]:
-        """Return the lists of double and of single blocks."""
         singles = [] if self.single is None else transformer.single_transformer_blocks
         return transformer.transformer_blocks, singles
 
     def num_vectors(self, transformer: Any) -> int:
-        """Return how many vectors of modulations its blocks have, where each has its own."""
         doubles, singles = self.blocks(transformer)
         num_seconds = sum(self.second(block) is not None for block in doubles)
         return OF_DOUBLE * len(doubles) + OF_SINGLE * (len(singles) + num_seconds)
 
     def double_start(self, index: int) -> int:
-        """Return which vector of modulations is a double block's first."""
         return 0 if self.shares_modulations else index * OF_DOUBLE
 
     def single_start(self, index: int, num_doubles: int) -> int:
@@ -106,8 +100,7 @@ class Norms(nn.Module):
         self.register_buffer("scales", scales)
 
     def attention_scales(self, of_values: torch.Tensor | None, is_bf16: bool) -> AttentionScales | None:
-        """Return what attention's inputs are rounded with; None where attention is computed in bf16, as a call with a
-        mask is."""
+        """Return what attention's inputs are rounded with; None in bf16, as in a call with a mask."""
         if self.scales is None or is_bf16:
             return None
         assert of_values is not None
@@ -132,8 +125,8 @@ class BlockWeights(nn.Module):
         return len(self.out.weight) < len(self.qkv.weight)
 
     def limits(self) -> torch.Tensor:
-        """Return the bounds of values and hidden channels (see `Bounds`): of a double block (1 or 2, 2, 2), of others
-        (2,)."""
+        """Return bounds of values and hidden channels (see `Bounds`): (1 or 2, 2, 2) of a double block, (2,) of
+        others."""
         channels = self.qkv.weight.shape[2]
         products = [_limits(self.qkv, slice(2 * channels, 3 * channels))]
         if self.activation == "gelu" and self.up is not None:
@@ -204,7 +197,6 @@ class FusedBlocks(nn.Module):
         self.register_buffer("axis", axis, persistent=False)
 
     def rope(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines (tokens, pairs) of positions (tokens, axes)."""
         return tables(ids, self.frequency, self.axis)
 
     def _bounds(self, limits: tuple[list[torch.Tensor], list[torch.Tensor]], places: Places) -> Bounds:
@@ -259,8 +251,7 @@ def projections(attn: Any, stream: Literal["image", "text"]) -> list[Any]:
 
 
 def paired(layer: Any, num_heads: int) -> Any:
-    """Return a layer or norm whose rotary embedding turns a head's first half with its second, with these pairs side by
-    side: attention's products are the same."""
+    """Return a layer or norm with the pairs that its rotary embedding turns side by side: products stay the same."""
     count = len(layer.weight) // num_heads
     pairs = torch.arange(count, device=layer.weight.device).view(2, -1).t().flatten()
     order = (torch.arange(num_heads, device=pairs.device)[:, None] * count + pairs).flatten()
@@ -275,8 +266,6 @@ def paired(layer: Any, num_heads: int) -> Any:
 
 def frequencies(axes: Sequence[int], theta: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the frequency of each pair of channels, in fp64, and the axis whose position it turns by."""
-    import torch
-
     angles, of_axis = [], []
     for axis, channels in enumerate(axes):
         exponents = torch.arange(0, channels, 2, dtype=torch.float64) / channels

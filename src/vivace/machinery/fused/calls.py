@@ -7,10 +7,33 @@ from collections.abc import Callable
 from typing import Any
 
 from vivace.errors import Unsupported
+from vivace.machinery.compilation.captured import num_writes
+
+_REMEMBERED = 2
+"""Tensors whose values are remembered: guidance may take two calls."""
+
+
+class Remembered:
+    """What is read from the device once for a tensor, not in each step, unless it is written to; not for copies."""
+
+    def __init__(self, read: Callable[..., Any]) -> None:
+        self._read = read
+        self._seen: list[tuple[Any, int | None, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_seen": []}
+
+    def __call__(self, tensor: Any, *more: Any) -> Any:
+        version = num_writes(tensor)
+        for seen, number, known in self._seen:
+            if seen is tensor and number == version:
+                return known
+        new = self._read(tensor, *more)
+        self._seen = [*self._seen[1 - _REMEMBERED :], (tensor, version, new)]
+        return new
 
 
 def cast(value: Any) -> Any:
-    """Cast floating-point tensors, also those of a list or tuple, to bf16."""
     import torch
 
     if isinstance(value, (list, tuple)):
@@ -19,17 +42,14 @@ def cast(value: Any) -> Any:
 
 
 def cast_all(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast all positional inputs, in front of a forward."""
     return tuple(cast(value) for value in args)
 
 
 def cast_all_named(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Cast all inputs, in front of a forward."""
     return cast_all(None, args), {name: cast(value) for name, value in kwargs.items()}
 
 
 def cast_last(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast the last positional input, in front of a forward."""
     return (*args[:-1], args[-1].bfloat16())
 
 
@@ -82,7 +102,6 @@ def refuse_controlnet(*samples: Any) -> None:
 
 
 def refuse_extras(attention_kwargs: dict[str, Any] | None) -> None:
-    """Raise Unsupported for what the fused blocks do not compute."""
     extras = [name for name, value in (attention_kwargs or {}).items() if (name, value) != ("scale", 1.0)]
     if extras:
         raise Unsupported(

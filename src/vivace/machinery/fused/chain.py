@@ -107,8 +107,7 @@ class BlockChain(nn.Module):
         mask: torch.Tensor | None,
         num_keys: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the tokens behind the last block, (batch, tokens, channels); `mask` (batch, tokens) makes attention
-        bf16."""
+        """Return the tokens behind the last block, (batch, tokens, channels); a mask makes attention bf16."""
         batch, length, _ = x.shape
         rows = x.to(torch.bfloat16, copy=True).flatten(0, 1).contiguous()
         tokens = TokenLayout(batch, 0, length)
@@ -148,7 +147,7 @@ class BlockChain(nn.Module):
     def preparation(
         self, block: BlockWeights, rope: Tables, tokens: TokenLayout, of_values: Any, is_bf16: bool
     ) -> AttentionPreparation:
-        """Return the steps from a block's projection to attention's inputs; `of_values` is their scale and its
+        """Return the steps from a block's projection to attention's inputs; `of_values`: their scale and its
         inverse."""
         return AttentionPreparation(
             block.qkv.left_bias,
@@ -190,7 +189,6 @@ class BlockChain(nn.Module):
         return slice(start, start + num_key_heads * channels)
 
     def _offsets(self, index: int, branch: int, channels: int) -> dict[str, Modulation]:
-        """Return where the vectors of a block's attention (0) or MLP (1) start, by name."""
         form, num = self._form, len(self._form.order)
         first = branch * num if form.shares_vectors else (2 * index + branch) * num
         of_text = 2 * num * channels if form.shares_vectors else 0
@@ -240,5 +238,4 @@ class BlockChain(nn.Module):
 
 
 def take_blocks(transformer: Any, name: str, chain: BlockChain) -> None:
-    """Make a chain the only element of a transformer's list of blocks."""
     setattr(transformer, name, nn.ModuleList([chain.eval().requires_grad_(False)]))

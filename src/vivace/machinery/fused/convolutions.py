@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from vivace.machinery.fused import image_operations as images
-from vivace.machinery.fused.lora_beside import ConvolutionSlot, LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_beside import ConvolutionSlot, LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.kernels import reference
 
@@ -25,14 +24,13 @@ _LARGEST_GROUP = 2**20
 larger groups an element beyond it, which would be nearly all of the variance, saturates."""
 
 
-class TimeProjections(nn.Module):
+class TimeProjections(LoraOwner):
     """The time embedding's projections for all residual blocks as one matmul.
 
     Their biases include those of the convolutions whose outputs they are added to. A step's blocks get the same tensor,
     so the first one computes what all of them add.
     """
 
-    takes_layers = True
     weight: torch.Tensor | None
     bias: torch.Tensor | None
 
@@ -44,17 +42,9 @@ class TimeProjections(nn.Module):
         self._embedding: torch.Tensor | None = None
         self._projected: torch.Tensor | None = None
 
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
-        self.loras.write()
+        super().write_loras(rescaled_to)
         self._embedding = self._projected = None
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return self.loras.tensors()
 
     def add(self, layer: Any, added: torch.Tensor) -> slice:
         """Add a projection, and to its bias what the block adds; return the columns of it."""
@@ -129,14 +119,12 @@ class OwnConvolution(nn.Module):
         return self.lora.add((normed.unpadded().float() * self.scale).permute(0, 3, 1, 2), made)
 
 
-class FusedResnet(nn.Module):
+class FusedResnet(LoraOwner):
     """Replaces diffusers' `ResnetBlock2D`; the second norm's kernel adds the time embedding and the first bias.
 
     Args:
         precision: of convolutions that `has_own_form` allows; others are in bf16.
     """
-
-    takes_layers = True
 
     def __init__(self, block: Any, projections: TimeProjections, precision: Precision) -> None:
         super().__init__()
@@ -174,27 +162,12 @@ class FusedResnet(nn.Module):
             residual = self.shortcut_lora.add(x, _convolve(self.shortcut, x))
         return self.second(self.first(x, None), time, (self.bias, residual))
 
-    @property
-    def lora_slots(self) -> list[ConvolutionSlot]:
-        slots = (self.first.lora, self.second.lora, self.shortcut_lora)
-        return [slot for slot in slots if slot is not None]
 
-    def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
-        for slot in self.lora_slots:
-            slot.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return [tensor for slot in self.lora_slots for tensor in slot.tensors()]
-
-
-class FusedUpsample(nn.Module):
+class FusedUpsample(LoraOwner):
     """Replaces diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
 
     The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
     """
-
-    takes_layers = True
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -222,17 +195,6 @@ class FusedUpsample(nn.Module):
             return made
         return self.lora.add(nn.functional.interpolate(x, size=size, mode="nearest"), made)
 
-    @property
-    def lora_slots(self) -> list[ConvolutionSlot]:
-        return [self.lora]
-
-    def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slot holds: see `Product.write_loras`."""
-        self.lora.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return self.lora.tensors()
-
 
 class FusedNorm(nn.Module):
     """Replaces a GroupNorm and the SiLU after it."""
@@ -246,8 +208,7 @@ class FusedNorm(nn.Module):
 
 
 def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: Places) -> int:
-    """Replace a model's residual blocks, what enlarges an image, and the norm before its last convolution; return how
-    many."""
+    """Replace residual blocks, what enlarges an image, and the norm before the last convolution; return how many."""
     model.to(memory_format=torch.channels_last)
     number = 0
     projections = TimeProjections()
@@ -271,14 +232,12 @@ def fuse_convolutions(model: Any, precision: Precision, enlarges: bool, places: 
 
 
 def scale_of_norm(norm: nn.GroupNorm) -> torch.Tensor:
-    """Return the scale of a norm's output in e4m3, (1,), fp32: no element of a normalised group of n exceeds
-    sqrt(n)."""
+    """Return the scale of a norm's e4m3 output, (1,), fp32: no element of a normalised group of n exceeds sqrt(n)."""
     bound = (_LARGEST_GROUP**0.5 * norm.weight.float().abs() + norm.bias.float().abs()).amax()
     return reference.scale_of(bound.detach().reshape(1))
 
 
 def num_own(model: Any) -> int:
-    """Return how many convolutions of a model are vivace's."""
     return sum(isinstance(part, OwnConvolution | FusedUpsample) for part in model.modules())
 
 
@@ -294,7 +253,6 @@ def has_own_form(layer: nn.Conv2d) -> bool:
 
 
 def can_enlarge(block: Any) -> bool:
-    """Whether an `Upsample2D` has a fused form."""
     convolution = getattr(block, "conv", None)
     return (
         block.use_conv
@@ -306,7 +264,6 @@ def can_enlarge(block: Any) -> bool:
 
 
 def unsuited_resnet(block: Any) -> str | None:
-    """Return why a `ResnetBlock2D` has no fused form, or None."""
     suited = (
         (block.time_embedding_norm == "default" or block.time_emb_proj is None)
         and not block.skip_time_act

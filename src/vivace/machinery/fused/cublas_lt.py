@@ -14,12 +14,12 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from vivace.errors import Unsupported
-
-if TYPE_CHECKING:
-    import torch
+from vivace.machinery.kernels import reference
 
 Epilogue = Literal["none", "bias", "gelu_bias"]
 
@@ -71,8 +71,6 @@ class Kind:
 
 @functools.cache
 def _library() -> Any:
-    import torch
-
     major = (torch.version.cuda or "").split(".")[0]
     name = f"libcublasLt.so.{major}"
     try:
@@ -110,8 +108,6 @@ def _handle(device: int) -> ctypes.c_void_p:
 # One for all matmuls of a device: they run one after the other on a stream. Graphs captured earlier replay with it.
 @functools.cache
 def _workspace(device: int, size: int) -> torch.Tensor:
-    import torch
-
     return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", device))
 
 
@@ -146,9 +142,6 @@ class Plan:
         out: torch.Tensor,
         algorithm: int = 0,
     ) -> None:
-        """Write the matmul of the plan's kind to `out`, on the current stream; for the arguments see `multiply`."""
-        import torch
-
         for attribute, scale in zip(self._scaled, scales, strict=True):
             self._set(attribute, ctypes.c_void_p(scale.data_ptr()))
         if bias is not None:
@@ -253,8 +246,6 @@ def multiply(
         bias: (outputs,), bf16; GELU needs one.
         onto: (rows, outputs), bf16, is added. Its rows are as far apart as those of `out`.
     """
-    import torch
-
     (rows, inputs), outputs = values.shape, weight.shape[0]
     if not rows:
         return
@@ -295,15 +286,8 @@ def _multiply_in_passes(
     gelu: bool = False,
     onto: torch.Tensor | None = None,
 ) -> None:
-    """Write what `multiply` does by PyTorch's matmul and the rest in other passes, the product rounded to bf16.
-
-    For what a GPU's cuBLASLt lacks. NVIDIA documents which matmuls in e4m3 Hopper has. An Ada GPU may lack those with
-    GELU, or with an output in e4m3; a matmul with one scale a tensor and an output in bf16 it has.
-    """
-    import torch
-
-    from vivace.machinery.kernels import reference
-
+    """Write what `multiply` does by PyTorch's matmul and other passes, for what a GPU's cuBLASLt lacks, as Ada's
+    may."""
     if values.dtype == torch.bfloat16:
         product = torch.nn.functional.linear(values, weight)
     else:
@@ -364,8 +348,6 @@ def _fastest_of(plan: Plan, kind: Kind, device: int, operands: tuple[Any, Any, A
 
 def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
     """Return the fastest of a plan's algorithms that write the same bits, by its best round: no image depends on it."""
-    import torch
-
     best: dict[int, float] = {}
     candidates = algorithms_like_the_first(plan, operands)
     for _ in range(_ROUNDS):
@@ -385,10 +367,7 @@ def _timed(plan: Plan, operands: tuple[Any, Any, Any, Any, Any, Any]) -> int:
 def algorithms_like_the_first(
     plan: Any, operands: tuple[Any, Any, Any, Any, Any, Any], indices: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the indices of a plan's algorithms, or of some, that write the same bits as the first one: an algorithm
-    that splits the sums would round in another order."""
-    import torch
-
+    """Return which of a plan's algorithms write the first one's bits: one that splits sums rounds in another order."""
     out = operands[-1]
     bits = torch.uint8 if out.element_size() == 1 else torch.int16
 

@@ -90,7 +90,6 @@ def form_of(denoiser: Any) -> FusedForm | None:
 
 
 def heads_of(transformer: Any) -> tuple[int, int]:
-    """Return the number of heads, and their channels."""
     config = transformer.config
     if "n_heads" in config:
         return config.n_heads, config.dim // config.n_heads

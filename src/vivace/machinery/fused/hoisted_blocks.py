@@ -59,8 +59,7 @@ class HoistedBlocks(nn.Module):
     def _fill_in_order(
         self, layers: Sequence[Any], order: Sequence[int | None], starts: Sequence[int]
     ) -> None:
-        """Write a block's vectors to where they are in the table: `order` says which are at its `starts`, None:
-        zeros."""
+        """Write a block's vectors to their places in the table: `order` says which are at its `starts`, None: zeros."""
         size = layers[0].in_features
         pieces: list[list[tuple[slice, int]]] = [[] for _ in layers]
         for vector, start in zip(order, starts, strict=True):
@@ -76,8 +75,7 @@ class HoistedBlocks(nn.Module):
             self.modulations.fill_apart(layer, own)
 
     def hoist(self, transformer: Any, pipe: Any, forward: Any, **how: Any) -> FusedTransformer:
-        """Replace a transformer's forward, which has `inputs_of` and `num_calls`, and let a pipeline's call fill the
-        table."""
+        """Replace a transformer's forward, and let a pipeline's call fill the table."""
         transformer.forward = forward
         hoisting = Hoisting(pipe, self.modulations, forward.inputs_of, **how)
         transformer.register_forward_pre_hook(hoisting, with_kwargs=True)

@@ -63,11 +63,7 @@ def quantized_rows(x: torch.Tensor, room: Room | None = None) -> RowScaled:
 def cross_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: torch.Tensor | None, room: Room | None = None
 ) -> torch.Tensor:
-    """Return the attention of `q` to a text, rows of tokens (batch * tokens, heads * channels), rounded to e4m3 with
-    `scale`.
-
-    q is (batch, tokens, heads, channels), k and v are (batch, words, heads, channels).
-    """
+    """Return the attention of q to a text, rows (batch * tokens, heads * channels), rounded to e4m3 with `scale`."""
     batch, tokens, heads, channels = q.shape
     dtype = q.dtype if scale is None else torch.float8_e4m3fn
     rows = (room or q.new_empty)((batch * tokens, heads * channels), dtype=dtype)
@@ -119,8 +115,7 @@ def group_norm(
 def padded_norm(
     x: torch.Tensor, norm: nn.GroupNorm, added: torch.Tensor | None, scale: torch.Tensor | None
 ) -> PaddedImages:
-    """Return SiLU(GroupNorm(x + added)) in the layout that vivace's convolutions take, in bf16 or e4m3: see
-    `group_norm`."""
+    """Return SiLU(GroupNorm(x + added)) in the layout of vivace's convolutions, in bf16 or e4m3: see `group_norm`."""
     batch, channels, height, width = x.shape
     arguments = (norm.num_groups, norm.weight, norm.bias, norm.eps, added, True)
     if not (takes_kernels(x) or x.is_meta):

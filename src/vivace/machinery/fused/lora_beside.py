@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_columns import LoraSlot, Slot
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class LorasBeside(nn.Module):
     def add_layer(
         self, layer: Any, in_features: int, outputs: slice, pieces: list[tuple[slice, int]] | None = None
     ) -> None:
-        """Add a slot for one of diffusers' layers, with its outputs among all; or `pieces` of them, and where each
-        starts."""
+        """Add a slot for a layer, with its outputs among all; or `pieces` of them, and where each starts."""
         if pieces is not None:
             self._pieces[len(self.slots)] = pieces
         self.slots.append(LoraSlot(getattr(layer, "vivace_name", ""), in_features, outputs))
@@ -73,7 +72,6 @@ class LorasBeside(nn.Module):
             self._up(number).copy_(ups)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what `write` writes."""
         return [] if self.down is None else [self.down, *self.ups.buffers()]
 
     def add(self, rows: torch.Tensor, made: torch.Tensor) -> None:
@@ -137,58 +135,38 @@ class LorasBeside(nn.Module):
         return up
 
 
-class ConvolutionSlot(nn.Module):
-    """A convolution within a fused block, beside which there can be LoRAs.
+class ConvolutionSlot(Slot):
+    """A convolution within a fused block; `scaled` is `up` times `amount`, (outputs, rank, 1, 1)."""
 
-    Attributes:
-        down, up: (rank, inputs, height, width) and (outputs, rank), in bf16; None before any is reserved.
-        amount: (rank,), fp32, what each LoRA's part is multiplied by; scaled: `up` times it, (outputs, rank, 1, 1).
-    """
+    scaled: torch.Tensor | None
 
     def __init__(self, layer: nn.Conv2d) -> None:
-        super().__init__()
-        self.name = getattr(layer, "vivace_name", "")
+        inputs = (layer.in_channels, *layer.kernel_size)
+        super().__init__(getattr(layer, "vivace_name", ""), inputs, layer.out_channels)
         self.in_channels, self.out_channels, self.groups = layer.in_channels, layer.out_channels, layer.groups
         self.kernel_size, self.stride = layer.kernel_size, layer.stride
         self.padding, self.dilation = layer.padding, layer.dilation
-        self.down: torch.Tensor | None
-        self.up: torch.Tensor | None
-        self.amount: torch.Tensor | None
-        self.scaled: torch.Tensor | None
-        for name in ("down", "up", "amount", "scaled"):
-            self.register_buffer(name, None, persistent=False)
+        self.register_buffer("scaled", None, persistent=False)
 
     @property
-    def rank(self) -> int:
-        return 0 if self.down is None else len(self.down)
-
-    def reserve_rank(self, rank: int, device: torch.device) -> int:
-        """Reserve rows for one more LoRA; return the first of them."""
-        first = self.rank
-        like = {"device": device, "dtype": torch.bfloat16}
-        down = torch.zeros((rank, self.in_channels, *self.kernel_size), **like)
-        up, amount = torch.zeros((self.out_channels, rank), **like), torch.ones(rank, device=device)
-        self.down = down if self.down is None else torch.cat([self.down, down])
-        self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
-        self.amount = amount if self.amount is None else torch.cat([self.amount, amount])
-        return first
+    def slots(self) -> list[ConvolutionSlot]:
+        return [self]
 
     def write(self) -> None:
         """Multiply by the factors, in place."""
         if not self.rank:
             return
         assert self.up is not None
+        assert self.amount is not None
         scaled = (self.up.float() * self.amount)[:, :, None, None]
         if self.scaled is None or self.scaled.shape != scaled.shape:
             self.scaled = torch.empty_like(scaled, dtype=torch.bfloat16)
         self.scaled.copy_(scaled)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what is written when LoRAs change, and read by a forward."""
         return [tensor for tensor in (self.down, self.scaled) if tensor is not None]
 
     def add(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Return a convolution's output and what the LoRAs make of its input."""
         if not self.rank or x.is_meta:
             return made
         assert self.down is not None
@@ -198,6 +176,28 @@ class ConvolutionSlot(nn.Module):
             _as_computed(x), _as_computed(self.down), None, self.stride, self.padding, self.dilation
         )
         return made.add_(conv2d(inner, _as_computed(self.scaled)))
+
+
+class LoraOwner(nn.Module):
+    """A module that takes diffusers' layers, for which it has slots: in `LorasBeside`, or one for each convolution."""
+
+    takes_layers = True
+
+    @property
+    def _loras(self) -> list[Any]:
+        return [part for part in self.modules() if isinstance(part, LorasBeside | ConvolutionSlot)]
+
+    @property
+    def lora_slots(self) -> list[Slot]:
+        return [slot for part in self._loras for slot in part.slots]
+
+    def write_loras(self, rescaled_to: float | None = None) -> None:
+        """Take over what the slots hold: see `Product.write_loras`."""
+        for part in self._loras:
+            part.write()
+
+    def lora_tensors(self) -> list[torch.Tensor]:
+        return [tensor for part in self._loras for tensor in part.tensors()]
 
 
 def _as_computed(x: torch.Tensor) -> torch.Tensor:

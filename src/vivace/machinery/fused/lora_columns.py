@@ -30,36 +30,53 @@ _TYPICAL_OF_SCALED_ROWS = 1200.0
 """The same where each row of x has a scale of its own, so that elements are 10 to 110."""
 
 
-class LoraSlot(nn.Module):
-    """One of diffusers' layers within a product, whose `outputs` are its own, in another `order`, beside which can be
-    LoRAs.
+class Slot(nn.Module):
+    """A layer of diffusers' (its name, the shape of its inputs, its outputs) beside which there can be LoRAs.
 
     Attributes:
-        down, up: (rank, inputs) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
+        down, up: (rank, inputs, ...) and (outputs, rank), in bf16, of all its LoRAs; None before any is reserved.
         amount: (rank,), fp32, what each LoRA's part is multiplied by.
-        free_amount: the largest that changes nothing but columns.
     """
+
+    down: torch.Tensor | None
+    up: torch.Tensor | None
+    amount: torch.Tensor | None
+
+    def __init__(self, name: str, inputs: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.name, self._inputs, self._num_outputs = name, inputs, num_outputs
+        for buffer in ("down", "up", "amount"):
+            self.register_buffer(buffer, None, persistent=False)
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.down is None else len(self.down)
+
+    def reserve_rank(self, rank: int, device: torch.device) -> int:
+        """Reserve rows for one more LoRA; return the first of them."""
+        first = self.rank
+        like = {"device": device, "dtype": torch.bfloat16}
+        down, up = torch.zeros(rank, *self._inputs, **like), torch.zeros(self._num_outputs, rank, **like)
+        amount = torch.ones(rank, device=device)
+        self.down = down if self.down is None else torch.cat([self.down, down])
+        self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
+        self.amount = amount if self.amount is None else torch.cat([self.amount, amount])
+        return first
+
+
+class LoraSlot(Slot):
+    """A Linear layer within a product, whose `outputs` are its own, in another `order`; no column changes but its own
+    up to the factor `free_amount`."""
 
     free_amount = 1.0
 
     def __init__(
         self, name: str, in_features: int, outputs: slice, order: torch.Tensor | None = None
     ) -> None:
-        super().__init__()
-        self.name = name
-        self.register_buffer("order", order, persistent=False)
         self.in_features, self.out_features = in_features, outputs.stop - outputs.start
+        super().__init__(name, (in_features,), self.out_features)
+        self.register_buffer("order", order, persistent=False)
         self.outputs = outputs
-        self.down: torch.Tensor | None
-        self.up: torch.Tensor | None
-        self.register_buffer("down", None, persistent=False)
-        self.register_buffer("up", None, persistent=False)
-        self.amount: torch.Tensor | None
-        self.register_buffer("amount", None, persistent=False)
-
-    @property
-    def rank(self) -> int:
-        return 0 if self.down is None else len(self.down)
 
     def matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return A and B in fp32, of a slot that has some, for the product's outputs."""
@@ -68,20 +85,8 @@ class LoraSlot(nn.Module):
         up = self.up if self.order is None else self.up.index_select(0, self.order)
         return self.down.float(), up.float()
 
-    def reserve_rank(self, rank: int, device: torch.device) -> int:
-        """Reserve rows for one more LoRA; return the first of them."""
-        first = self.rank
-        like = {"device": device, "dtype": torch.bfloat16}
-        down, up = torch.zeros(rank, self.in_features, **like), torch.zeros(self.out_features, rank, **like)
-        self.down = down if self.down is None else torch.cat([self.down, down])
-        self.up = up if self.up is None else torch.cat([self.up, up], dim=1)
-        amount = torch.ones(rank, device=device)
-        self.amount = amount if self.amount is None else torch.cat([self.amount, amount])
-        return first
-
 
 def name_layers(transformer: nn.Module) -> None:
-    """Tell each layer its name in the model, for its slot."""
     for name, layer in transformer.named_modules():
         layer.vivace_name = name
 
@@ -170,7 +175,6 @@ class LoraColumns(nn.Module):
         return weight[..., weight.shape[2] - self.width :]
 
     def tensors(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        """Return what is written when LoRAs change, and read by a product."""
         if not self.width:
             return []
         return [self.columns(weight), self.down, *(() if self.sigma is None else (self.sigma,))]

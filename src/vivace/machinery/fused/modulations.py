@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places, has_triton, takes_kernels
 from vivace.machinery.kernels.reference import quantize_rows
 
@@ -32,7 +31,7 @@ CAPACITY = 64
 """Rows of the table: 2.1 MB each for FLUX.1."""
 
 
-class Modulations(nn.Module):
+class Modulations(LoraOwner):
     """The Linear layers of all modulations as one, and the table.
 
     Args:
@@ -83,7 +82,6 @@ class Modulations(nn.Module):
         self.loras.add_layer(layer, layer.in_features, slice(0, layer.out_features), pieces)
 
     def fill_zeros(self, start: int, number: int) -> None:
-        """Make outputs zero that no layer has."""
         self._write(start, self.weight.new_zeros((number, self.weight.shape[1]), dtype=torch.bfloat16))
 
     def _write(self, start: int, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -96,23 +94,18 @@ class Modulations(nn.Module):
             self.scale[span].copy_(scale[:, 0])
         self.bias[span].copy_(self.bias.new_zeros(()) if bias is None else bias.detach())
 
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold, and empty the table, in place: see `Product.write_loras`."""
-        self.loras.write()
+        """Take over what the slots hold, and empty the table, in place."""
+        super().write_loras(rescaled_to)
         self.keys.fill_(float("nan"))
 
     def lora_tensors(self) -> list[torch.Tensor]:
-        return [*self.loras.tensors(), *([self.keys] if len(self.keys) else [])]
+        return [*super().lora_tensors(), *([self.keys] if len(self.keys) else [])]
 
     def compute(
         self, embedding: torch.Tensor, skip: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return all modulations (rows, outputs) of embeddings (rows, channels), in bf16; undefined where `skip` (1,)
-        is set."""
+        """Return modulations (rows, outputs) of embeddings (rows, channels), bf16; undefined where `skip` is set."""
         inputs = nn.functional.silu(embedding).bfloat16().contiguous()
         if out is None:
             out = self.bias.new_empty((len(inputs), len(self.bias)))
@@ -132,8 +125,7 @@ class Modulations(nn.Module):
         return out
 
     def forward(self, conditions: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-        """Return the modulations (batch, outputs) of embeddings (batch, channels), from the table where it has
-        `conditions`."""
+        """Return the modulations (batch, outputs) of embeddings, from the table where it has `conditions`."""
         if not len(self.table):
             return self.compute(embedding)
         same = (conditions[:, None] == self.keys[None]).all(dim=-1)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout
+from vivace.machinery.kernels import reference
+from vivace.machinery.kernels.reference import Branch, Modulation, TokenLayout, from_joint
 
 
 class Room(Protocol):
@@ -98,9 +98,6 @@ class AttentionPreparation:
         return batch, length, self.num_key_heads or heads, channels
 
     def dtype(self, qkv: torch.Tensor) -> torch.dtype:
-        """Dtype of queries, keys and values."""
-        import torch
-
         return qkv.dtype if self.scales is None else torch.float8_e4m3fn
 
 
@@ -126,12 +123,7 @@ def add_and_norm(
     room: Room | None = None,
     centred: bool = True,
 ) -> Rows:
-    """Add a gated branch to the stream, and return its norm, modulated: see
-    `vivace.machinery.kernels.norm_modulate`."""
-    import torch
-
-    from vivace.machinery.kernels import reference
-
+    """Add a gated branch to the stream, and return its norm, modulated: see `kernels.norm_modulate`."""
     out = None
     if norm is not None:
         out = (room or x.new_empty)(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
@@ -160,15 +152,7 @@ def add_and_rms_norm(
     eps: float,
     room: Room | None = None,
 ) -> Rows:
-    """Add the norm of a branch to the stream, and return the norm of the sum: see
-    `vivace.machinery.kernels.rms_residual`.
-
-    Without `weight`, where its vector starts, nothing is normalised, and the stream is returned.
-    """
-    import torch
-
-    from vivace.machinery.kernels import reference
-
+    """Add the norm of a branch to the stream, and return the sum's norm: see `kernels.rms_residual`."""
     values, row_scales, gate = (None, None, 0)
     if branch is not None:
         values, row_scales, gate = branch.values, branch.row_scales, branch.gate.image
@@ -195,12 +179,7 @@ def add_and_rms_norm(
 def attention_inputs(
     qkv: torch.Tensor, preparation: AttentionPreparation
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales.
-
-    Values that need no bias, no rounding and no other order stay where they are: a view of `qkv`.
-    """
-    import torch
-
+    """Return queries, keys and values (batch, tokens, heads, channels), in e4m3 if there are scales."""
     tokens = preparation.tokens
     needs_nothing = preparation.scales is None and preparation.bias is None
     q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
@@ -219,8 +198,6 @@ def write_attention_inputs(
     onto: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
 ) -> None:
     """Write queries, keys and values, those whose tensor is not None. Nothing else of `qkv` is read."""
-    from vivace.machinery.kernels import reference
-
     scales, heads = preparation.scales, (preparation.num_heads, preparation.shape_of_keys[2])
     arguments = (qkv, preparation.bias, preparation.weights, *preparation.rope, preparation.tokens)
     if takes_kernels(qkv):
@@ -259,9 +236,6 @@ def attend(
         launch: launches cuDNN's kernel on a stream.
         num_keys: (batch,), int32, how many keys there are, the first; None: all.
     """
-    import torch
-
-    from vivace.machinery.kernels.reference import from_joint
 
     def as_rows(joint: torch.Tensor) -> torch.Tensor:
         return from_joint(joint.flatten(2), tokens)
@@ -304,10 +278,6 @@ def attend(
 
 def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = None) -> Rows:
     """Return rows of bf16 in e4m3 with one scale, (1,), written to `onto` if it is given."""
-    import torch
-
-    from vivace.machinery.kernels import reference
-
     made = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if onto is None else onto
     if takes_kernels(x):
         from vivace.machinery.kernels.quantize_e4m3 import quantize
@@ -320,10 +290,6 @@ def quantized(x: torch.Tensor, scale: torch.Tensor, onto: torch.Tensor | None = 
 
 def sigmoid_gated(attended: Rows, gate: torch.Tensor, scale: torch.Tensor | None, room: Room) -> Rows:
     """Return sigmoid(gate) times attention's output, in e4m3 if there is a scale, (1,), which e4m3 inputs have too."""
-    import torch
-
-    from vivace.machinery.kernels import reference
-
     x = attended.values
     made = room(x.shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
     divisor = None if attended.scale is not None else scale
@@ -342,8 +308,6 @@ def row_scaled(
     rows: int, channels: int, like: torch.Tensor, quantize: bool, room: Room | None = None
 ) -> RowScaled:
     """Return rows on a tensor's device, undefined: in e4m3 with scales, or in the tensor's dtype."""
-    import torch
-
     dtype = torch.float8_e4m3fn if quantize else like.dtype
     values = (room or like.new_empty)((rows, channels), dtype=dtype)
     return RowScaled(values, like.new_empty(rows, dtype=torch.float32) if quantize else None)
@@ -353,8 +317,6 @@ def swiglu(
     up: torch.Tensor, quantize: bool, attended: Rows | None = None, room: Room | None = None
 ) -> RowScaled:
     """Return attention's output, if there is one, and SiLU(g) h beside it: see `vivace.machinery.kernels.gates`."""
-    from vivace.machinery.kernels import reference
-
     beside = 0 if attended is None else attended.values.shape[1]
     made = row_scaled(len(up), beside + up.shape[1] // 2, up, quantize, room)
     if takes_kernels(up):
@@ -368,10 +330,6 @@ def swiglu(
 
 
 def _fill_swiglu(made: RowScaled, hidden: torch.Tensor, attended: Rows | None) -> None:
-    import torch
-
-    from vivace.machinery.kernels import reference
-
     unit = None if attended is None else attended.scale
     if attended is not None:
         mean = attended.values.float() if unit is None else attended.values.float() * unit

@@ -78,8 +78,7 @@ class Product(nn.Module):
         return list(self.lora.slots)
 
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over the LoRAs in the slots of `lora`; `rescaled_to`: if only a factor has changed, the larger of
-        both."""
+        """Take over the LoRAs in the slots; `rescaled_to`: if only a factor has changed, the larger of both."""
         if rescaled_to is not None and rescaled_to <= LoraSlot.free_amount:
             self.lora.write_columns(self.weight.data)
             return
@@ -136,8 +135,7 @@ class Product(nn.Module):
     def activated(
         self, rows: Rows, tokens: TokenLayout, scales: torch.Tensor | None, onto: torch.Tensor | None = None
     ) -> Rows:
-        """Return GELU of the product and its bias, written `onto`; e4m3 has the scales of outputs and their
-        inverses."""
+        """Return GELU of the product and its bias, written `onto`; in e4m3 with outputs' scales and their inverses."""
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
         made = self.empty(rows, dtype) if onto is None else onto
         for stream, span in enumerate(self._spans(tokens)):
@@ -195,14 +193,7 @@ def multiply(
     onto: torch.Tensor | None = None,
     num_lora: int = 0,
 ) -> None:
-    """Write a product, with a bias if there is one, to `out`, in bf16 or e4m3. On a CPU it is computed in fp32.
-
-    Args:
-        values: (rows, inputs); weight: (outputs, inputs): both bf16 or e4m3.
-        scales: of values and weight in e4m3, fp32, one element each; and of an e4m3 `out` the inverse of its scale.
-        onto: is added: as `out`, in bf16.
-        num_lora: of the inputs, the last ones, which are A x.
-    """
+    """Write a product, with a bias if there is one, to `out`, as `cublas_lt.multiply` does; on a CPU in fp32."""
     if values.is_cuda:
         from vivace.machinery.fused import cublas_lt
 
@@ -223,8 +214,7 @@ def multiply_with_gelu(
     of_out: tuple[torch.Tensor, torch.Tensor] | None = None,
     num_lora: int = 0,
 ) -> None:
-    """Write GELU of a product and its bias to `out`, in e4m3 divided by its scale `of_out` (and inverse). See
-    `multiply`."""
+    """Write GELU of a product and its bias to `out`, in e4m3 by its scale `of_out` (and inverse): see `multiply`."""
     if values.is_cuda:
         from vivace.machinery.fused import cublas_lt
 
@@ -275,12 +265,10 @@ def _slots(layers: Sequence[nn.Linear]) -> list[LoraSlot]:
 
 
 def _biases(linears: Sequence[Sequence[nn.Linear]]) -> torch.Tensor | None:
-    """Return the biases (streams, outputs) in bf16, zeros where a layer has none; None if no layer has one."""
     if all(layer.bias is None for layers in linears for layer in layers):
         return None
-    biases = [torch.cat([_bias(layer) for layer in layers]) for layers in linears]
-    return torch.stack(biases).bfloat16()
 
+    def of(layer: nn.Linear) -> torch.Tensor:
+        return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(len(layer.weight))
 
-def _bias(layer: nn.Linear) -> torch.Tensor:
-    return layer.bias.detach() if layer.bias is not None else layer.weight.new_zeros(layer.weight.shape[0])
+    return torch.stack([torch.cat([of(layer) for layer in layers]) for layers in linears]).bfloat16()

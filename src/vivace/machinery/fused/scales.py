@@ -69,7 +69,6 @@ class Bounds(nn.Module):
         self.register_buffer("shifts", torch.cat([shifts.flatten(), of_singles]), persistent=False)
 
     def forward(self, modulations: torch.Tensor, channels: int) -> StepScales:
-        """Return the scales of a step by its modulations (batch, outputs)."""
         vectors = modulations.float().unflatten(1, (-1, channels))
         shift = vectors.index_select(1, self.shifts)
         reach = channels**0.5 * (1 + vectors.index_select(1, self.shifts + 1)).abs().amax(dim=-1)

@@ -20,8 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.machinery.compilation.captured import never_written_again, num_writes
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot
+from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import multiply
 from vivace.machinery.fused.scales import scales_of_attention, spread
@@ -42,13 +41,11 @@ class TextShare:
     blocks: slice
 
 
-class TextProjections(nn.Module):
+class TextProjections(LoraOwner):
     """The weights of all blocks' keys and values, (columns, channels of the text), in bf16: a text has few rows.
 
     `fill` takes over the transformers' weights one by one, to where they are left, so that none is there twice.
     """
-
-    takes_layers = True
 
     def __init__(self, transformers: Sequence[Any], quantize: bool, places: Places) -> None:
         super().__init__()
@@ -67,11 +64,9 @@ class TextProjections(nn.Module):
 
     @property
     def width(self) -> int:
-        """Columns of the tensor that replaces a text."""
         return len(self.weight) + (0 if self.block_of is None else _SCALE * self._shares[-1].blocks.stop)
 
     def fill(self, blocks: Any) -> TextShare:
-        """Take over the weights of a transformer's blocks; return its share."""
         before = self._shares[-1] if self._shares else TextShare(slice(0, 0), slice(0, 0))
         start = end = before.columns.stop
         loras = LorasBeside()
@@ -87,18 +82,9 @@ class TextProjections(nn.Module):
             self.block_of[share.columns].view(len(blocks), 2, -1)[:, 1] = numbers[:, None]
         return share
 
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return [slot for loras in self.loras for slot in loras.slots]
-
     def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
         self.num_changes += 1
-        for loras in self.loras:
-            loras.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return [tensor for loras in self.loras for tensor in loras.tensors()]
+        super().write_loras(rescaled_to)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the tensor that replaces a text: the keys and values of all blocks, and scales."""
@@ -119,10 +105,8 @@ class TextProjections(nn.Module):
         return made
 
     def of(self, text: torch.Tensor, share: TextShare) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return a transformer's keys and values, (batch, words, columns), and the scales of its blocks, (blocks, 1).
-
-        Of a text itself there are no scales: to find them would take longer than to measure each row of the output.
-        """
+        """Return a transformer's keys and values, (batch, words, columns), and its blocks' scales (blocks, 1), if
+        known."""
         if not self.are_in(text):
             made = self._empty(text, share.columns.stop - share.columns.start)
             self._multiply(text, share.columns, made)
@@ -146,16 +130,13 @@ class TextProjections(nn.Module):
         return out
 
     def _add(self, loras: Any, text: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Add a transformer's LoRAs to its keys and values."""
         loras.add(text.bfloat16().flatten(0, 1), made.flatten(0, 1))
         return made
 
     def are_in(self, text: torch.Tensor) -> bool:
-        """Whether a tensor holds the text's keys and values, and not the text."""
         return not self.takes(text) and text.shape[-1] == self.width
 
     def takes(self, text: torch.Tensor) -> bool:
-        """Whether a tensor is a text, by its channels."""
         return bool(text.shape[-1] == self.weight.shape[1])
 
 
@@ -185,7 +166,6 @@ class TextHoisting:
         """What the known ones were computed with: the weight's memory, and the counts of writes to it and to LoRAs."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy the UNet without remembered texts."""
         return self.__dict__ | {"_known": [], "_weights": None}
 
     def __call__(

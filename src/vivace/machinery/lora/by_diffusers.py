@@ -66,8 +66,7 @@ def adds_the_same(pipe: Any, path: Path, layers: LoraLayers) -> bool:
 
 
 def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matrices], set[str]]:
-    """Return the denoiser's layers that diffusers reads from some of a file's tensors, and the names of those it used;
-    UnusableModel where it reads none."""
+    """Return the denoiser's layers that diffusers reads, and the names of the tensors used; else UnusableModel."""
     import torch
 
     trace = TensorTrace()
@@ -85,7 +84,6 @@ def converted(pipe: Any, tensors: Mapping[str, Any]) -> tuple[Mapping[str, Matri
 
 
 def _agree(matrices: Matrices, other: Matrices) -> bool:
-    """Whether two pairs of matrices change one random input alike."""
     import torch
 
     if matrices.size() != other.size():
@@ -117,10 +115,7 @@ def _read(pipe: Any, path: Path) -> Mapping[Component, Mapping[str, Matrices]]:
 
 
 def _converted(pipe: Any, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return matrices and alphas by names that begin with the pipeline's attribute, as diffusers converts them.
-
-    A pipeline whose LoRAs diffusers does not read has them by such names.
-    """
+    """Return matrices and alphas by names that begin with the pipeline's attribute, as diffusers converts them."""
     convert = getattr(type(pipe), "lora_state_dict", None)
     if convert is None:
         return stored, {}
@@ -142,8 +137,7 @@ def _of_part(values: Mapping[str, Any], attribute: str) -> dict[str, Any]:
 def _layers(
     pipe: Any, component: Component, state: dict[str, Any], alphas: dict[str, Any], metadata: Any
 ) -> dict[str, Matrices]:
-    """Return one component's layers by their names in the module; ValueError for other tensors than two matrices a
-    layer."""
+    """Return a component's layers by their names in it; ValueError for other tensors than two matrices a layer."""
     from diffusers.utils.state_dict_utils import (
         convert_all_state_dict_to_peft,
         convert_unet_state_dict_to_peft,

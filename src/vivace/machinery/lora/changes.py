@@ -295,8 +295,6 @@ def form_of(group: Group, scale: Scale) -> LoraLayer:
 
 
 def has_no_effect(group: Group) -> bool:
-    """Whether the change of a group is zero."""
-
     def is_zero(*roles: Role) -> bool:
         return any(role in group.tensors and not bool(group.tensors[role].float().any()) for role in roles)
 
@@ -367,12 +365,8 @@ def _kronecker(group: Group, roles: set[Role], scale: Scale) -> WeightChange:
     left, other = (tuple(group.tensors[role] for role in part) for part in (first, second))
     ranks = [part[1].shape[0] for part in (other, left) if len(part) > 1]
     # Two whole matrices have no rank: LyCORIS then ignores its alpha, and only PEFT's settings scale.
-    amount = scale(ranks[0]) if ranks else _scale_of_whole(group, scale)
-    return Kronecker(left, other, amount)
-
-
-def _scale_of_whole(group: Group, scale: Scale) -> float:
-    return 1.0 if "alpha" in group.tensors else scale(0)
+    has_alpha = "alpha" in group.tensors
+    return Kronecker(left, other, scale(ranks[0]) if ranks else 1.0 if has_alpha else scale(0))
 
 
 def _whole(group: Group, role: Role) -> WeightChange | None:

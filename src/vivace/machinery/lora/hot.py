@@ -65,8 +65,7 @@ class PackedLayers:
         return sum(flat.nbytes for flat in self._flat.values())
 
     def on(self, device: torch.device, *, needs_values: bool = True) -> Mapping[str, Matrices]:
-        """Return the matrices by name on a device, views of one copy; nothing is copied or returned without
-        `needs_values`."""
+        """Return the matrices by name on a device, views of one copy; none without `needs_values`."""
         if not needs_values:
             return {}
         if device.type in ("cpu", "meta"):
@@ -77,7 +76,6 @@ class PackedLayers:
     def _placed(
         self, name: str, layer: Matrices, flat: Mapping[Any, torch.Tensor], copies: bool = False
     ) -> Matrices:
-        """Return a layer's matrices where they lie in `flat`, after they were copied there if `copies` says so."""
         placed = []
         for start, tensor in zip(self._starts[name], (layer.down, layer.up), strict=True):
             placed.append(flat[tensor.dtype][start : start + tensor.numel()].view(tensor.shape))
@@ -95,14 +93,9 @@ class _Parsed:
 
 @dataclass
 class HotLora:
-    """A LoRA beside a denoiser's layers, with its rows.
+    """A LoRA beside a denoiser's layers, with its rows: their first in each layer, and the largest rank that they take.
 
-    Attributes:
-        sha256: the first digits of its content's.
-        max_rank: the largest rank that its rows take.
-        notes: which of the file's tensors are not used, and what was assumed.
-        rows: the first of its rows in each layer that has some, by the layer's name.
-        keep_bytes: of files that were loaded, to be kept in host memory, so that an exchange back reads nothing.
+    Up to `keep_bytes` of loaded files are kept in host memory, so that an exchange back reads nothing.
     """
 
     pipe: Any
@@ -127,16 +120,11 @@ class HotLora:
 
     @property
     def rank(self) -> int:
-        """The largest rank of its layers."""
         return self.layers.rank
 
     def load(self, path: str, scale: float) -> None:
-        """Load another file into the rows of this one. After an error nothing has changed.
-
-        Raises:
-            UnusableModel: it is damaged, or no LoRA.
-            Unsupported: it is not one for this pipeline, or has layers or ranks that were not announced.
-        """
+        """Load another file into the rows of this one; after an error (UnusableModel, Unsupported) nothing has
+        changed."""
         sha256, parsed = self._parsed(path)
         layers = parsed.layers
         foreign = [name for name in layers.names if name not in self.rows]
@@ -153,7 +141,6 @@ class HotLora:
         self.write()
 
     def _parsed(self, path: str) -> tuple[str, _Parsed]:
-        """Return the first digits of a file's sha256 and its parsed content, from the cache if it is there."""
         file = locate_lora(path)
         check_size(self.pipe, file, path)
         sha256 = digest(file)
@@ -182,7 +169,7 @@ class HotLora:
         self.write(largest)
 
     def write(self, rescaled_to: float | None = None) -> None:
-        """Copy the matrices into their rows, in place. `rescaled_to`: if only the factor has changed, the larger of
+        """Copy the matrices into their rows, in place. `rescaled_to`: if only the factor changed, the larger of
         both."""
         import torch
 
@@ -238,7 +225,6 @@ class HotLora:
             )
 
     def facts(self) -> dict[str, int | float | str]:
-        """Describe the current LoRA for the Record."""
         now: dict[str, int | float | str] = {
             f"lora.{self.name}": f"{self.sha256}, rank {self.rank} of {self.max_rank}, scale {self.scale:g}",
             f"lora.{self.name}.exchanges": self.num_exchanges,
@@ -247,7 +233,6 @@ class HotLora:
 
 
 def hot_loras(pipe: Any) -> tuple[HotLora, ...]:
-    """Return the hot LoRAs of a pipeline, in the recipe's order."""
     return tuple(getattr(pipe, _LORAS, ()))
 
 
@@ -257,8 +242,7 @@ def follow_writes(pipe: Any, follow: Callable[[Sequence[torch.Tensor]], Any]) ->
 
 
 def exchange(pipe: Any, path: str | None, scale: float | None, instead_of: str | None) -> tuple[str, ...]:
-    """Replace the file or the scale of a hot LoRA, see `vivace.runtime.session.Session.set_lora`; return notes for the
-    user."""
+    """Replace the file or scale of a hot LoRA, see `Session.set_lora`; return notes for the user."""
     loras = hot_loras(pipe)
     if not loras:
         raise UsageError("there is no LoRA to exchange; load one by lora(PATH, hot=True) in the recipe")
@@ -291,8 +275,7 @@ def attach(
     *,
     everywhere: bool,
 ) -> HotLora:
-    """Add a LoRA beside the layers of the denoiser that the file changes, or `everywhere`; `max_rank` 0 is the file's
-    own."""
+    """Add a LoRA beside the denoiser's layers that it changes, or `everywhere`; `max_rank` 0: the file's own."""
     own = denoiser_layers(pipe, path, read, components)
     denoiser = component_of(pipe, "denoiser")
     packed = PackedLayers(own, denoiser.device)
@@ -311,7 +294,6 @@ def attach(
 
 
 def chosen(layers: LoraLayers, components: tuple[Component, ...]) -> LoraLayers:
-    """Return the parts of a file for these components."""
     return {component: part for component, part in layers.items() if component in components}
 
 

@@ -142,7 +142,6 @@ def shape_of(layer: torch.nn.Module) -> tuple[int, ...] | None:
 
 
 def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the rows of a weight, and the values in a row."""
     return shape[0], math.prod(shape[1:])
 
 
@@ -203,7 +202,6 @@ def _places(layers: tuple[str, ...], rows: list[int], *, swapped: bool) -> tuple
 # where there can be a LoRA `reserve_rank`, and `down`, `up` and `amount`, which its owner's `write_loras` takes over.
 # What that writes and a forward reads are the owner's `lora_tensors`.
 def named_layers(model: Any) -> dict[str, Any]:
-    """Return modules and slots by name."""
     modules = dict(model.named_modules())
     inside = tuple(f"{name}." for name, module in modules.items() if getattr(module, "takes_layers", False))
     layers = {
@@ -215,7 +213,6 @@ def named_layers(model: Any) -> dict[str, Any]:
 
 
 def owners_of(model: Any, slots: Iterable[Any]) -> list[Any]:
-    """Return the modules that take over the LoRAs written to slots."""
     written = {id(slot) for slot in slots if hasattr(slot, "reserve_rank")}
     return [module for module in model.modules() if any(id(slot) in written for slot in _slots(module))]
 

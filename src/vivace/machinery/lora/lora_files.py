@@ -65,8 +65,7 @@ class PeftSettings:
         return None
 
     def scale(self, names: tuple[str, ...], rank: int) -> float | None:
-        """Return alpha / rank of a layer, or None where the settings have no alpha; ValueError for no number or another
-        rank."""
+        """Return alpha / rank of a layer, None without an alpha; ValueError for no number or another rank."""
         stated = _patterned(self.values.get("rank_pattern"), names, self.values.get("r"))
         if (
             self.is_beside
@@ -112,12 +111,7 @@ def short_name(path: str) -> str:
 
 
 def locate_lora(path: str) -> Path:
-    """Return the local file, downloaded if it is on the hub.
-
-    Raises:
-        UnusableModel: a pickle, no safetensors file, or a folder or repository with several.
-        Unsupported: there is no such file, and it cannot be downloaded.
-    """
+    """Return the local file, downloaded if it is on the hub; UnusableModel, or Unsupported where there is none."""
     file = user_path(path)
     if file.suffix.lower() in _PICKLES:
         raise UnusableModel(
@@ -153,8 +147,7 @@ def settings_for(file: Path, keys: Collection[str]) -> Path | None:
 
 
 def digest(file: Path) -> str:
-    """Return the first digits of the sha256 of a file's content and of PEFT's settings beside it, which identify a
-    LoRA."""
+    """Return the first digits of the sha256 of a LoRA and of PEFT's settings beside it."""
     with reading(file):
         files = [file]
         if file.with_name(CONFIG).is_file() and (config := settings_for(file, read_header(file))) is not None:
@@ -236,7 +229,6 @@ def _single(names: list[str] | tuple[str, ...], path: str, folders: Sequence[str
 
 
 def read_settings(config: Path) -> PeftSettings:
-    """Read the json beside an adapter; UnusableModel where it is no object."""
     with reading(config, advice="give the adapter as PEFT saved it"):
         values = read_object(config)
     return PeftSettings(config.name, values, is_beside=True)

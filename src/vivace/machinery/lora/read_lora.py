@@ -1,4 +1,4 @@
-"""Read a LoRA file for a pipeline. Every tensor is used, has no effect, or is listed as unused with the reason.
+"""Read a LoRA for a pipeline, or merge it into the weights. Every tensor is used, adds zero, or is said to be unused.
 
 Sources: kohya-ss/sd-scripts; LyCORIS; PEFT; diffusers, loaders/lora_conversion_utils.py; ComfyUI, comfy/lora.py.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import FAMILIES, Family, family_of
+from vivace.architectures.entry import FewSteps
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import open_plain, reading
 from vivace.machinery.lora.by_diffusers import converted
@@ -32,9 +33,11 @@ from vivace.machinery.lora.changes import (
 )
 from vivace.machinery.lora.layer_names import LayerNames, LayerPlace, Named, size_of
 from vivace.machinery.lora.lora_files import PeftSettings, read_settings, settings_for, settings_of_header
-from vivace.machinery.technique import Component, attribute_of, component_of
+from vivace.machinery.technique import COMPONENTS, Component, attribute_of, component_of
 from vivace.models.checkpoints.headers import read_header, read_metadata
 from vivace.models.checkpoints.read_denoiser import has_original_names
+from vivace.models.find import WEIGHTS
+from vivace.models.hub import fetch_part
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +113,6 @@ class Account:
     num_zero_alphas: int = 0
 
     def closed(self) -> LoraFile:
-        """Return the finished file; UnusableModel where nothing in it is for this pipeline."""
         problems: dict[Component, str] = {}
         if not any((*self.layers.values(), self.unusable, self.foreign, self.malformed, self.ill)):
             self.foreign |= self.foreign_zeros  # there is nothing else in it
@@ -161,8 +163,7 @@ class Account:
         return f"alpha is assumed to be the rank{some}: there is none {where}"
 
     def _problem(self, component: Component, hint: str, prefix: str) -> str:
-        """Describe the problem with the part of a component, and what to do; without `prefix` its layers would be
-        known."""
+        """Describe the problem with a component's part, and what to do; without `prefix` its layers would be known."""
         part = attribute_of(self.pipe, component)
         advice = (
             "give the LoRA of this model"
@@ -196,8 +197,7 @@ class Account:
 
 
 def read_lora(pipe: Any, path: Path, name: str = "") -> LoraFile:
-    """Read a LoRA for a pipeline of this class; its `problems` say whether it fits. UnusableModel: damaged, or no
-    LoRA."""
+    """Read a LoRA for a pipeline; `problems` say whether it fits. UnusableModel: damaged, or no LoRA."""
     from safetensors.torch import load
 
     header, metadata = read_header(path), read_metadata(path)  # they say what is wrong with a damaged file
@@ -285,7 +285,13 @@ def _read_group(now: Account, group: Group) -> None:
             problem = str(error)
     misfit = _misfits(now, named, change) if change is not None else ""
     is_used = bool(named.places) and unusable is None
-    if (not is_used or (misfit and _is_embedding(now, named))) and has_no_effect(group):
+    if misfit and named.component is not None:
+        layer = now.names.layers[named.component][named.places[0].layer]
+        is_used = type(layer).__name__ != "Embedding"
+    # A layer that reads the guidance scale, which this distilled model lacks: the LoRA is its sibling's.
+    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
+    is_guidance = "guidance" in group.layer and config.get("guidance_embeds") is False
+    if not is_used and has_no_effect(group):
         now.without_effect += group.all_keys
         if named.component is not None and not named.places:
             now.foreign_zeros[named.component].append(group)
@@ -295,7 +301,7 @@ def _read_group(now: Account, group: Group) -> None:
         now.malformed[named.component].append(problem)
     elif unusable is not None:
         now.unusable[named.component].setdefault(UNUSABLE[unusable], []).extend(group.all_keys)
-    elif not named.places and named.component == "denoiser" and _is_guidance(now, group):
+    elif not named.places and named.component == "denoiser" and is_guidance:
         now.absent["guidance, which this model does not take as an input"] += group.all_keys
     elif not named.places:
         now.foreign[named.component].append(group)
@@ -364,7 +370,6 @@ def _equal(layer: LoraLayer, other: LoraLayer) -> bool:
 
 
 def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
-    """Return why a change does not fit these layers; "" if it does."""
     assert named.component is not None
     part = attribute_of(now.pipe, named.component)
     shapes = {place.layer: now.names.shapes[named.component][place.layer] for place in named.places}
@@ -389,22 +394,8 @@ def _misfits(now: Account, named: Named, change: LoraLayer) -> str:
     return ""
 
 
-def _is_guidance(now: Account, group: Group) -> bool:
-    """Whether a layer reads the guidance scale that this distilled model lacks, so that the LoRA is its sibling's."""
-    config = getattr(component_of(now.pipe, "denoiser"), "config", {})
-    return "guidance" in group.layer and config.get("guidance_embeds") is False
-
-
-def _is_embedding(now: Account, named: Named) -> bool:
-    import torch
-
-    assert named.component is not None
-    return isinstance(now.names.layers[named.component][named.places[0].layer], torch.nn.Embedding)
-
-
 def _scale(now: Account, group: Group, named: Named, rank: int) -> float:
-    """Return alpha / rank, from the file's tensors or PEFT's json; BadForm where an alpha is no number, or both
-    contradict."""
+    """Return alpha / rank, from the tensors or PEFT's json; BadForm where both contradict, or one is no number."""
     assert named.component is not None
     settings = now.settings or _header_settings(now, named.component)
     stated: float | None = None
@@ -443,7 +434,6 @@ def listed(names: Iterable[str]) -> str:
 def made_for(
     metadata: Mapping[str, Any], pipe: Any, foreign: Sequence[Group], misfits: Sequence[Group]
 ) -> str:
-    """Return ": it was made for X, and this is Y", or "" if unknown."""
     stated = next((str(metadata[name])[:80] for name in _HEADER if metadata.get(name)), "")
     if stated and _letters(_this(pipe)) not in _letters(stated):
         return f": its header says {stated}, and this is {_this(pipe)}"
@@ -463,7 +453,6 @@ def _letters(name: str) -> str:
 
 
 def _text_width(groups: Sequence[Group]) -> int:
-    """Return the width of a UNet's text, which its second attentions read; 0 where no layer tells."""
     for group in groups:
         name = group.layer.replace(".", "_")
         down = group.tensors.get("down")
@@ -490,3 +479,45 @@ def _this(pipe: Any) -> str:
         return f"a {type(denoiser).__name__}"
     width = getattr(denoiser, "config", {}).get("cross_attention_dim")
     return family.by_text_width.get(width, family.name) if isinstance(width, int) else family.name
+
+
+def few_steps_file(few_steps: FewSteps) -> Path:
+    lora = few_steps.lora
+    return WEIGHTS / lora if isinstance(lora, str) else fetch_part(lora)
+
+
+# Merged, a LoRA adds no cost per step. The sum of all LoRAs is computed in fp32 and rounded once.
+# Source: Hu et al., LoRA, arXiv 2106.09685.
+def merge(pipe: Any, path: Path, amount: float = 1.0) -> int:
+    """Merge the LoRA in `path`, scaled; return the number of changed layers. UnusableModel: it is not for this one."""
+    lora = read_lora(pipe, path)
+    if (problem := lora.problem(COMPONENTS)) is not None:
+        raise UnusableModel(problem)
+    if lora.unused:
+        raise UnusableModel(f"{path}: {lora.unused}; give the LoRA of this model")
+    return sum(merge_all(pipe, [(lora.layers, amount)]).values())
+
+
+def merge_all(pipe: Any, loras: Sequence[tuple[LoraLayers, float]]) -> Counter[Component]:
+    """Merge several LoRAs, each with its factor, rounding each weight once; return the changed layers by component."""
+    changed: Counter[Component] = Counter()
+    for component in COMPONENTS:
+        parts = [(layers[component], amount) for layers, amount in loras if component in layers]
+        modules = dict(component_of(pipe, component).named_modules()) if parts else {}
+        for name in dict.fromkeys(name for layers, _ in parts for name in layers):
+            for kind in ("weight", "bias"):  # which RMSNorms and embeddings lack
+                own = [(getattr(layers[name], kind), amount) for layers, amount in parts if name in layers]
+                if changes := [(change, amount) for change, amount in own if change is not None]:
+                    _sum(getattr(modules[name], kind), changes)
+            changed[component] += 1
+    return changed
+
+
+def _sum(tensor: torch.Tensor, changes: Sequence[tuple[WeightChange, float]]) -> None:
+    import torch
+
+    with torch.no_grad():
+        total = tensor.float()
+        for change, amount in changes:
+            total = total + amount * change.values(tensor.device).reshape(tensor.shape)
+        tensor.copy_(total.to(tensor.dtype))

@@ -78,5 +78,4 @@ def _start_all_to_all(sent: torch.Tensor, num: int, group: str) -> torch.Tensor:
 
 
 def wait(receiving: torch.Tensor) -> torch.Tensor:
-    """Wait until a collective has filled a tensor; return it."""
     return torch.ops._c10d_functional.wait_tensor(receiving)

@@ -42,8 +42,7 @@ from vivace.machinery.multi_gpu.collectives import (
     start_all_gather,
     wait,
 )
-from vivace.machinery.multi_gpu.fused_exchange import exchange_of
-from vivace.machinery.multi_gpu.sharding import Sharding
+from vivace.machinery.multi_gpu.fused_exchange import Sharding, exchange_of
 from vivace.machinery.step_caching.block_residual import WHOLE_TOKENS
 
 _TOKENS = -2
@@ -52,8 +51,7 @@ _SHARDED = ("hidden_states", "encoder_hidden_states", "img_ids", "txt_ids")
 
 
 def can_shard(denoiser: nn.Module, mode: str, num: int) -> bool:
-    """Return whether this is FLUX with diffusers' own attention processors and default backend, and heads that divide
-    evenly if the mode is ulysses."""
+    """Return whether this is FLUX with diffusers' own attention, and heads that divide evenly if needed."""
     if type(denoiser) is not FluxTransformer2DModel:
         return False
     if mode == "ulysses" and denoiser.config.num_attention_heads % num:
@@ -67,8 +65,7 @@ def can_shard(denoiser: nn.Module, mode: str, num: int) -> bool:
 
 
 def shard(denoiser: nn.Module, mode: str, rank: int, num: int, group: str) -> Sharding:
-    """Let this process compute its own shard of the tokens; its forward still takes and returns all. All processes call
-    this."""
+    """Let this process compute its shard of the tokens; the forward takes and returns all. All processes call this."""
     memory = None
     if isinstance(denoiser.forward, FluxForward):
         exchange = denoiser.forward.exchange = exchange_of(rank, num, group, denoiser.device.type)
@@ -159,8 +156,7 @@ class _ShardedAttention:
         raise NotImplementedError
 
     def single_block(self, block: nn.Module, normed: torch.Tensor, rotary: Any) -> torch.Tensor:
-        """Return attention and MLP of a single block, projected together by its last layer, of `normed`, the input of
-        both."""
+        """Return attention and MLP of a single block, projected together, of `normed`, the input of both."""
         raise NotImplementedError
 
 
@@ -209,7 +205,6 @@ class Ulysses(_ShardedAttention):
         return torch.stack(parts, dim=3)  # receiving process, tokens, batch, 3, heads, channels
 
     def _attention(self, received: torch.Tensor) -> torch.Tensor:
-        """Return (batch, own heads, all tokens, channels)."""
         received = received.flatten(0, 1)  # tokens, batch, ...
         # With a batch of one, this view has the strides by which attention kernels recognise packed qkv.
         is_single = received.shape[1] == 1

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,11 +113,17 @@ class PeerMemory:
 _NUMBERS = itertools.count()
 
 
-class FusedExchange:
-    """Exchanges of the fused blocks of all processes: an all-gather of keys and values for each attention.
+@dataclass(frozen=True)
+class Sharding:
+    """How the tokens of a denoiser are sharded: collectives per attention (None: by the input), and memory that the
+    GPUs write to each other."""
 
-    In single blocks it overlaps with the MLP's first layer. In fp8 attention it is half as long.
-    """
+    num_collectives: int | None
+    memory: PeerMemory | None = None
+
+
+class FusedExchange:
+    """Exchanges of fused blocks: an all-gather of keys and values for each attention, in fp8 half as long."""
 
     memory: PeerMemory | None = None
 
@@ -206,7 +213,6 @@ def _of_both(queries: torch.Tensor) -> tuple[int, ...]:
 
 
 def _joined(gathered: torch.Tensor) -> torch.Tensor:
-    """(processes, batch, own tokens, ...) as (batch, all tokens, ...)."""
     return gathered.transpose(0, 1).flatten(1, 2)  # one image's is not copied
 
 

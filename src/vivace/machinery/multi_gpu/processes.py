@@ -35,7 +35,6 @@ _LEAVING = threading.Lock()
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    """Write a message, pickled."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
@@ -62,13 +61,8 @@ def visible_gpus(first: int) -> list[str]:
 class Peers:
     """`num` - 1 peer processes, of rank 1 and up; this process, the primary, is rank 0 of the group.
 
-    Attributes:
-        when_lost: called as soon as a peer has ended, from another thread, before this process leaves the group.
-        before_leaving: called before this process leaves the group. None of these may keep this object alive.
-
-    Raises:
-        Unsupported: this process belongs to a group already.
-        WorkerError: one of them did not start.
+    `when_lost` is called as soon as a peer has ended, from another thread, and `before_leaving` before this process
+    leaves the group; neither may keep this object alive. Unsupported where this process belongs to a group already.
     """
 
     def __init__(self, num: int, device: str) -> None:
@@ -130,7 +124,6 @@ class Peers:
             send(stream, message)
 
     def receive(self, rank: int) -> Any:
-        """Return the next answer of a peer."""
         stream = self._processes[rank - 1].stdout
         assert stream is not None
         with self.explained():
@@ -138,11 +131,9 @@ class Peers:
 
     @property
     def is_open(self) -> bool:
-        """Whether all peers still run."""
         return self._failure is None and bool(self._end.alive)
 
     def check(self) -> None:
-        """Raise WorkerError if one of the peers has ended."""
         if self._failure is None and not self._end.alive:
             raise WorkerError("this session with several GPUs is closed; load the model anew")
         if self._failure is not None:
@@ -200,12 +191,10 @@ class Peers:
             _leave("cuda")
 
     def close(self) -> None:
-        """End the peers and leave the group. A second call does nothing."""
         self._end()
 
 
 def join(store: Any, rank: int, num: int, device: str) -> None:
-    """Join the process group."""
     import torch
     import torch.distributed as dist
 
@@ -234,7 +223,6 @@ def _leave(device: str) -> None:
 
 
 def _watch(peers: weakref.ref[Peers], processes: list[subprocess.Popen[bytes]]) -> None:
-    """Sleep until a process closes its end of a pipe, which it does by ending."""
     wait_for_an_end(processes)
     ended = peers()
     if ended is not None:

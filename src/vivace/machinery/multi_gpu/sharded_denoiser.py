@@ -13,12 +13,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.captured import captured_forward
+from vivace.machinery.multi_gpu.fused_exchange import Sharding
 from vivace.machinery.multi_gpu.processes import Peers
-from vivace.machinery.multi_gpu.sharding import Sharding
 from vivace.machinery.multi_gpu.split_tokens import (
     Mode,
     check_even_tokens,
@@ -43,9 +46,6 @@ from vivace.machinery.multi_gpu.transfer import (
 )
 from vivace.machinery.step_caching.engine import MODE, latents_of
 
-if TYPE_CHECKING:
-    import torch
-
 Arguments = dict[str, Any]
 _LATENTS = "hidden_states"
 
@@ -53,10 +53,9 @@ _LATENTS = "hidden_states"
 class SecondCalls:
     """Guidance in two calls of the denoiser a step: a peer computes the second while this process computes the first.
 
-    The second call of a step is known when the first is made: it has the same latents and timestep, and the text that
-    the second call of the step before had. So from the second step on it is sent to a peer in advance. When it is made,
-    it is compared with what was sent: the same objects, or, for what pipelines compute anew in each call, the same
-    values. These are compared on the device, and looked at when the image is done, so that no step waits.
+    It has the first call's latents and timestep, and the text of the second call before. So from the second step on it
+    is sent to a peer in advance, and compared with what was sent when it is made: the same objects, or, for what
+    pipelines compute anew, the same values, compared on the device and looked at when the image is done.
     """
 
     def __init__(self, send: Callable[[Arguments], None], receive: Callable[[Any], Any]) -> None:
@@ -95,8 +94,6 @@ class SecondCalls:
 
     def end(self) -> None:
         """End an image; Unsupported where a second call had other values than was assumed."""
-        import torch
-
         if self._sent is not None:
             self._receive(self._output)
         differences, self._differences = self._differences, []
@@ -117,37 +114,29 @@ class SecondCalls:
                 continue
             if name in self._others or name == _LATENTS or not _may_be_equal(value, sent[name]):
                 return False
-            if _is_tensor(value):
+            if torch.is_tensor(value):
                 recomputed.append((value != sent[name]).any())
         self._differences += recomputed
         return True
 
 
 def _other_arguments(first: Arguments, second: Arguments) -> Arguments:
-    import torch
-
     others = {}
     for name, value in second.items():
         before = first.get(name)
-        same = value is before or (_may_be_equal(value, before) and not _is_tensor(value))
-        if not same and _is_tensor(value) and _may_be_equal(value, before):
+        same = value is before or (_may_be_equal(value, before) and not torch.is_tensor(value))
+        if not same and torch.is_tensor(value) and _may_be_equal(value, before):
             same = torch.equal(value, before)
         if not same:
             others[name] = value
     return others
 
 
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
-
-
 def _may_be_equal(value: Any, other: Any) -> bool:
     """Whether values are equal, as far as can be decided without reading tensors."""
-    if _is_tensor(value) != _is_tensor(other):
+    if torch.is_tensor(value) != torch.is_tensor(other):
         return False
-    if _is_tensor(value):
+    if torch.is_tensor(value):
         attributes = ("shape", "dtype", "device")
         return all(getattr(value, name) == getattr(other, name) for name in attributes)
     return type(value) is type(other) and bool(value == other)
@@ -157,18 +146,12 @@ _SAME_HEADER = b""  # in place of a header: the same as in the forward before
 
 
 class ShardedDenoiser:
-    """The denoiser of the primary process, without local functions in it; `about` has further facts for the peers.
-
-    Raises:
-        Unsupported: the denoiser cannot be copied.
-        WorkerError: the peers could not be started.
-    """
+    """The denoiser of the primary process; `about` has further facts for the peers. Unsupported: it cannot be
+    copied."""
 
     def __init__(
         self, denoiser: torch.nn.Module, mode: Mode, num: int, device: str, about: dict[str, Any]
     ) -> None:
-        import torch.distributed as dist
-
         self.num_shared = 0
         self.num_alone = 0
         self.bytes_sent = 0
@@ -222,8 +205,6 @@ class ShardedDenoiser:
         self._denoiser.forward = self._wrapped(forward)
 
     def send_written(self, tensors: Sequence[torch.Tensor]) -> None:
-        import torch.distributed as dist
-
         self.peers.check()
         views = [self._storages.view_of(tensor) for tensor in tensors]
         for rank in range(1, self.peers.num):
@@ -247,7 +228,6 @@ class ShardedDenoiser:
         self.peers.check()
 
     def evidence(self) -> dict[str, int | float | str | list[str]]:
-        """Return the GPUs that took part, and the peak memory of each peer since its start."""
         facts: dict[str, int | float | str | list[str]] = {
             "gpus" if self._device == "cuda" else "processes": self.peers.num if self.num_shared else 1,
             "forwards_shared": self.num_shared,
@@ -287,8 +267,6 @@ class ShardedDenoiser:
     def _forward_tokens(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        import torch.distributed as dist
-
         header, tensors = serialize((args, kwargs), self._device)
         buffer = pack(tensors, self._denoiser.device)
         captures = False
@@ -304,9 +282,6 @@ class ShardedDenoiser:
     def _forward_rows(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        import torch
-        import torch.distributed as dist
-
         num = latents_of(args, kwargs).shape[0]
         shards = split_rows(num, self.peers.num)
         if len(shards) == 1:
@@ -346,17 +321,12 @@ class ShardedDenoiser:
         return output
 
     def _send_call(self, kwargs: dict[str, Any]) -> None:
-        import torch.distributed as dist
-
         header, tensors = serialize(((), kwargs), self._device)
         self._announce(1, header)
         buffer = pack(tensors, self._denoiser.device)
         self._sending = dist.isend(buffer, 1), buffer
 
     def _receive_like(self, output: Any) -> Any:
-        import torch
-        import torch.distributed as dist
-
         assert self._sending is not None
         (work, sent), self._sending = self._sending, None
         work.wait()
@@ -378,13 +348,9 @@ class ShardedDenoiser:
 
 
 class PeerDenoiser:
-    """The denoiser of a peer process.
-
-    Args:
-        about: "denoiser" (see `pack_module`), "mode" and "by_diffusers" (see `split_tokens`), "pipeline" (its class),
-            "attribute" ("unet" or "transformer"), "scheduler" (class and configuration), "recipe" (the techniques that
-            come later), "defaults", "has_random_weights".
-    """
+    """The denoiser of a peer process. `about` has the denoiser, "mode" and "by_diffusers", "pipeline" (its class),
+    "attribute", "scheduler" (class and configuration), "recipe" (the later techniques), "defaults",
+    "has_random_weights"."""
 
     def __init__(self, rank: int, num: int, device: str, about: dict[str, Any]) -> None:
         self.device = device
@@ -398,8 +364,6 @@ class PeerDenoiser:
         self._num_forwards = 0
 
     def receive_weights(self) -> None:
-        import torch.distributed as dist
-
         for storage in self._storages:
             dist.broadcast(storage, 0)
         if self._by_tokens:
@@ -409,9 +373,6 @@ class PeerDenoiser:
 
     def serve(self, message: tuple[Any, ...]) -> dict[str, Any] | None:
         """Handle a message; return the answer, if it needs one."""
-        import torch
-        import torch.distributed as dist
-
         if message[0] == "evidence":
             facts = {"peak_bytes": _peak_bytes(self.device), "forwards": self._num_forwards}
             if (graphs := captured_forward(self._denoiser)) is not None:
@@ -444,7 +405,6 @@ class PeerDenoiser:
 
 
 def _follow_primary(graphs: Any, captures: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let this process capture, or replay, as the primary does; RuntimeError for what it never captured."""
     if captures:
         graphs.forget(args, kwargs)
     elif not graphs.has(args, kwargs):
@@ -460,8 +420,6 @@ def _pipeline_of(denoiser: torch.nn.Module, about: dict[str, Any]) -> Any:
 
 
 def _peak_bytes(device: str) -> int:
-    import torch
-
     from vivace.foundation.processes.system import peak_resident_bytes
 
     if device == "cuda":

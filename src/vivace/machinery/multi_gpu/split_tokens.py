@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.errors import Unsupported
-from vivace.machinery.multi_gpu.sharding import Sharding
 
 if TYPE_CHECKING:
     import torch
+
+    from vivace.machinery.multi_gpu.fused_exchange import Sharding
 
 
 Mode = Literal["cfg", "ulysses", "all_gather", "ring"]
@@ -22,9 +23,10 @@ _COLLECTIVES_OF_DIFFUSERS = {"ulysses": 4, "ring": 1}
 def split_tokens(
     denoiser: torch.nn.Module, mode: Mode, num: int, device: str, by_diffusers: bool
 ) -> Sharding:
-    """Let each process compute its own shard of the tokens; all call this together. The primary decides `by_diffusers`
-    for all."""
+    """Let each process compute its shard of the tokens; all call this together, `by_diffusers` as the primary says."""
     import torch.distributed as dist
+
+    from vivace.machinery.multi_gpu.fused_exchange import Sharding
 
     if not by_diffusers:
         from vivace.machinery.multi_gpu.flux_tokens import shard
@@ -101,7 +103,6 @@ def _world_group_unbound() -> Iterator[None]:
 
 
 def attention_processors(denoiser: torch.nn.Module) -> list[Any]:
-    """Return the attention processors that support diffusers' context parallelism."""
     processors = [getattr(module, "processor", None) for module in denoiser.modules()]
     return [processor for processor in processors if hasattr(processor, "_parallel_config")]
 

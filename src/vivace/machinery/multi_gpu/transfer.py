@@ -13,10 +13,9 @@ import pickle
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 TensorSpec = tuple[tuple[int, ...], Any]
 """A tensor's shape and dtype."""
@@ -27,8 +26,6 @@ _WITHOUT_ROWS = frozenset({"txt_ids", "img_ids", "image_rotary_emb"})
 
 def serialize(value: Any, device: str) -> tuple[bytes, list[torch.Tensor]]:
     """Return a header, and the tensors in `value` that are on `device`; those on others are pickled in the header."""
-    import torch
-
     tensors: list[Any] = []
 
     class Pickler(pickle.Pickler):
@@ -44,8 +41,6 @@ def serialize(value: Any, device: str) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def deserialize(header: bytes, tensors: list[torch.Tensor]) -> Any:
-    """Return what was serialised, with `tensors` in place of the original ones."""
-
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
             return tensors[pid[0]]
@@ -54,7 +49,6 @@ def deserialize(header: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def specs_in(header: bytes) -> list[TensorSpec]:
-    """Return the shape and dtype of each tensor that a header describes."""
     specs: list[TensorSpec] = []
 
     class Unpickler(pickle.Unpickler):
@@ -66,19 +60,15 @@ def specs_in(header: bytes) -> list[TensorSpec]:
 
 
 def specs_of(tensors: list[torch.Tensor]) -> list[TensorSpec]:
-    """Return the shape and dtype of each tensor."""
     return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def num_bytes(specs: list[TensorSpec]) -> int:
-    """Return the size of a buffer that holds tensors of these shapes and dtypes."""
     return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in specs)
 
 
 def pack(tensors: list[torch.Tensor], device: Any) -> torch.Tensor:
     """Copy the tensors into one byte buffer."""
-    import torch
-
     specs = specs_of(tensors)
     buffer = torch.empty(num_bytes(specs), dtype=torch.uint8, device=device)
     for view, tensor in zip(unpack(buffer, specs), tensors, strict=True):
@@ -101,8 +91,6 @@ def _aligned(size: int) -> int:
 
 def select_rows(value: Any, rows: slice, num: int) -> Any:
     """Return these rows of every tensor that has `num` of them, also inside lists, tuples and dicts."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return value[rows] if value.ndim and value.shape[0] == num else value
     if isinstance(value, list | tuple):
@@ -123,13 +111,7 @@ def split_rows(num: int, gpus: int) -> list[slice]:
 
 
 def pack_module(module: torch.nn.Module, device: str) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the module pickled without its storages on `device`, and those as byte tensors.
-
-    Quantised weights are taken apart as `torch.save` does it. What cannot be pickled, such as local functions, is
-    pickle's error.
-    """
-    import torch
-
+    """Return the module pickled without its storages on `device`, and those as byte tensors."""
     storages: dict[int, Any] = {}
     indices: dict[int, int] = {}
 
@@ -159,8 +141,6 @@ def pack_module(module: torch.nn.Module, device: str) -> tuple[bytes, list[torch
 
 def unpack_module(pickled: bytes, device: str) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """Return the module with uninitialised storages, and those as byte tensors, in `pack_module`'s order."""
-    import torch
-
     storages: dict[int, Any] = {}
 
     class Unpickler(pickle.Unpickler):
@@ -206,8 +186,6 @@ class StorageList:
 
 
 def as_view(storages: Sequence[torch.Tensor], view: StorageView) -> torch.Tensor:
-    import torch
-
     made = torch.empty(0, dtype=view.dtype, device=storages[view.storage].device)
     return made.set_(storages[view.storage].untyped_storage(), view.offset, view.shape, view.stride)
 
@@ -217,6 +195,4 @@ def _bind(function: Any, module: Any) -> Any:
 
 
 def _as_bytes(storage: Any) -> torch.Tensor:
-    import torch
-
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -14,8 +14,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory
-from vivace.machinery.offloading.tensor_swap import tensor_slots
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, PinnedMemory, tensor_slots
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 class ComponentOffloader:
     """Onloads each component when it is called, and offloads those before it in the pipeline's order.
 
-    A component stays onloaded until a later one is called or the pipeline's call ends, as with diffusers'
-    `enable_model_cpu_offload`. Components that are not in the order stay onloaded until the call ends; those that the
-    pipeline excludes from offloading are moved to the device for good. The pipeline's hooks are replaced, and its
-    `maybe_free_model_hooks` on the instance. On "cpu" onloading copies as well, for tests.
+    A component stays onloaded until a later one is called or the pipeline's call ends; those that the pipeline excludes
+    are moved to the device for good. Hooks are replaced, and the pipeline's `maybe_free_model_hooks`. On "cpu" it
+    copies too.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool) -> None:
@@ -171,7 +169,6 @@ class _ComponentHook:
         return output
 
     def _onload(self) -> bool:
-        """Offload earlier components and onload this one. Returns whether it was offloaded."""
         for component in self._earlier:
             component.offload()
         if self._component.is_onloaded:

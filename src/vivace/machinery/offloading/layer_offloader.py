@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.offloaded_module import OffloadedModule, write_copies
-from vivace.machinery.offloading.tensor_swap import is_plain, tensor_slots
+from vivace.machinery.offloading.offloaded_module import OffloadedModule, is_plain, tensor_slots, write_copies
 from vivace.machinery.technique.traits import is_compiled
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class Prefetcher:
         self._pair = None
 
     def cancel(self) -> None:
-        """Drop all prefetched layers."""
         for layer in list(self._pending):
             self._drop(layer)
         self._tail = None
@@ -146,7 +144,6 @@ class _Batch:
         self._event = self._stream.record_event()
 
     def wait(self) -> None:
-        """Let the compute stream wait for the copies, before anything reads or frees them."""
         event, self._event = self._event, None
         if event is not None:
             import torch
@@ -163,13 +160,9 @@ their bytes."""
 
 
 class LayerOffloader(ComponentOffloader):
-    """Onloads the layers that compute, and the prefetched ones.
+    """Onloads the layers that compute, and the prefetched ones: the forward of every layer is replaced, too.
 
-    The pipeline's hooks are replaced, its `maybe_free_model_hooks` on the instance, and the forward of every layer. On
-    "cpu" onloading copies as well, for tests.
-
-    Args:
-        keep: bytes of the denoiser's layers that stay on the device while it works; `kept_bytes` is what was chosen.
+    Up to `keep` bytes of the denoiser's layers stay on the device while it works; `kept_bytes` is what was chosen.
     """
 
     def __init__(self, pipe: Any, device: Any, *, pin: bool, prefetch: bool, keep: float = 0) -> None:
@@ -266,8 +259,7 @@ def is_moved_by_layer(tensor: Any) -> bool:
 
 
 def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[torch.nn.Module, bool]]:
-    """Return the `layers_of` a component that stay onloaded given so many bytes, evenly spaced, so that copies go on
-    alternating."""
+    """Return the `layers_of` a component that stay onloaded given so many bytes, evenly spaced: copies alternate."""
     sizes = [(layer, _num_bytes(*layer)) for layer in layers_of(component)]
     share = min(1.0, num_bytes / max(1, sum(size for _, size in sizes)))
     chosen, passed, moved_bytes = [], 0, 0
@@ -280,7 +272,6 @@ def layers_to_keep(component: torch.nn.Module, num_bytes: float) -> list[tuple[t
 
 
 def _num_bytes(layer: torch.nn.Module, is_block: bool) -> int:
-    """Return the bytes copied for a layer; tensors shared by a compiled block's layers count once."""
     modules = layer.modules() if is_block else (layer,)
     tensors = (slots[name] for slots, name in tensor_slots(modules))
     moved = {id(tensor): tensor for tensor in tensors if is_moved_by_layer(tensor)}
@@ -295,8 +286,7 @@ def _stored_bytes(tensor: Any) -> int:
 
 
 def layers_of(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, bool]]:
-    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks, which are onloaded
-    with all submodules (True)."""
+    """Yield what is onloaded separately: modules with direct tensors (False), and compiled blocks as a whole (True)."""
     if is_compiled(module):
         yield module, True
         return
@@ -359,7 +349,6 @@ class ComponentLayers:
                 layer.offload()
 
     def offload(self) -> None:
-        """Offload everything: the call has ended."""
         for layer in self._layers.values():
             layer.offload()
         self._vectors.restore()

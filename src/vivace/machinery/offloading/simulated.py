@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.machinery.offloading.layer_offloader import is_onloaded_whole, layers_of, layers_to_keep
-from vivace.machinery.offloading.tensor_swap import map_tensors, tensor_slots
+from vivace.machinery.offloading.offloaded_module import map_tensors, tensor_slots
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,7 @@ def simulate_offloading(
     mode: Literal["model", "sequential", "group"],
     keep: float = 0,
 ) -> None:
-    """Offload components of a pipeline (by vivace's names), and onload whole ones ("model") or layers when they are
-    called; `keep` bytes of the denoiser's layers stay."""
+    """Offload components (by vivace's names), and onload whole ones or layers when called; `keep` bytes stay."""
     from accelerate.hooks import add_hook_to_module
 
     order = (pipe.model_cpu_offload_seq or "").split("->")

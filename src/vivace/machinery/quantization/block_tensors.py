@@ -161,7 +161,6 @@ def nvfp4_weight(weight: torch.Tensor, rank: int = 0) -> Any:
 
 
 def mxfp8_weight(weight: torch.Tensor, rank: int = 0) -> Any:
-    """Return the same as an MxFp8Tensor."""
     up, down, rest = _divided(weight, rank)
     qdata, exponents = to_mxfp8(rest)
     return mxfp8_tensor()(qdata, exponents, dtype=weight.dtype, up=up, down=down)
@@ -205,7 +204,6 @@ def branch(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def rest_of(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Return a weight less its branch, in fp32; the branch as it is stored."""
     rest: torch.Tensor = weight.detach().float() - up.float() @ down.float()
     return rest
 
@@ -217,12 +215,7 @@ def rest_of(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch
 # an order of their own, tiles of 128 rows by 4 blocks, whose places are padded with zeros (`tiled`). Source: NVIDIA,
 # cuBLAS, "1D Block Scaling for FP8 and FP4"; Rouhani et al., Microscaling Data Formats, arXiv 2310.10537.
 def to_nvfp4(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantise rows (rows, columns) to NVFP4; columns are divisible by 16.
-
-    Returns:
-        Two numbers to a byte, the first in the low four bits: (rows, columns / 2), uint8. Scales per block, as
-        `tiled` has them, e4m3. The tensor's scale, fp32, without dimensions.
-    """
+    """Quantise rows (rows, 16 n) to NVFP4: two numbers to a byte, `tiled` e4m3 scales, the tensor's scale in fp32."""
     import torch
 
     number, columns = rows.shape
@@ -247,14 +240,7 @@ def from_nvfp4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def to_mxfp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows (rows, columns) to MXFP8; columns are divisible by 32.
-
-    A block's scale is the least power of two with which its largest number does not exceed e4m3's.
-
-    Returns:
-        The numbers (rows, columns), e4m3. The exponents of the scales, plus 127, as `tiled` has them, uint8: the bytes
-        of e8m0, which safetensors does not know.
-    """
+    """Quantise rows (rows, 32 n) to MXFP8: e4m3, and `tiled` exponents plus 127, uint8, of the least powers of two."""
     import torch
 
     number, columns = rows.shape
@@ -269,7 +255,6 @@ def to_mxfp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_mxfp8(numbers: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of `to_mxfp8`'s result, exact in fp32."""
     rows, columns = numbers.shape
     scales = _powers(untiled(exponents, rows, columns // MXFP8_BLOCK).int())
     blocks = numbers.float().reshape(rows, -1, MXFP8_BLOCK)
@@ -305,10 +290,7 @@ def untiled(scales: torch.Tensor, rows: int, blocks: int) -> torch.Tensor:
 
 
 def _e2m1_codes(numbers: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest number of e2m1, halfway to the even code, larger ones to 6; return codes, uint8.
-
-    Below 2 the numbers are 0.5 apart, then 1 up to 4, then 2.
-    """
+    """Round to the nearest number of e2m1, halfway to the even code, larger ones to 6; return codes, uint8."""
     import torch
 
     sizes = numbers.abs().clamp(max=_E2M1_MAX)

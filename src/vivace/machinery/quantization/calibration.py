@@ -29,13 +29,8 @@ _E4M3_MAX = 448.0
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of layers' inputs.
-
-    by_layer: the scale by layer.
-    missing: why a layer has none.
-    origin: "calibrated on ..." or "reloaded, ...", for the Record.
-    file: where they are cached; None: nowhere.
-    """
+    """The scales of layers' inputs, why layers have none, their origin ("calibrated on ...", "reloaded, ...") and where
+    they are cached, if anywhere."""
 
     by_layer: Mapping[str, torch.Tensor]
     missing: Mapping[str, str]
@@ -45,9 +40,11 @@ class Scales:
 
 def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images: int) -> Scales:
     """Return the scales of these layers' inputs (by component and name): cached, or measured on `num_images` images."""
+    from safetensors.torch import save
+
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = source_of(target, sorted(layers), prompts)
-    file = _file(target, source)
+    file = cache_file(target, "scales", source, ".safetensors")
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
         return Scales(*cached, f"reloaded, calibrated on {images}", file)
@@ -64,7 +61,9 @@ def calibrate(target: Target, layers: Mapping[str, torch.nn.Module], num_images:
             scales[name] = range_.scale()
         else:
             missing[name] = reason
-    is_cached = file is not None and _save(file, source, scales, missing)
+    on_host = {name: scale.cpu() for name, scale in scales.items()}
+    content = save(on_host, {"source": source, "missing": json.dumps(missing)})
+    is_cached = file is not None and write_cache(file, content)
     return Scales(scales, missing, f"calibrated on {images}", file if is_cached else None)
 
 
@@ -90,10 +89,7 @@ def calibrate_choices(
 
 
 class _Largest:
-    """The largest magnitude of tensors, on their device; computed once for a tensor that several layers take.
-
-    Query, key and value have the same input, and so have all layers that see the prompt.
-    """
+    """The largest magnitude of tensors, on their device; computed once for a tensor that several layers take."""
 
     def __init__(self) -> None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -169,7 +165,6 @@ def generate(target: Target, prompt: str, seed: int, decodes: bool = True) -> No
 
 
 def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> str:
-    """Return everything that the scales depend on, as text."""
     call = {k: v for k, v in sorted(target.model.defaults.items()) if isinstance(v, bool | int | float | str)}
     dtypes = {c: str(m.dtype) for c, m in sorted(target.modules(COMPONENTS).items())}
     return json.dumps(
@@ -185,17 +180,26 @@ def source_of(target: Target, names: Sequence[str], prompts: Sequence[str]) -> s
     )
 
 
-def _file(target: Target, source: str) -> Path | None:
+def cache_file(target: Target, folder: str, source: str, suffix: str) -> Path | None:
+    """Return where what was measured is cached; None for a pipeline of unknown origin, which cannot be told apart."""
     """Return the file of cached scales; None for a pipeline of unknown origin, whose scales cannot be told apart."""
     if not target.identity:
         return None
-    return cache_folder() / "scales" / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.safetensors"
+    return cache_folder() / folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}{suffix}"
+
+
+def write_cache(file: Path, content: bytes) -> bool:
+    """Write a file atomically. If the folder is not writable, the next run measures again."""
+    try:
+        replace(file, content)
+    except OutputError:
+        return False
+    return True
 
 
 def _load(
     file: Path, source: str, layers: Mapping[str, torch.nn.Module]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]] | None:
-    """Return the scales on their layers' devices, and why others have none; None if the file is absent or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -208,15 +212,3 @@ def _load(
     if about.get("source") != source or set(scales) | set(missing) != set(layers):
         return None
     return {name: scale.to(layers[name].weight.device) for name, scale in scales.items()}, missing
-
-
-def _save(file: Path, source: str, scales: Mapping[str, torch.Tensor], missing: Mapping[str, str]) -> bool:
-    """Write the file atomically. If the folder is not writable, the next run calibrates again."""
-    from safetensors.torch import save
-
-    tensors = {name: scale.cpu() for name, scale in scales.items()}
-    try:
-        replace(file, save(tensors, {"source": source, "missing": json.dumps(dict(missing))}))
-    except OutputError:
-        return False
-    return True

@@ -56,7 +56,6 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 
 
 def layers_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Linear and Conv2d layers by name, whatever their weights are."""
     import torch
 
     return {
@@ -161,8 +160,7 @@ def refuse(choices: Mapping[Component, LayerChoice]) -> NoReturn:
 
 
 def move_to(module: torch.nn.Module, device: Any) -> None:
-    """Move the tensors that are not there yet: `Module.to` dequantises some (torchao's NF4), even where they are
-    there."""
+    """Move the tensors that are not there yet: `Module.to` dequantises some (torchao's NF4) even then."""
     import torch
 
     kind = torch.device(device).type
@@ -201,12 +199,10 @@ class QuantizedLayers:
     def of(
         cls, modules: Mapping[Component, torch.nn.Module], choices: Mapping[Component, LayerChoice]
     ) -> QuantizedLayers:
-        """Record the present kinds of the chosen layers."""
         kinds = {c: kinds_of(modules[c], choice) for c, choice in choices.items() if choice.chosen}
         return cls(modules, choices, kinds)
 
     def listed(self) -> dict[str, list[str]]:
-        """Return the layers that are quantised, and those left alone with the reasons."""
         lists: dict[str, list[str]] = {}
         for component, kinds in self.kinds.items():
             lost = set(self._lost(component))
@@ -216,7 +212,6 @@ class QuantizedLayers:
         return lists
 
     def no_longer(self) -> str | None:
-        """Return which layers are not quantised any more, in words, or None."""
         for component in self.kinds:
             if lost := self._lost(component):
                 return f"{len(lost)} of {component}'s layers are no longer quantised: {', '.join(summarise(lost))}"

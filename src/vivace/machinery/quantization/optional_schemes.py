@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from vivace.machinery.quantization.scheme import (
     Scheme,
     SchemeSettings,
-    TensorSpec,
     meta_layer,
     no_fp8_on_apple,
 )
@@ -123,7 +122,6 @@ BITSANDBYTES: dict[str, Scheme] = {
 # SDNQ is under GPL-3.0. Without `compile` its int8 is the fastest on FLUX.1 [dev]: 5.18 s an image on an H200, where
 # torchao's int8 takes 6.65 s for the same 21.9 GB (docs/techniques-measured.md); on SD 1.5 and SDXL it is slower than
 # torchao's. It is the only backend that stores convolutions in fp8 or in 4 bits.
-_SDNQ_PACKAGE = ("sdnq", "sdnq")
 _SDNQ_GROUP = 64  # weights that share a scale in uint4
 _SDNQ_MIN_CHANNELS = 32  # SDNQ skips layers of fewer channels
 
@@ -145,20 +143,17 @@ def _sdnq_convert(layer: torch.nn.Module, settings: SchemeSettings, kind: str) -
 
 
 def _sdnq_describe(layer: torch.nn.Module, settings: SchemeSettings, kind: str) -> torch.nn.Module:
-    return meta_layer(layer, *_sdnq_tensors(layer, kind))
-
-
-def _sdnq_tensors(layer: torch.nn.Module, kind: str) -> list[TensorSpec]:
-    """Return the weights, and scales per output row and position of a convolution, or per group in uint4."""
+    """Hold weights, and scales per output row and position of a convolution, or per group in uint4."""
     import torch
 
     shape, num = tuple(layer.weight.shape), layer.weight.numel()
     positions = num // (shape[0] * shape[1])
     if kind == "uint4":
         groups = (shape[0] * (shape[1] // _SDNQ_GROUP) * positions,)
-        return [((num // 2,), torch.uint8), (groups, torch.float32), (groups, torch.float32)]
+        scales = (groups, torch.float32)
+        return meta_layer(layer, ((num // 2,), torch.uint8), scales, scales)
     stored = torch.int8 if kind == "int8" else torch.float8_e4m3fn
-    return [(shape, stored), ((shape[0] * positions,), torch.float32)]
+    return meta_layer(layer, (shape, stored), ((shape[0] * positions,), torch.float32))
 
 
 def _sdnq_skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str | None:
@@ -172,37 +167,19 @@ def _sdnq_uint4_skips(layer: torch.nn.Module, name: str, settings: SchemeSetting
     return _sdnq_skips(layer, name, settings) or reason
 
 
+def _sdnq_scheme(kind: str, weights: str, skips: Any = _sdnq_skips, **how: Any) -> Scheme:
+    convert, describe = (functools.partial(make, kind=kind) for make in (_sdnq_convert, _sdnq_describe))
+    how = {"takes_convolutions": True, "cannot_be_cast": True} | how
+    return Scheme(("sdnq", "sdnq"), weights, "as before", convert, describe, skips, **how)
+
+
 SDNQ: dict[str, Scheme] = {
-    "int8": Scheme(
-        _SDNQ_PACKAGE,
-        "in int8, a scale per output row",
-        "as before",
-        functools.partial(_sdnq_convert, kind="int8"),
-        functools.partial(_sdnq_describe, kind="int8"),
-        _sdnq_skips,
-        takes_convolutions=True,
-        cannot_be_cast=True,
+    "int8": _sdnq_scheme("int8", "in int8, a scale per output row"),
+    "fp8_weight": _sdnq_scheme(
+        "float8_e4m3fn", "in fp8 (e4m3), a scale per output row", unsupported=no_fp8_on_apple
     ),
-    "fp8_weight": Scheme(
-        _SDNQ_PACKAGE,
-        "in fp8 (e4m3), a scale per output row",
-        "as before",
-        functools.partial(_sdnq_convert, kind="float8_e4m3fn"),
-        functools.partial(_sdnq_describe, kind="float8_e4m3fn"),
-        _sdnq_skips,
-        unsupported=no_fp8_on_apple,
-        takes_convolutions=True,
-        cannot_be_cast=True,
-    ),
-    "int4": Scheme(
-        _SDNQ_PACKAGE,
-        f"in 4 bits, a scale and a zero per {_SDNQ_GROUP} weights",
-        "as before",
-        functools.partial(_sdnq_convert, kind="uint4"),
-        functools.partial(_sdnq_describe, kind="uint4"),
-        _sdnq_uint4_skips,
-        takes_convolutions=True,
-        cannot_be_cast=True,
+    "int4": _sdnq_scheme(
+        "uint4", f"in 4 bits, a scale and a zero per {_SDNQ_GROUP} weights", _sdnq_uint4_skips
     ),
 }
 

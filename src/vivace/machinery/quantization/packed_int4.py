@@ -72,8 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 def pack(weight: torch.Tensor) -> Any:
-    """Quantise a weight (out_features, in_features): each group is spread over sixteen values from its smallest to its
-    largest weight."""
+    """Quantise a weight (out_features, in_features): a group is spread over sixteen values, smallest to largest."""
     import torch
 
     rows, columns = weight.shape
@@ -93,8 +92,7 @@ def pack(weight: torch.Tensor) -> Any:
 def dequantize(
     packed: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the weights (out_features, in_features), computed in fp32 and rounded once; a compiler fuses plain
-    operations."""
+    """Return the weights (out_features, in_features), computed in fp32 and rounded once."""
     import torch
 
     if packed.is_meta:
@@ -109,10 +107,8 @@ def dequantize(
 
 
 def takes_kernel(packed: torch.Tensor) -> bool:
-    """Whether vivace's Triton kernel dequantises this tensor.
-
-    A tracer may call with tensors of its own class, without data, while `is_compiling` says nothing of it.
-    """
+    """Whether vivace's kernel dequantises this tensor; a tracer may call with tensors of its own class, without
+    data."""
     import torch
 
     is_traced = type(packed) is not torch.Tensor or torch.compiler.is_compiling()

@@ -15,13 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SchemeSettings:
-    """The knobs that schemes read, and the machine that the layers run on.
-
-    rotation: of the input channels, or none.
-    rank: of the low-rank branch beside the quantised weight; 0: none.
-    layer_name: of the layer that is converted.
-    input_scale: the scale of this layer's inputs, for a scheme that `is_calibrated`.
-    """
+    """The knobs that schemes read, the machine, and of the layer that is converted the name and, for a scheme that
+    `is_calibrated`, the scale of its inputs. `rank` is the low-rank branch's; 0: none."""
 
     machine: Machine
     granularity: Literal["row", "tensor"] = "row"
@@ -33,16 +28,7 @@ class SchemeSettings:
     input_scale: torch.Tensor | None = None
 
 
-def _supports_all(settings: SchemeSettings) -> None:
-    return None
-
-
-def _takes_all(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> None:
-    return None
-
-
 def no_fp8_on_apple(settings: SchemeSettings) -> str | None:
-    """Return why weights cannot be stored in fp8, or None."""
     if settings.machine.backend == "mps":
         return "PyTorch has no fp8 on Apple's GPUs; int8 stores weights in eight bits too"
     return None
@@ -53,21 +39,16 @@ class Scheme:
     """One way to store the weights of a layer in fewer bits.
 
     package: the module to import, and what to `pip install` where it is missing.
-    weights: how weights are stored: bits and scales (if `has_tensor_scales`, the knob `granularity` says which scales).
-    matmuls: the precision that matmuls are computed in.
-    convert: turns a Linear, or a Conv2d where `takes_convolutions`, into its replacement: the same layer with another
-        weight, or another layer.
-    describe: the same for a layer on the meta device, which has shapes and no values: returns a layer that holds
-        tensors of the same shapes and dtypes and allocates as much in a call. None: `convert` works there too.
+    weights, matmuls: how weights are stored, and what matmuls are computed in.
+    convert: turns a Linear, or a Conv2d where `takes_convolutions`, into its replacement.
+    describe: the same for a layer on the meta device: one of the same tensors, whose call allocates as much. None:
+        `convert` works there too.
     skips: why a layer stays as it is, or None. Asked before any layer is converted; looks at shapes and dtypes only.
     unsupported: why this machine or installation cannot run it, or None.
-    has_tensor_scales: knows granularity=tensor.
-    has_single_scales: knows double_quantization=False.
+    has_tensor_scales, has_single_scales, has_low_rank: knows granularity=tensor, double_quantization=False, rank.
     cannot_be_cast: fails when cast to another precision later, as pipelines do with a VAE in fp16.
     reports_storage_dtype: its weights report the dtype of the stored bytes; layers whose model reads that are skipped.
     is_calibrated: the scale of a layer's inputs is fixed beforehand, from a few generated images.
-    has_low_rank: knows rank.
-    has_rotation: knows rotation=hadamard.
     emulated_on: devices ("cpu") on which its matmuls are computed in fp32 of the same rounded numbers.
     """
 
@@ -76,8 +57,8 @@ class Scheme:
     matmuls: str
     convert: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module]
     describe: Callable[[torch.nn.Module, SchemeSettings], torch.nn.Module] | None = None
-    skips: Callable[[torch.nn.Module, str, SchemeSettings], str | None] = _takes_all
-    unsupported: Callable[[SchemeSettings], str | None] = _supports_all
+    skips: Callable[[torch.nn.Module, str, SchemeSettings], str | None] = lambda *_: None
+    unsupported: Callable[[SchemeSettings], str | None] = lambda _: None
     takes_convolutions: bool = False
     has_tensor_scales: bool = False
     has_single_scales: bool = False
@@ -94,13 +75,8 @@ TensorSpec: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 
 
 def meta_layer(layer: torch.nn.Module, *tensors: TensorSpec, dequantises: bool = True) -> torch.nn.Module:
-    """Return a layer with the memory of the quantised one, whose call allocates as much.
-
-    Args:
-        layer: a Linear or Conv2d on the meta device.
-        tensors: what the quantised layer holds, the weights first.
-        dequantises: each call makes the weight in full precision first.
-    """
+    """Return a layer that holds these tensors, the weights first, and whose call allocates what the quantised one's
+    does."""
     import torch
 
     if isinstance(layer, torch.nn.Conv2d):

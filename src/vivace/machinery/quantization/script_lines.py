@@ -47,10 +47,7 @@ def script_of(
     settings: SchemeSettings,
     choices: Mapping[Component, LayerChoice],
 ) -> Script | None:
-    """Return the lines that quantise the chosen layers, or None where public calls cannot.
-
-    Where the pipeline is loaded into host memory they move one layer at a time to the GPU, as vivace does.
-    """
+    """Return the lines that quantise the chosen layers, or None where public calls cannot."""
     modules = target.modules(COMPONENTS)
     if settings.convolutions or settings.rotation != "none":
         return None

@@ -10,23 +10,19 @@ The errors are cached in a file, so that later processes choose the same.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
+import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from vivace.errors import OutputError
 from vivace.foundation.spec.base import Spec
-from vivace.foundation.untrusted.destinations import replace
-from vivace.foundation.untrusted.files import cache_folder
-from vivace.machinery.quantization.calibration import generate, source_of
+from vivace.machinery.quantization.calibration import cache_file, generate, source_of, write_cache
 from vivace.machinery.quantization.layers import replace_layer
 from vivace.machinery.technique import Target
 
@@ -61,18 +57,11 @@ class Measured:
 def measure(
     target: Target, layers: Mapping[str, torch.nn.Module], convert: Convert, how: str, num_images: int
 ) -> Measured:
-    """Return the sensitivity of the denoiser's layers: cached, else measured on one call of each of `num_images`
-    images.
-
-    Args:
-        how: everything that `convert` depends on besides the layer, as text.
-    """
+    """Return layers' sensitivity: cached, else measured on `num_images` images; `how` is all that `convert` depends
+    on."""
     prompts = [target.request.prompts[k % len(target.request.prompts)] for k in range(num_images)]
     source = json.dumps([source_of(target, sorted(layers), prompts), how, target.machine.device_name])
-    file = None
-    if target.identity:
-        name = hashlib.sha256(source.encode()).hexdigest()[:32]
-        file = cache_folder() / "sensitivity" / f"{name}.json"
+    file = cache_file(target, "sensitivity", source, ".json")
     images = f"{num_images} image{'s' if num_images > 1 else ''}"
     if file is not None and (cached := _load(file, source, layers)) is not None:
         return Measured(cached, f"reloaded, measured on {images}", file)
@@ -89,15 +78,12 @@ def measure(
         shares = [_relative(output, other) for output, other in zip(outputs, references, strict=True)]
         errors[name] = _rounded(math.fsum(shares) / len(shares))
     sensitivity = Sensitivity(errors=errors, work=work, source=source)
-    is_kept = file is not None and _save(file, sensitivity)
+    is_kept = file is not None and write_cache(file, sensitivity.model_dump_json().encode())
     return Measured(sensitivity, f"measured on {images}", file if is_kept else None)
 
 
 def most_sensitive(errors: Mapping[str, float], costs: Mapping[str, float], share: float) -> list[str]:
-    """Return the layers to leave unquantised, those with most error for their cost (a share of all) first.
-
-    A layer is left only if its share of the error is larger than its cost. Together they cost at most `share`.
-    """
+    """Return the layers to leave, those with most error for their cost first, which together cost at most `share`."""
     total = math.fsum(errors.values())
     left = share
     kept = []
@@ -111,13 +97,8 @@ def most_sensitive(errors: Mapping[str, float], costs: Mapping[str, float], shar
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """The layers that are left unquantised by their sensitivity, the most sensitive for their cost first.
-
-    Attributes:
-        work, weights: their shares of all layers that the scheme takes.
-        error_without, error: the predicted relative error of the denoiser's output if none were left, and with them
-            left.
-    """
+    """The layers that are left unquantised by their sensitivity, the most sensitive for their cost first, their shares
+    of work and weights, and the predicted relative error of the denoiser's output with them left, and without."""
 
     names: tuple[str, ...]
     errors: Mapping[str, float]
@@ -129,8 +110,8 @@ class KeptLayers:
 
     @classmethod
     def of(cls, measured: Measured, weights: Mapping[str, float], share: float) -> KeptLayers:
-        """Choose layers of at most a `share` of the work, and of the weights: FLUX's modulations are a fifth of the
-        weights."""
+        """Choose layers of at most a `share` of the work, and of the weights: FLUX's modulations are a fifth of
+        those."""
         errors, work = measured.sensitivity.errors, measured.sensitivity.work
         costs = {name: max(_share([name], work), _share([name], weights)) for name in errors}
         names = most_sensitive(errors, costs, share)
@@ -146,7 +127,6 @@ class KeptLayers:
         )
 
     def changed(self) -> dict[str, int | float | str]:
-        """Return facts for the Record."""
         file = self.measured.file
         return {
             "denoiser.sensitive_layers_left": len(self.names),
@@ -159,7 +139,6 @@ class KeptLayers:
         }
 
     def listed(self) -> list[str]:
-        """Each layer with the relative error that quantising it alone makes."""
         return [f"{name}: {math.sqrt(self.errors[name]):.2%}" for name in self.names]
 
 
@@ -190,25 +169,17 @@ def _one_call(target: Target, denoiser: torch.nn.Module, prompt: str, k: int, nu
 def _references(
     denoiser: torch.nn.Module, layers: Mapping[str, torch.nn.Module], calls: list[_Call]
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Return the unquantised outputs, and the multiplications of each layer."""
     work = dict.fromkeys(layers, 0.0)
-    with contextlib.ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.enter_context(_counting(name, layer, work))
-        outputs = [_output(denoiser, call) for call in calls]
-    return outputs, work
 
-
-@contextlib.contextmanager
-def _counting(name: str, layer: Any, work: dict[str, float]) -> Iterator[None]:
-    def count(_: Any, __: Any, output: torch.Tensor) -> None:
+    def count(name: str, layer: Any, _: Any, output: torch.Tensor) -> None:
         work[name] += layer.weight.numel() * output.numel() / layer.weight.shape[0]
 
-    handle = layer.register_forward_hook(count)
+    hooks = [layer.register_forward_hook(functools.partial(count, name)) for name, layer in layers.items()]
     try:
-        yield
+        return [_output(denoiser, call) for call in calls], work
     finally:
-        handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _copy_of(layer: torch.nn.Module) -> torch.nn.Module:
@@ -239,21 +210,9 @@ def _rounded(error: float) -> float:
 
 
 def _load(file: Path, source: str, layers: Mapping[str, object]) -> Sensitivity | None:
-    """Return the cached sensitivity; None if it is absent, damaged, or of something else."""
     try:
         sensitivity = Sensitivity.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, ValidationError):
         return None
-    return (
-        sensitivity
-        if sensitivity.source == source and set(sensitivity.errors) == set(sensitivity.work) == set(layers)
-        else None
-    )
-
-
-def _save(file: Path, sensitivity: Sensitivity) -> bool:
-    try:
-        replace(file, sensitivity.model_dump_json().encode())
-    except OutputError:
-        return False
-    return True
+    is_same = sensitivity.source == source and set(sensitivity.errors) == set(sensitivity.work) == set(layers)
+    return sensitivity if is_same else None

@@ -100,8 +100,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def flatten(tensor: Any, name: str) -> tuple[StoredTensor, dict[str, torch.Tensor]]:
-    """Return a quantised tensor's description and its plain tensors by name; Unsupported where no file format is set
-    up."""
+    """Return a quantised tensor's description and plain tensors; Unsupported where no file format is set up."""
     names, attributes = tensor.__tensor_flatten__()
     kind = type(tensor).__name__
     try:
@@ -116,14 +115,8 @@ def flatten(tensor: Any, name: str) -> tuple[StoredTensor, dict[str, torch.Tenso
 def unflatten(
     stored: StoredTensor, tensors: Mapping[str, torch.Tensor], shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the quantised tensor of a description.
-
-    Args:
-        shape: the weight's in the model.
-
-    Raises:
-        ValueError: a plain tensor or an attribute is not what the class has for such a weight.
-    """
+    """Return a description's tensor for a weight's shape; ValueError where the class has other tensors or
+    attributes."""
     import torch
 
     attributes = _decoded(stored.attributes, next(iter(tensors.values())).device)
@@ -158,22 +151,14 @@ def _check(
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"it is dequantised to {dtype}, not to fp32, fp16 or bf16")
     _check_shapes(kind, attributes, {n: tuple(t.shape) for n, t in tensors.items()}, shape)
-    values = next(name for name in ("qdata", "packed", "quantized_data") if name in tensors)
-    of_values = {"qdata": torch.int8, "packed": torch.uint8, "quantized_data": torch.uint8}[values]
-    if "Float8" in kind or kind in ("Fp8RowTensor", "MxFp8Tensor"):
-        of_values = torch.float8_e4m3fn
+    in_fp8 = "Float8" in kind or kind in ("Fp8RowTensor", "MxFp8Tensor")
+    dtypes = dict.fromkeys(("packed", "quantized_data", "exponents"), torch.uint8)
+    dtypes |= dict.fromkeys(("zero_point", "quantized_scalers"), torch.int8)
+    dtypes["qdata"] = torch.float8_e4m3fn if in_fp8 else torch.int8
+    if kind == "NvFp4Tensor":
+        dtypes["scale"] = torch.float8_e4m3fn
     for name, tensor in tensors.items():
-        if name == values:
-            is_right = tensor.dtype == of_values
-        elif name in ("zero_point", "quantized_scalers"):
-            is_right = tensor.dtype == torch.int8
-        elif name == "exponents":
-            is_right = tensor.dtype == torch.uint8
-        elif kind == "NvFp4Tensor" and name == "scale":
-            is_right = tensor.dtype == torch.float8_e4m3fn
-        else:
-            is_right = tensor.is_floating_point()
-        if not is_right:
+        if tensor.dtype != dtypes.get(name) and (name in dtypes or not tensor.is_floating_point()):
             raise ValueError(f"its {name} is {str(tensor.dtype).removeprefix('torch.')}")
 
 
@@ -281,7 +266,6 @@ def _fields_of(value: Any) -> Any:
 
 
 def _decoded(value: Any, device: torch.device) -> Any:
-    """Return an attribute from its JSON; ValueError for a class or fields that attributes do not have."""
     import torch
 
     if isinstance(value, list):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from vivace.machinery.quantization.block_tensors import mxfp8_weight, nvfp4_weight
 from vivace.machinery.quantization.layers import ONE_ROW, matches_any
 from vivace.machinery.quantization.packed_int4 import pack
 from vivace.machinery.quantization.rotated_int8 import BLOCKS, block_of, rotate_weight
@@ -137,16 +138,12 @@ _COLUMNS, _ROWS = 32, 16
 
 
 def _nvfp4(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    from vivace.machinery.quantization.block_tensors import mxfp8_weight, nvfp4_weight
-
     if matches_any(settings.layer_name, _EIGHT_BITS):
         return with_weight(layer, mxfp8_weight(layer.weight))
     return with_weight(layer, nvfp4_weight(layer.weight, settings.rank))
 
 
 def _mxfp8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    from vivace.machinery.quantization.block_tensors import mxfp8_weight
-
     return with_weight(layer, mxfp8_weight(layer.weight, settings.rank))
 
 
@@ -160,16 +157,9 @@ def _skips(layer: torch.nn.Module, name: str, settings: SchemeSettings) -> str |
         return f"{columns} inputs are not a multiple of {_COLUMNS}"
     if rows % _ROWS:
         return f"{rows} outputs are not a multiple of {_ROWS}"
-    return (
-        f"rank={settings.rank} is no less than half of {rows}x{columns}"
-        if _is_wide(layer, settings)
-        else None
-    )
-
-
-def _is_wide(layer: torch.nn.Module, settings: SchemeSettings) -> bool:
-    """Whether the low-rank branch would take more work than the layer does in 16 bits."""
-    return bool(2 * settings.rank >= min(layer.weight.shape))
+    if 2 * settings.rank >= min(rows, columns):  # more work than the layer's in 16 bits
+        return f"rank={settings.rank} is no less than half of {rows}x{columns}"
+    return None
 
 
 def _unsupported(settings: SchemeSettings) -> str | None:
@@ -213,9 +203,6 @@ BLOCK_FORMATS: dict[str, Scheme] = {
 }
 
 
-# int8
-
-
 def _int8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
     import torch
     from torchao.quantization import IntxWeightOnlyConfig, PerAxis, PerRow
@@ -245,13 +232,6 @@ def _int8_dynamic_skips(layer: torch.nn.Module, name: str, settings: SchemeSetti
     if settings.rotation != "none" and not block_of(layer.in_features):
         return f"{layer.in_features} inputs are not a multiple of {BLOCKS[-1]}, which are rotated together"
     return not_a_multiple(layer, 8)
-
-
-# fp8
-
-
-def _fp8_weight(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
-    return with_weight(layer, _fp8_tensor(layer, settings))
 
 
 def _fp8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
@@ -306,10 +286,7 @@ def _fp8_static_tensor(layer: torch.nn.Module, input_scale: torch.Tensor | None)
 
 
 def _fp8_tensor(layer: torch.nn.Module, settings: SchemeSettings, **inputs: Any) -> torch.Tensor:
-    """Return the weight as Float8WeightOnlyConfig and Float8DynamicActivationFloat8WeightConfig make it.
-
-    The configurations take no lower bound, and the second refuses a CPU, where its matmuls do run.
-    """
+    """Return the weight as torchao's fp8 configurations make it; they take no lower bound, and refuse a CPU."""
     from torchao.quantization.quantize_.workflows import Float8Tensor
 
     return Float8Tensor.from_hp(
@@ -395,7 +372,7 @@ TORCHAO: dict[str, Scheme] = {
         PACKAGE,
         "in fp8 (e4m3)",
         "as before",
-        _fp8_weight,
+        lambda layer, settings: with_weight(layer, _fp8_tensor(layer, settings)),
         unsupported=no_fp8_on_apple,
         has_tensor_scales=True,
         cannot_be_cast=True,

@@ -31,7 +31,6 @@ def with_weight(layer: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module
 
 
 def not_a_multiple(layer: torch.nn.Module, size: int) -> str | None:
-    """Return why the layer is skipped if its rows or columns are not a multiple of `size`."""
     rows, columns = layer.weight.shape[:2]
     return (
         None if rows % size == 0 and columns % size == 0 else f"{rows}x{columns} is not a multiple of {size}"
@@ -129,8 +128,7 @@ def in_more_rows(linear: Callable[[torch.Tensor], torch.Tensor], inputs: torch.T
 
 
 def _is_traced() -> bool:
-    """Whether a compiler is tracing. Inside a tensor subclass `torch.compiler.is_compiling()` says so in torch 2.13,
-    not yet in 2.11."""
+    """Whether a compiler is tracing; inside tensor subclasses `is_compiling()` says so from torch 2.13 on alone."""
     from torch._guards import TracingContext
 
     return TracingContext.try_get() is not None

@@ -40,7 +40,6 @@ def unknown_blocks(denoiser: Any) -> str | None:
 
 
 def blocks_of(denoiser: Any) -> Blocks:
-    """Return the place of a denoiser's blocks; `unknown_blocks` says whether it is known."""
     family = family_of(denoiser)
     assert family is not None
     assert family.blocks is not None
@@ -151,10 +150,7 @@ def _added(tokens: torch.Tensor, residual: Any) -> torch.Tensor:
 
 
 def stand_in_for(block: Any, stand: Any) -> Any:
-    """Return a stand-in for a block, which has the attributes that transformers read from their blocks.
-
-    Qwen-Image 2.1's asks each for its attention processor.
-    """
+    """Return a stand-in for a block, with the attention processor that Qwen-Image 2.1 asks its blocks for."""
     processor = getattr(getattr(block, "attn", None), "processor", None)
     if processor is not None:
         stand.attn = SimpleNamespace(processor=processor)
@@ -187,8 +183,7 @@ def _with_block(transformer: Any, blocks: Blocks, block: Any) -> Any:
 
 @contextmanager
 def telling_calls_apart(transformer: Any) -> Iterator[Callable[[], str]]:
-    """Yield a function that returns the kind of the current call: guidance may make two calls a step, in named
-    contexts."""
+    """Yield what returns the kind of the current call: guidance may make two calls a step, in named contexts."""
     named = getattr(transformer, "cache_context", None)
     current = [_CONDITIONAL]
     if named is None:
@@ -241,7 +236,6 @@ def watching_residuals(transformer: Any) -> Iterator[list[torch.Tensor]]:
 
 @contextmanager
 def watching_modulated(transformer: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the first block's modulated input, one for each call of the transformer."""
     blocks = blocks_of(transformer)
     first = getattr(transformer, blocks.chains[0])[0]
     modulated: list[Any] = []

@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class CacheState:
-    """The state of one kind of the denoiser's calls, from the start of a pipeline's call to its end.
-
-    Guidance that takes two calls of the denoiser per step makes two kinds, each with a state.
+    """The state of one kind of the denoiser's calls, from the start of a pipeline's call to its end; guidance that
+    takes two calls per step makes two kinds.
 
     Attributes:
-        step: the step that is being decided, from 0.
-        kept: tensors that a hit can reuse.
+        step: the step that is being decided, from 0; `args` and `inputs` are the denoiser's arguments meanwhile.
+        kept, shape: tensors that a hit can reuse, and the shape of the input that they were computed for.
         previous: what was kept before, while a step is computed, for a `keep` that builds on it.
-        shape: of the input that `kept` was computed for.
-        args, inputs: the denoiser's arguments, by position and by name, while the step is being decided.
         notes: whatever the technique wants to remember.
     """
 
@@ -100,10 +97,7 @@ looking."""
 
 @dataclass
 class StepCounter:
-    """Computed and skipped steps since the cache was applied.
-
-    Where guidance takes two calls of the denoiser per step, each call counts.
-    """
+    """Computed and skipped steps since the cache was applied; where guidance takes two calls per step, each counts."""
 
     computed: int = 0
     skipped: int = 0
@@ -128,16 +122,14 @@ class StepCounter:
 
 @dataclass(frozen=True)
 class StepForwards:
-    """The denoiser's forward, by what the step does.
-
-    Each takes the denoiser's own arguments, with `return_dict=False`.
+    """The denoiser's forward, by what the step does, of its own arguments with `return_dict=False`.
 
     Attributes:
         compute: returns the output, and the tensors that a hit can reuse.
         reuse: takes those tensors first, and returns the output.
         look: returns what the hit is decided by; None where nothing is looked at.
-        compute_on, reuse_on: the same as `compute` and `reuse` where the step was looked at: they take what `look`
-            returned first, and go on from there. None: a look computes nothing that they could use.
+        compute_on, reuse_on: the same, but they take what `look` returned first, and go on from there; None without
+            use.
     """
 
     compute: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, ...]]]
@@ -158,12 +150,8 @@ class Predictor(Protocol):
 
 
 class CachedDenoiser:
-    """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides.
-
-    Args:
-        predictor: makes what takes the place of a skipped step; None: what was kept is repeated.
-        can_reuse: whether a call with these keyword arguments can be a hit.
-    """
+    """Replaces a denoiser's forward, on the instance, by one that computes or reuses as `is_hit` decides, if
+    `can_reuse` says so of a call's keyword arguments; without a `predictor` what was kept is repeated."""
 
     def __init__(
         self,
@@ -176,7 +164,11 @@ class CachedDenoiser:
         counter: StepCounter | None = None,
     ) -> None:
         self.counter = counter if counter is not None else StepCounter()
-        self._output_class = _output_class_of(denoiser)
+        from diffusers.models.modeling_outputs import Transformer2DModelOutput
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
+
+        is_unet = hasattr(denoiser, "up_blocks")
+        self._output_class: Any = UNet2DConditionOutput if is_unet else Transformer2DModelOutput
         self._is_hit = is_hit
         self._predictor = predictor
         self._can_reuse = can_reuse
@@ -260,10 +252,7 @@ def _by_mode(forwards: StepForwards) -> Callable[..., Any]:
 
 
 def latents_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the noisy latents among a denoiser's arguments: the first, or by either name.
-
-    Of Z-Image it is a list of them, one for each row.
-    """
+    """Return the noisy latents among a denoiser's arguments; of Z-Image it is a list, one for each row."""
     return (
         args[0] if args else next(kwargs[name] for name in ("sample", "hidden_states", "x") if name in kwargs)
     )
@@ -281,10 +270,3 @@ def _kind_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     latents = latents_of(args, kwargs)
     rows = latents if isinstance(latents, list) else [latents]
     return tuple((tuple(row.shape), row.dtype, row.device) for row in rows)
-
-
-def _output_class_of(denoiser: Any) -> Any:
-    from diffusers.models.modeling_outputs import Transformer2DModelOutput
-    from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
-
-    return UNet2DConditionOutput if hasattr(denoiser, "up_blocks") else Transformer2DModelOutput

@@ -32,11 +32,8 @@ _VERSION = 1
 class Ratios:
     """MagCache's table: the magnitude of each step's residual by that of the step before; the first step's is 1.
 
-    Attributes:
-        model: what it was measured on, NAME@REVISION.
-        spread: the standard deviation of a ratio between images, of the step where it is largest.
-        num_pictures: images that it was measured on.
-        source: where it is published, "" if it was measured here.
+    `spread` is the standard deviation of a ratio between images, of the step where it is largest; `source` is where it
+    is published, "" if it was measured here.
     """
 
     technique: ClassVar[str] = "magcache"
@@ -63,14 +60,9 @@ class Fit:
 
     Attributes:
         coefficients: from the highest power down.
-        model: what it was fitted on, NAME@REVISION.
-        low, high: the range of the measured input changes. Outside of it the polynomial says nothing: below, the value
-            at `low` is taken; above, the value at `high` grows in proportion. Published polynomials name no range and
-            are taken as they are.
-        num_pairs: pairs of steps.
-        num_steps: per image.
-        residual: the root mean square of the fit's error, in relative changes of the output.
-        explained: the share of the variance that it explains.
+        low, high: the range of measured input changes: below, the value at `low` is taken; above, that at `high` grows
+            in proportion. Published polynomials are taken as they are.
+        residual, explained: the root mean square of the fit's error, and the share of the variance that it explains.
         source: where it is published, "" if it was fitted here.
     """
 
@@ -106,8 +98,7 @@ AnyFit = TypeVar("AnyFit", Fit, Ratios)
 
 
 def find_fit(kind: type[AnyFit], denoiser: Any, model: str) -> AnyFit | None:
-    """Return the fit that `keep` wrote for this model (of unknown origin, "": the latest of its architecture), else the
-    published one, else None."""
+    """Return the fit that `keep` wrote for this model ("": the latest of its architecture), else the published one."""
     architecture = _architecture(denoiser)
     if model:
         return _read(kind, _file(kind.technique, architecture, model)) or _published(kind, denoiser)
@@ -139,8 +130,8 @@ def _published(kind: type[AnyFit], denoiser: Any) -> AnyFit | None:
 
 @contextmanager
 def watching_changes(transformer: Any) -> Iterator[tuple[list[tuple[float, float]], Callable[[], None]]]:
-    """Collect the relative changes of (modulated input, output) between consecutive calls; yields the list, and a
-    function to call before each image."""
+    """Collect relative changes of (modulated input, output) between calls; also yield what to call before each
+    image."""
     changes: list[tuple[float, float]] = []
     last: dict[str, tuple[Any, Any]] = {}
 
@@ -167,8 +158,7 @@ def _one(output: Any) -> Any:
 
 
 def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: str, num_steps: int) -> Fit:
-    """Fit the least squares polynomial through (change of the input, change of the output); ValueError for too few
-    pairs or numbers that are not finite."""
+    """Fit the least squares polynomial to (input's, output's change); ValueError: too few pairs, or not finite."""
     import numpy as np
 
     if len(changes) < 2 * (degree + 1):
@@ -196,8 +186,7 @@ def fit_polynomial(changes: Sequence[tuple[float, float]], degree: int, model: s
 
 
 def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
-    """Return the table of one image by the residuals (batch, tokens, channels) of its steps; ValueError for one step,
-    or values that are not finite."""
+    """Return the table of one image by its residuals (batch, tokens, channels); ValueError: one step, or not finite."""
     if len(residuals) < 2:
         raise ValueError("an image of one step has nothing that could be skipped")
     ratios = (1.0, *(_ratio(new, old) for old, new in pairwise(residuals)))
@@ -207,7 +196,6 @@ def ratios_of(residuals: Sequence[torch.Tensor]) -> tuple[float, ...]:
 
 
 def mean_of(tables: Sequence[Sequence[float]], model: str) -> Ratios:
-    """Return the mean of several images' tables, all of the same number of steps."""
     import numpy as np
 
     stacked = np.asarray(tables)
@@ -220,7 +208,6 @@ def _ratio(new: torch.Tensor, old: torch.Tensor) -> float:
 
 
 def _architecture(denoiser: Any) -> str:
-    """Return a hash of a configuration, without the path and version that it was loaded from."""
     config = {name: value for name, value in denoiser.config.items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -231,7 +218,6 @@ def _file(technique: str, architecture: str, model: str) -> Path:
 
 
 def _read(kind: type[AnyFit], file: Path) -> AnyFit | None:
-    """Return the fit, or None where the file is missing, damaged or of another version."""
     first = fields(kind)[0].name
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -32,10 +32,8 @@ class _SplitPass:
     """Where the blocks are split, and the tensors within one forward, cleared after it, so that a graph carries no
     state.
 
-    Attributes:
-        first, end: the numbers of the first of the middle blocks, and of the first block behind them.
-        joined: of each block, whether it takes text and image as one tensor.
-        begin: the tokens in front of the first block; `entering` and `leaving` are those around the middle blocks.
+    `first` and `end` are the numbers of the first middle block, and of the first behind them; `joined` says of each
+    block whether it takes text and image as one tensor.
     """
 
     blocks: Blocks
@@ -169,7 +167,6 @@ class _SplitForwards:
 
 @functools.cache
 def _stand_in() -> Any:
-    """Return the class of stand-ins, which needs torch."""
     import torch
 
     class StandIn(torch.nn.Module):  # type: ignore[misc]
@@ -220,7 +217,6 @@ def _argument_tokens(blocks: Blocks, joined: bool, args: tuple[Any, ...], kwargs
 
 
 def _from(start: int, tokens: Tokens) -> Tokens:
-    """Return the tokens without the first ones of the image's tensor."""
     return (tokens[0][:, start:], *tokens[1:]) if start else tokens
 
 

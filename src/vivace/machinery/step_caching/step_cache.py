@@ -223,7 +223,6 @@ class StepCache(Technique):
 
 
 def _mixes_guidance(target: Target) -> str | None:
-    """Return why a cache would take one of true CFG's two calls for the other, or None."""
     others = [*target.request.earlier, *target.request.later]
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in others
@@ -251,8 +250,7 @@ def _mixes_guidance(target: Target) -> str | None:
 
 
 def _refuse_second_calls(denoiser: Any, pipeline: str) -> None:
-    """Raise an error in a step that an argument of the call makes guided after all, since both calls would get one
-    tensor."""
+    """Raise an error in a step that the call's arguments guide after all, since both calls would get one tensor."""
     last: list[Any] = [None]
 
     def check(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -287,10 +285,7 @@ def _name_second_calls(denoiser: Any) -> None:
 
 
 def guides_in_unnamed_calls(pipe: Any) -> bool:
-    """Return whether a transformer's pipeline guides by its usual scale in two unnamed calls: Chroma.
-
-    SD 3's second call is another guidance, of skipped layers, beside a batch that is known to be doubled.
-    """
+    """Return whether a transformer's pipeline guides by its usual scale in two unnamed calls: Chroma."""
     family = family_of_pipeline(type(pipe).__name__)
     if family is not None and family.doubled is not None:
         return False

@@ -18,7 +18,6 @@ PredictorName = Literal["taylor", "average_velocity", "dmd"]
 def predictor_of(
     name: PredictorName, order: int, levels: Callable[[CacheState], Sequence[float]], *, in_fp32: bool = False
 ) -> Predictor:
-    """Return what a technique's knobs `predictor` and `order` name."""
     if name == "dmd":
         return Dmd()
     return AverageVelocity(levels) if name == "average_velocity" else Taylor(order, in_fp32)
@@ -26,20 +25,15 @@ def predictor_of(
 
 @dataclass(frozen=True)
 class Taylor:
-    """Continues each tensor as a Taylor series through its last computed values.
-
-    Attributes:
-        order: 0 repeats the last value, 1 continues on a straight line, and so on; as long as there are too few values
-            the highest order that they allow is used.
-        in_fp32: keep the series in fp32, not in the precision of the tensors.
-    """
+    """Continues each tensor as a Taylor series through its last computed values, in fp32 or the tensors' precision: of
+    order 0 the last value, 1 a straight line, ...; of a lower one while there are too few values."""
 
     order: int
     in_fp32: bool = False
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
-        """Return the finite differences up to the order, each divided by the steps between; of all tensors one order
-        after the other."""
+        """Return the finite differences up to the order, each divided by the steps between, one order after the
+        other."""
         num, steps = len(computed), state.step - state.notes.get("computed_at", state.step)
         state.notes["computed_at"], state.notes["dtype"] = state.step, computed[0].dtype
         factors = [tuple(tensor.float() for tensor in computed) if self.in_fp32 else tuple(computed)]
@@ -68,9 +62,6 @@ class AverageVelocity:
     In a flow of velocity v, u = v - (s - r) du/ds holds for the average u from r to s (MeanFlow's identity), so the
     last computed v and the u that the sampler was moved by tell how v changes. Here u is a sum over steps, and s - r
     the distance from its centre: a velocity that is linear in the noise level is continued exactly.
-
-    Attributes:
-        levels: returns the noise levels at the start of each step, and at the end of the last.
     """
 
     levels: Callable[[CacheState], Sequence[float]]
@@ -120,7 +111,6 @@ class Dmd:
     """
 
     def keep(self, state: CacheState, computed: Tensors) -> Tensors:
-        """Return the last three values of each tensor, in fp32, the newest first."""
         num = len(computed)
         values = tuple(tensor.float() for tensor in computed)
         older = tuple(

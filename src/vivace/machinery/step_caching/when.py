@@ -37,17 +37,13 @@ def evenly_spaced(share: float) -> IsHit:
 
 
 def never(_: CacheState, __: Look) -> bool:
-    """Compute every step."""
     return False
 
 
 class Masked:
     """Follows a mask of `read_mask`. One with a digit for each step is for a schedule of that many steps: a call that
-    begins within it, as from an image, follows its end, and a longer one is refused.
-
-    Args:
-        pipe: whose schedule is followed; None: a schedule as long as the mask.
-    """
+    begins within it, as from an image, follows its end, and a longer one is refused. Without `pipe` it is never
+    longer."""
 
     def __init__(self, mask: str, pipe: Any = None) -> None:
         self._steps, self._is_whole, self._pipe = steps_of(mask), mask.isdigit(), pipe
@@ -119,14 +115,9 @@ class AccumulatedChange:
 
 @dataclass(frozen=True)
 class KnownGrowth:
-    """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one.
-
-    Attributes:
-        threshold: bound of the sum of the skipped steps' errors, each the distance of the ratios' product from 1.
-        retention: share of the steps, at the beginning, that are computed.
-        num_before: returns the steps of the schedule's beginning that are not run: the table is that of a whole
-            schedule.
-    """
+    """Skip steps while the last residual, by a table of how residuals grow, stays close to the true one: the skipped
+    steps' errors, each the distance of the ratios' product from 1, add up to at most `threshold`. A share of the steps,
+    at the beginning, is computed; `num_before` is the number of the schedule's steps that are not run."""
 
     ratio_at: Callable[[int, int], float]
     threshold: float
@@ -148,14 +139,8 @@ class KnownGrowth:
 
 
 def read_mask(text: str) -> str:
-    """Return a mask in the form in which recipes hold it: digits as they are, else runs of letters.
-
-    Args:
-        text: a mask, or the name of a file of `vivace calibrate schedule`.
-
-    Raises:
-        ValueError: it is no mask, or the file has none.
-    """
+    """Return a mask, or a calibrated file's, as recipes hold it: digits, else runs of letters. ValueError: it is
+    none."""
     if text.endswith(".json"):
         content = read_object(user_path(text))
         if not isinstance(content.get("mask"), str):
@@ -168,11 +153,7 @@ def read_mask(text: str) -> str:
 
 
 def steps_of(mask: str) -> str:
-    """Parse a mask into one letter a step: "4c2h" is "cccchh", as is "111100".
-
-    Raises:
-        ValueError: it is not a mask, or its first step is not computed.
-    """
+    """Parse a mask into one letter a step: "4c2h" is "cccchh", as is "111100". ValueError: it is none."""
     letters = mask.strip().lower()
     if letters and set(letters) <= {"0", "1"}:
         letters = letters.translate(_DIGITS)

@@ -27,7 +27,6 @@ def attribute_of(pipe: Any, component: Component) -> str:
 
 
 def component_of(pipe: Any, component: Component) -> Any:
-    """Return the pipeline's `torch.nn.Module` for a component, None if it has none."""
     return getattr(pipe, attribute_of(pipe, component), None)
 
 
@@ -64,7 +63,6 @@ def call_of(pipe: Any) -> PipelineCall:
 
 
 def call_parameters(pipe: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a pipeline's call, without `self`."""
     return call_of(pipe).parameters
 
 
@@ -124,10 +122,8 @@ def _parameters(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def weights_dtype(module: Any) -> torch.dtype | None:
-    """Return the dtype of a module's first floating-point weight of 16 bits or more; None without one.
-
-    diffusers' own `dtype` first searches every layer for hooks, while the GPU waits.
-    """
+    """Return the dtype of the first floating-point weight of 16 bits or more; diffusers' searches all layers for
+    hooks."""
     weights = module.parameters() if hasattr(module, "parameters") else ()
     return next((w.dtype for w in weights if w.is_floating_point() and w.dtype.itemsize > 1), None)
 

@@ -39,10 +39,8 @@ def _source(of: Any) -> str:
 
 
 def encoded_names(pipe: Any) -> tuple[str | None, ...]:
-    """Return the names of the call's arguments for the values that `encode_prompt` returns.
-
-    None stands for a value that the call has no argument for, and computes again. Empty: it returns no tuple.
-    """
+    """Return the call's arguments for the values that `encode_prompt` returns; None: it has none, and computes it
+    again."""
     tree = ast.parse(textwrap.dedent(_source(type(pipe).encode_prompt)))
     *_, last = (node.value for node in ast.walk(tree) if isinstance(node, ast.Return))
     taken = call_parameters(pipe)
@@ -57,7 +55,6 @@ def names_its_calls(pipe: Any) -> bool:
 
 
 def number_of_denoiser_calls(pipe: Any) -> int:
-    """Return how often the denoiser is called in the code of a step."""
     return len(_DENOISER_CALL.findall(call_code(pipe)))
 
 
@@ -93,7 +90,6 @@ def rounds_steps_up(pipe: Any) -> bool:
 
 
 def passed_to_set_timesteps(pipe: Any) -> set[str]:
-    """Return what the pipeline passes to `set_timesteps` besides the number of steps."""
     code = call_code(pipe)
     # With sigmas of their own where the call has none.
     passed = {"sigmas"} if "sigmas is None" in code else set()
@@ -115,10 +111,7 @@ def passes_a_shift_to_dynamic_schedulers(pipe: Any) -> bool:
 
 
 def never_asks_pytorch(layer: Any) -> bool:
-    """Whether an attention layer's processor computes attention itself, as diffusers' sliced ones do.
-
-    Read are its methods, what it keeps, and the functions that these name.
-    """
+    """Whether an attention layer's processor computes attention itself, by its methods and what they name."""
     return not _asks(layer.processor, set())
 
 

@@ -206,7 +206,6 @@ class Target:
         return "+".join((self.model.name, *(technique.text for technique in self.request.earlier)))
 
     def module(self, component: Component) -> Any:
-        """Return the component's module, or None if this pipeline has none."""
         return component_of(self.pipe, component)
 
     def modules(self, components: tuple[Component, ...]) -> dict[Component, Any]:
@@ -222,5 +221,4 @@ class Target:
         return self.path(component) + (".decoder" if component == "vae" else "")
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Target:
-        """Return the same target with other defaults of the call."""
         return replace(self, model=replace(self.model, defaults=dict(defaults)))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Stage(IntEnum):
-    """Components are replaced before they are converted, and converted before they are compiled. What only concerns
-    the call comes last."""
+    """Components are replaced before they are converted, and converted before they are compiled. What only concerns the
+    call comes last."""
 
     SWAP = 10
     """A component is replaced: a tiny VAE."""
@@ -212,7 +212,6 @@ def _runs_compiled_code(module: Any) -> bool:
 
 
 def _foreign(module: Any) -> frozenset[Trait]:
-    """Return the traits that torch, diffusers and accelerate show on a module that a user prepared."""
     traits: set[Trait] = set()
     decoder = getattr(module, "decoder", None)
     if _runs_compiled_code(module) or _runs_compiled_code(decoder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -77,21 +77,14 @@ class _Sum:
 
 def operators(trace: Trace, others: Sequence[Trace] = ()) -> list[OperatorTime]:
     """Return the operator table, whose self times add up to the time of the host's threads and to that of the kernels.
-
-    A kernel without an operator, such as one of a CUDA graph, has a row under its own name.
-
-    Args:
-        others: of other calls; only the range of the self times comes from them.
-    """
+    A kernel without an operator, such as one of a CUDA graph, has a row under its own name."""
     sums = _sums(trace)
     is_gpu = bool(trace.device)
     every = [sums, *map(_sums, others)]
     rows = []
     for name, sums_of_operator in sums.items():
-        each = [
-            (sums[name].self_cuda if is_gpu else sums[name].self_cpu) if name in sums else 0.0
-            for sums in every
-        ]
+        empty = _Sum("")
+        each = [getattr(sums.get(name, empty), "self_cuda" if is_gpu else "self_cpu") for sums in every]
         rows.append(
             OperatorTime(
                 name=name,
@@ -153,25 +146,29 @@ def kernels(trace: Trace) -> list[KernelTime]:
 
 def families(trace: Trace) -> list[Share]:
     """Return the self time of host and GPU by family, the largest first."""
-    cpu: dict[str, float] = defaultdict(float)
-    cuda: dict[str, float] = defaultdict(float)
-    families_ = _Families()
-    for event in trace.host:
-        cpu[families_.of_host(event)] += event.self_us
-    for device_event in trace.device:
-        cuda[families_.of_device(device_event)] += device_event.end - device_event.start
-    return _shares(cpu, cuda)
+    names = _Families()
+    return _shares(trace, names.of_host, names.of_device)
 
 
 def components(trace: Trace) -> list[Share]:
     """Return the self time of host and GPU by component, the largest first."""
+    return _shares(trace, lambda event: event.component, lambda event: event.component)
+
+
+def _shares(
+    trace: Trace, of_host: Callable[[HostEvent], str], of_device: Callable[[DeviceEvent], str]
+) -> list[Share]:
     cpu: dict[str, float] = defaultdict(float)
     cuda: dict[str, float] = defaultdict(float)
     for event in trace.host:
-        cpu[event.component] += event.self_us
+        cpu[of_host(event)] += event.self_us
     for device_event in trace.device:
-        cuda[device_event.component] += device_event.end - device_event.start
-    return _shares(cpu, cuda)
+        cuda[of_device(device_event)] += device_event.end - device_event.start
+    rows = [
+        Share(name=name, cpu_s=cpu.get(name, 0.0) * _US, cuda_s=cuda.get(name, 0.0) * _US)
+        for name in {**cuda, **cpu}
+    ]
+    return sorted(rows, key=lambda row: (-row.cuda_s, -row.cpu_s, row.name))
 
 
 def busy_us(trace: Trace) -> float:
@@ -180,11 +177,9 @@ def busy_us(trace: Trace) -> float:
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """Return the GPU's idle time by the kernel that ended it, host delays first; empty on a CPU.
-
-    The host is late from the moment that the GPU has nothing left until it launches the next kernel, unless it waits
-    for the GPU. What remains of a gap is the launch itself, and kernels that wait for one another.
-    """
+    """Return the GPU's idle time by the kernel that ended it, host delays first; empty on a CPU. The host is late from
+    the moment that the GPU has nothing left until it launches the next kernel, unless it waits for the GPU. What
+    remains of a gap is the launch itself, and kernels that wait for one another."""
     if not trace.device:
         return []
     waits = union(
@@ -206,7 +201,8 @@ def gaps(trace: Trace) -> list[Gap]:
         reached = max(reached, event.end)
     if trace.end > reached:
         late = trace.end - reached - _shared((reached, trace.end), waits)
-        sums[_last_component(trace), END].append((trace.end - reached, late))
+        last = max(trace.device, key=lambda event: event.end)
+        sums[last.component, END].append((trace.end - reached, late))
     rows = [
         Gap(
             component=component,
@@ -281,7 +277,6 @@ def _row(sums: dict[str, _Sum], event: HostEvent) -> _Sum:
 
 
 def _operator_of(event: DeviceEvent) -> HostEvent | None:
-    """Return the innermost operator that launched a kernel."""
     if event.launch is None:
         return None
     around = (event.launch, *event.launch.ancestors())
@@ -319,26 +314,13 @@ class _Families:
         return family
 
 
-def _last_component(trace: Trace) -> str:
-    return max(trace.device, key=lambda event: event.end).component
-
-
 def _shared(span: tuple[float, float], others: Sequence[tuple[float, float]]) -> float:
-    """Return how much of a range the sorted, disjoint others cover."""
     index = bisect_right(others, span[0], key=lambda other: other[1])
     total = 0.0
     while index < len(others) and others[index][0] < span[1]:
         total += min(span[1], others[index][1]) - max(span[0], others[index][0])
         index += 1
     return total
-
-
-def _shares(cpu: dict[str, float], cuda: dict[str, float]) -> list[Share]:
-    rows = [
-        Share(name=name, cpu_s=cpu.get(name, 0.0) * _US, cuda_s=cuda.get(name, 0.0) * _US)
-        for name in {**cuda, **cpu}
-    ]
-    return sorted(rows, key=lambda row: (-row.cuda_s, -row.cpu_s, row.name))
 
 
 @cache
@@ -350,12 +332,7 @@ def family_of(name: str) -> str | None:
 
 
 def family_of_kernel(name: str, family: str | None) -> str:
-    """Return the family of a kernel, copy or memset on a GPU.
-
-    Args:
-        family: by the operators that launched it; None if they do not tell, or if none did, as in a CUDA graph. Copies
-            and collectives tell what they are; of other kernels the operators know more than the name.
-    """
+    """Return the family of a kernel, copy or memset on a GPU."""
     own = family_of(name)
     if own == "communication" or name.startswith(("Memcpy", "Memset")):
         return own or "copy"

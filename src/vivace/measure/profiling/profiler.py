@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import re
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +24,7 @@ from vivace.measure.profiling.trace import (
     HostEvent,
     MemoryEvent,
     Trace,
+    covered,
     trace_of,
 )
 
@@ -76,14 +77,17 @@ _SYNCHRONISING = (*SYNCHRONISING, "cudaMemcpy")
 _LOOKED_AT = (CALL_LABEL, COMPONENT_LABEL, _TO_HOST, _COPY, *_SYNCHRONISING, *READS)
 _BYTES = re.compile(r'"bytes": (\d+)')
 _FUNCTION = re.compile(r"[\w<>.]+")
+_DISPATCHER = (
+    "aten::scaled_dot_product_attention"  # the public function, which encloses the kernel that it picks
+)
+_ATTENTION = (
+    "scaled_dot_product",
+    "vivace::",
+)  # PyTorch's kernels; kernels that techniques redirect calls to
 
 
 def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trace:
-    """Run one call of the pipeline and return its events.
-
-    Args:
-        file: for its Chrome trace; None to write none.
-    """
+    """Run one call of the pipeline and return its events."""
     with _labelled(pipe), _profiler(profile_memory=True) as profiler:
         _run(call)
     if file is not None:
@@ -93,10 +97,8 @@ def traced(pipe: Any, call: Callable[[], Any], file: Path | None = None) -> Trac
 
 
 def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
-    """Run one call, in which Python's calls are traced too, and return the places at which the host waits.
-
-    On a CPU, these are the places that read a tensor's value.
-    """
+    """Run one call, in which Python's calls are traced too, and return the places at which the host waits. On a CPU,
+    these are the places that read a tensor's value."""
     from torch._C._profiler import _ExperimentalConfig
 
     # Metadata tell the bytes of copies.
@@ -107,6 +109,53 @@ def host_waits(pipe: Any, call: Callable[[], Any]) -> list[HostWait]:
     with uncollected():
         waits = read_waits(results)
         return located(waits, python_calls(results, [wait.start for wait in waits]))
+
+
+def gpu_busy_s(call: Callable[[], Any]) -> float | None:
+    """Return the seconds in which this process's GPU works on kernels, copies or memsets during a call.
+
+    Work that overlaps on several streams counts once. Only the GPU is traced, so the host is hardly slower than usual.
+    None if the driver does not let this process trace.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    ranges = [
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in trace.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+    ]
+    return covered(ranges) / 1e9 if ranges else None
+
+
+def attention_kernels(parts: Mapping[str, Any], call: Callable[[], Any]) -> list[str]:
+    """Trace one short pipeline call; return the attention operators that ran by part, as "denoiser: NAME x20".
+
+    Those outside of the parts (text encoders) are "elsewhere"; those that a compiled graph replaces are not listed.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    with ExitStack() as stack:
+        for name, part in parts.items():
+            stack.enter_context(_labelled_module(name, part))
+        profiler = stack.enter_context(profile(activities=[ProfilerActivity.CPU]))
+        _run(call)
+    counts = Counter(
+        (event.component.replace(OTHER_COMPONENT, "elsewhere"), re.sub("^(aten|vivace)::", "", event.name))
+        for event in read_results(profiler.profiler.kineto_results).host
+        # A kernel may call another.
+        if _is_attention(event.name) and not any(_is_attention(around.name) for around in event.ancestors())
+    )
+    return [f"{where}: {name} x{count}" for (where, name), count in sorted(counts.items())]
+
+
+def _is_attention(name: str) -> bool:
+    return any(mark in name for mark in _ATTENTION) and not name.endswith(_DISPATCHER)
 
 
 @contextmanager
@@ -145,7 +194,6 @@ def _run(call: Callable[[], Any]) -> None:
 
 @contextmanager
 def _labelled(pipe: Any) -> Iterator[None]:
-    """Label the components' calls in traces inside the context."""
     with ExitStack() as stack:
         for component in COMPONENTS:
             module = component_of(pipe, component)
@@ -160,7 +208,6 @@ def _labelled(pipe: Any) -> Iterator[None]:
 
 @contextmanager
 def _labelled_module(component: str, module: Any) -> Iterator[None]:
-    """Label the module's calls, including its other hooks, in which step caches work."""
     from torch.profiler import record_function
 
     open_labels: list[Any] = []
@@ -252,11 +299,7 @@ def _allocations(results: Any, zero: int) -> Iterator[MemoryEvent]:
 
 
 def read_waits(results: Any) -> list[Wait]:
-    """Return the events that made the host wait, or would on a GPU, inside the call.
-
-    Args:
-        results: `kineto_results` of a profile that exposes the metadata of events, which tell the bytes of a copy.
-    """
+    """Return the events that made the host wait, or would on a GPU, inside the call."""
     from torch.autograd import DeviceType
 
     events = results.events()
@@ -309,10 +352,8 @@ def _looked_at(events: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
-    """Return the Python calls around some moments (nanoseconds), callers before callees.
-
-    Of the event tree, which has an event for each function that was called, only the branches around them are read.
-    """
+    """Return the Python calls around some moments (nanoseconds), callers before callees. Of the event tree, which has
+    an event for each function that was called, only the branches around them are read."""
     ordered = sorted(times)
 
     def is_around(event: Any) -> bool:
@@ -335,10 +376,8 @@ def python_calls(results: Any, times: Iterable[int]) -> list[PythonCall]:
 
 
 def _place(state: Any) -> tuple[str, int, str] | None:
-    """Return file, line and function of a frame; None if there is none.
-
-    The names of some frames are freed before PyTorch hands them out (2.13), and read as arbitrary bytes.
-    """
+    """Return file, line and function of a frame; None if there is none. The names of some frames are freed before
+    PyTorch hands them out (2.13), and read as arbitrary bytes."""
     if state is None:
         return None
     try:

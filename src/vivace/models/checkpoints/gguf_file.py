@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ class StoredValues:
 
     Attributes:
         kind: GGML's type, "Q8_0".
-        shape: of the values.
         stored_shape: of the values in the file, whose rows have whole blocks.
     """
 
@@ -94,11 +93,7 @@ def check_installed(path: Path) -> None:
 
 
 def read_gguf_header(path: Path, *, is_whole: bool = True) -> dict[str, dict[str, Any]]:
-    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name.
-
-    Args:
-        is_whole: whether the values must be there; a plan needs the header alone.
-    """
+    """Return each tensor's dtype ("Q8_0"), shape (last dimension contiguous) and data_offsets, by name."""
     return {
         name: {"dtype": each.kind, "shape": list(each.shape), "data_offsets": list(each.span)}
         for name, each in read_gguf_tensors(path, is_whole=is_whole).items()
@@ -160,8 +155,6 @@ def read_gguf_tensors(path: Path, *, is_whole: bool = True) -> dict[str, StoredV
     if is_whole and size < end:
         raise UnusableModel(f"{path} is truncated: {size:,} bytes, not {end:,}; copy or download it again")
     return {
-        name: StoredValues(
-            path, each.kind, each.shape, each.stored_shape, (begin + each.span[0], begin + each.span[1])
-        )
+        name: replace(each, span=(begin + each.span[0], begin + each.span[1]))
         for name, each in tensors.items()
     }

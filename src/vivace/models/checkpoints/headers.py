@@ -1,8 +1,6 @@
-"""Read the headers of safetensors files without torch, and check that the files are complete.
-
-GGUF headers are read by `gguf_file`. The safetensors format is eight bytes of length, a JSON object of that length,
-then the tensors' bytes up to the last offset in the JSON (github.com/huggingface/safetensors).
-"""
+"""Read the headers of safetensors files without torch, and check that the files are complete: eight bytes of length, a
+JSON object of that length, then the tensors' bytes up to the last offset in the JSON
+(github.com/huggingface/safetensors)."""
 
 from __future__ import annotations
 
@@ -102,11 +100,7 @@ def _format_of(beginning: bytes) -> str:
 
 
 def _data_end(tensors: dict[str, Any]) -> int:
-    """Return where the last tensor ends; together they must fill the file without gaps and overlaps.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return where the last tensor ends; together they must fill the file without gaps and overlaps."""
     spans = []
     for name, about in tensors.items():
         entry = about if isinstance(about, dict) else {}

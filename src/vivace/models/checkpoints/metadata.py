@@ -53,9 +53,7 @@ class PredictionType:
     """The prediction type of a checkpoint, and where it was read.
 
     Attributes:
-        is_v: v-prediction, not epsilon.
         zero_snr: the last noise level has no signal, so that sampling starts there.
-        note: to be shown; empty for an ordinary file.
     """
 
     is_v: bool = False
@@ -148,13 +146,7 @@ def note_of_few_steps(name: str, steps: int) -> str:
 
 
 def with_few_steps(entry: Entry, name: str, metadata: Mapping[str, str]) -> tuple[Entry, str]:
-    """Return the settings of a single file, and a note if its name or title tells of a model of few steps.
-
-    Args:
-        entry: that of the model whose configuration it uses.
-        name: of the file, without its suffix.
-        metadata: of its header.
-    """
+    """Return the settings of a single file, and a note if its name or title tells of a model of few steps."""
     titles = [name, *(metadata[key] for key in _TITLES if key in metadata)]
     title = next((title for title in titles if kind_of(title)), None)
     if title is None or entry.num_inference_steps <= _MOST_STEPS:

@@ -1,9 +1,6 @@
-"""Read a denoiser's weights from a single file in its authors' layout, as diffusers' state dict.
-
-The files that diffusers does not read as they are: those whose weights are codes with scales , GGUF files of
-types or layouts that it does not know, and transformers whose converters expect one width. Names, shapes and the whole
-list are checked against the model's configuration before a value is read.
-"""
+"""Read a denoiser's weights from a single file in its authors' layout, as diffusers' state dict, where diffusers does
+not read it as it is. Names, shapes and the whole list are checked against the model's configuration before a value is
+read."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import family_of
-from vivace.architectures.files import OriginalNames
+from vivace.architectures.family import OriginalNames
 from vivace.errors import Unsupported, UnusableModel
 from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_tensors
 from vivace.models.checkpoints.headers import read_header
@@ -47,7 +44,6 @@ class OriginalTensor:
 
     Attributes:
         parts: names in diffusers' state dict, whose rows it has in this order.
-        shapes: of the parts.
         is_swapped: whether the halves of its rows are exchanged.
     """
 
@@ -113,11 +109,7 @@ def read_denoiser(
 def check_tensors(
     path: Path, files: Mapping[str, str], layout: Mapping[str, OriginalTensor], codes: Mapping[str, Codes]
 ) -> None:
-    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape.
-
-    Args:
-        files: the name in the file of each tensor, by the authors' name.
-    """
+    """Raise UnusableModel unless a file has the tensors of a layout, no others, and each in its shape."""
     advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
     if missing := [name for name in layout if name not in files]:
         raise UnusableModel(
@@ -217,11 +209,7 @@ def _of_gguf(
 
 
 def original_names(denoiser: Any, modules: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Return original names, the layers of diffusers that each is, and whether its halves are swapped.
-
-    Args:
-        modules: the class of each of its modules, by name.
-    """
+    """Return original names, the layers of diffusers that each is, and whether its halves are swapped."""
     known = _known(denoiser)
     if known is None:
         return

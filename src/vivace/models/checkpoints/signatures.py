@@ -1,28 +1,19 @@
-"""Identify a published file of weights by the tensors that it has.
-
-Asked are, in this order: what is no plain model at all, each family, the other models that vivace knows by name, and
-single components. A signature fits by tensors that the file has, never by missing ones.
-
-The names are those of the authors' own files, of ComfyUI's `model_detection.py` and of diffusers'
-`single_file_utils.py`.
-"""
+"""Identify a published file of weights by tensors that it has, never by missing ones. Names are those of the authors'
+own files, of ComfyUI's `model_detection.py` and of diffusers' `single_file_utils.py`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vivace.architectures import FAMILIES, Family
-from vivace.architectures.files import Signature, refuse
+from vivace.architectures.family import Signature, refuse
 from vivace.architectures.others import CONFUSABLE, OTHERS
 from vivace.errors import UnusableModel
 
 DENOISER_PREFIXES = ("model.diffusion_model.", "diffusion_model.", "net.", "pipe.dit.", "")
 """Prefixes that tools write before the names of a denoiser's tensors; "net." is NVIDIA's, "pipe.dit." DiffSynth's."""
-_MOST_PREFIXES = 4
-"""Words of a name that are tried as a prefix that is not in the list."""
 _SUPPORTED = [name for family in FAMILIES if family.files for name in family.files.supported]
 SUPPORTED = f"supported are single files of {', '.join(_SUPPORTED[:-1])} and {_SUPPORTED[-1]}"
 _FOLDER = f"give it as a folder in diffusers' format, or as org/repo of the hub ({SUPPORTED})"
@@ -124,11 +115,13 @@ _COMPONENTS: tuple[Signature, ...] = (
 class TensorNames:
     """The names of a file's tensors, without their denoiser's prefix."""
 
-    def __init__(self, names: Iterable[str], prefix: str | None = None) -> None:
-        """Strip the denoiser's prefix, or the one that is given, from the names in the file."""
-        tensor_names = list(names)
-        self.prefix = _prefix_of(tensor_names) if prefix is None else prefix
-        self.own = {name.removeprefix(self.prefix): name for name in tensor_names}
+    def __init__(self, names: Iterable[str]) -> None:
+        """Strip the first of the denoiser's prefixes that any tensor has from the names in the file."""
+        names = list(names)
+        self.prefix = next(
+            prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in names)
+        )
+        self.own = {name.removeprefix(self.prefix): name for name in names}
 
     def has(self, pattern: str) -> bool:
         """Return whether a tensor has a name."""
@@ -142,12 +135,6 @@ class TensorNames:
         return pattern in self.own
 
 
-def _prefix_of(names: Iterable[str]) -> str:
-    """Return the first of the denoiser's prefixes that any tensor has."""
-    names = list(names)
-    return next(prefix for prefix in DENOISER_PREFIXES if any(name.startswith(prefix) for name in names))
-
-
 def _fits(row: Signature, names: TensorNames, tensors: Mapping[str, Any]) -> bool:
     return all(names.has(pattern) for pattern in row.has) and all(
         names.own.get(name) is not None and tensors[names.own[name]]["shape"][axis : axis + 1] == [length]
@@ -158,11 +145,7 @@ def _fits(row: Signature, names: TensorNames, tensors: Mapping[str, Any]) -> boo
 def signature_of(
     path: Path, names: TensorNames, tensors: Mapping[str, Any]
 ) -> tuple[Family | None, Signature] | None:
-    """Return the signature that a file's tensors fit, and whose it is; None if they fit none.
-
-    Args:
-        tensors: shape and dtype of each tensor by its name in the file, as `read_header` returns them.
-    """
+    """Return the signature that a file's tensors fit, and whose it is; None if they fit none."""
 
     def first(rows: Iterable[Signature]) -> Signature | None:
         return next((row for row in rows if _fits(row, names, tensors)), None)
@@ -185,16 +168,3 @@ def signature_of(
 def advice_for(row: Signature) -> str:
     """Return what to do with a file that is refused."""
     return row.advice.format(folder=_FOLDER, supported=SUPPORTED) or _FOLDER
-
-
-def behind_prefix(path: Path, tensors: Mapping[str, Any]) -> tuple[str, Signature] | None:
-    """Return a prefix that vivace does not know, and the row that a file's tensors fit without it; None without one."""
-    words = [name.split(".")[:-1][:_MOST_PREFIXES] for name in tensors]
-    shares = Counter(".".join(each[: k + 1]) + "." for each in words for k in range(len(each)))
-    for prefix, number in shares.most_common(_MOST_PREFIXES):
-        found = (
-            signature_of(path, TensorNames(tensors, prefix), tensors) if 2 * number >= len(tensors) else None
-        )
-        if found is not None:
-            return prefix, found[1]
-    return None

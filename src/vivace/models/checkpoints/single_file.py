@@ -1,7 +1,5 @@
-"""Identify a checkpoint in a single .safetensors or .gguf file in its authors' layout by its tensors' names.
-
-Such a file has weights but no configuration and no tokenizers; those come from the catalogue model of the same family.
-"""
+"""Identify a checkpoint in a single .safetensors or .gguf file in its authors' layout by its tensors' names. Its
+configuration and tokenizers come from the catalogue model of the same family."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vivace.architectures import CATALOGUE, FAMILIES, Family
-from vivace.architectures.files import FilePart, Signature
+from vivace.architectures.family import FilePart, Signature
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import reading
 from vivace.models.checkpoints.gguf_file import (
@@ -31,7 +29,6 @@ from vivace.models.checkpoints.signatures import (
     SUPPORTED,
     TensorNames,
     advice_for,
-    behind_prefix,
     signature_of,
 )
 from vivace.models.checkpoints.weight_scales import Codes, codes_of, is_marker
@@ -74,12 +71,10 @@ class Contents:
     """The contents of a checkpoint.
 
     family, signature: by which it was known.
-    prediction: what its denoiser predicts.
     codes: how each weight is stored that is not stored as it is.
     denoiser: the authors' name of each of the denoiser's tensors, without a prefix, by its name in the file.
     num_values: of the denoiser, without scales; None where the header does not say.
     is_plain: whether diffusers reads the file as it is.
-    notes: what was assumed, and what is not used.
     """
 
     family: Family
@@ -133,13 +128,7 @@ def check_format(path: Path) -> None:
 
 
 def contents_of(path: Path, *, is_configured: bool = False, is_loaded: bool = True) -> Contents:
-    """Identify the contents of a checkpoint by its header.
-
-    Args:
-        is_configured: whether the configuration of a pipeline lies beside it, which a model needs that the catalogue
-            lacks.
-        is_loaded: whether its weights will be read, which takes the package gguf for a GGUF file.
-    """
+    """Identify the contents of a checkpoint by its header."""
     header = (
         read_header(path) if is_loaded or path.suffix != SUFFIX else read_gguf_header(path, is_whole=False)
     )
@@ -155,12 +144,6 @@ def _contents_of(
     names = TensorNames(tensors)
     found = signature_of(path, names, tensors)
     if found is None:
-        if (behind := behind_prefix(path, tensors)) is not None:
-            prefix, row = behind
-            raise UnusableModel(
-                f"{path} has the tensors of {row.what} behind the prefix {prefix[:80]!r}, which vivace does not know; "
-                "rename its tensors without it"
-            )
         example = f"its {len(tensors)} tensors are called {min(tensors)[:80]!r} and so on"
         raise UnusableModel(f"{path} is not a model that vivace knows; {SUPPORTED} ({example})")
     family, row = found
@@ -215,11 +198,8 @@ def _denoiser(names: TensorNames, family: Family) -> dict[str, str]:
 def _is_read_by_diffusers(
     path: Path, names: TensorNames, family: Family, row: Signature, tensors: Mapping[str, Any]
 ) -> bool:
-    """Whether diffusers reads a file without codes as it is.
-
-    It knows tensors of some families with some prefixes, in some sizes. Of others it changes names by their parts,
-    whatever they are.
-    """
+    """Whether diffusers reads a file without codes as it is. It knows tensors of some families with some prefixes, in
+    some sizes. Of others it changes names by their parts, whatever they are."""
     assert family.files is not None
     files, kinds = family.files, set()
     prefixes = files.plain_prefixes
@@ -293,14 +273,8 @@ def _is_said_unused(name: str) -> bool:
 
 
 def check_parts(path: Path, parts: Iterable[FilePart], components: Mapping[str, Any]) -> None:
-    """Raise UnusableModel unless a whole file's VAE and text encoders have as many weights as the pipeline's.
-
-    diffusers leaves out what it does not know, so an encoder with more layers would draw other images without a word.
-
-    Args:
-        parts: all that the file has beside the denoiser.
-        components: of the pipeline, by name; their values are not read.
-    """
+    """Raise UnusableModel unless a whole file's VAE and text encoders have as many weights as the pipeline's. diffusers
+    leaves out what it does not know, so an encoder with more layers would draw other images without a word."""
     advice = "it is another model, or a part of one; give it as a folder in diffusers' format"
     header = read_header(path)
     left = {name for name in header if name.startswith(roots_of(FAMILIES)) and not _is_leftover(name)}

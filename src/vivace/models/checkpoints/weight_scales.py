@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -112,17 +112,10 @@ class _Scales:
 
     scale: str = ""
     second: str = ""
-    others: list[str] = field(default_factory=list)
 
 
 def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, Codes]:
-    """Return the storage of each weight that is not stored plainly.
-
-    Args:
-        path: of a safetensors file.
-        tensors: dtype and shape by name, as `read_header` returns them.
-        metadata: of the file's header.
-    """
+    """Return the storage of each weight that is not stored plainly."""
     formats = _formats_in_metadata(path, tensors, metadata)
     beside: dict[str, _Scales] = {}
     for name, weight in _companions(tensors):
@@ -137,10 +130,7 @@ def codes_of(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
         elif kind == DESCRIPTION:
             formats[weight] = _described(path, name, read_tensor(path, name, _MAX_DESCRIPTION))
         elif kind not in _OF_INPUTS:
-            scales.others.append(name)
-    for weight, scales in beside.items():
-        if scales.others:
-            raise _refusal(path, scales.others[0], weight)
+            raise _refusal(path, name, weight)
     codes = _checked(path, tensors, beside, formats)
     _check_alone(path, tensors, codes)
     return codes
@@ -346,11 +336,9 @@ def scales_shape(kind: str, rows: int, columns: int) -> tuple[int, int]:
 
 
 def block_length(length: int, num_scales: int) -> int:
-    """Return how many values along a dimension share a scale; 0 where that cannot be told.
-
-    A number for all, one for each, or one for each power of two. A length that those do not divide has blocks of 128,
-    the last of them smaller: of 192 values and two scales, the second is of 64.
-    """
+    """Return how many values along a dimension share a scale; 0 where that cannot be told. A number for all, one for
+    each, or one for each power of two. A length that those do not divide has blocks of 128, the last of them smaller:
+    of 192 values and two scales, the second is of 64."""
     if num_scales < 1:
         return 0
     block = length // num_scales

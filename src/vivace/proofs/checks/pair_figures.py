@@ -165,7 +165,6 @@ class ReadImage:
 
     @property
     def picture(self) -> Any:
-        """The image as RGB (PIL)."""
         assert self.kept.path is not None
         return open_image(self.kept.path)
 
@@ -222,7 +221,6 @@ class PairFigures:
 
     @classmethod
     def of(cls, job: DrawJob, a: ReadImage, b: ReadImage, lpips: Lpips | None) -> PairFigures:
-        """Compare B's image with A's."""
         pair = cls(job.prompt, job.seed, a, b, job.settings)
         if pair.is_complete:
             try:
@@ -236,17 +234,14 @@ class PairFigures:
 
     @property
     def differs(self) -> bool:
-        """Whether B's image is not near A's."""
         return self.nearness in (Nearness.CHANGED, Nearness.ANOTHER)
 
     @property
     def is_broken(self) -> bool:
-        """Whether B's image is broken, or has a hole, where A's is whole."""
         return bool(self.b.faults and not self.a.faults) or self.has_hole
 
     @property
     def label(self) -> str:
-        """The prompt and the seed, e.g. “a red circle” seed 0."""
         return f"“{self.prompt[:60]}” {self.seed_in_words}"
 
     @property
@@ -262,7 +257,6 @@ class PairFigures:
 
 
 def compare_all(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> list[PairFigures]:
-    """Return the figures of the images of the prompts."""
     pairs = []
     for job in plan.main_jobs:
         pair = PairFigures.of(job, images.image("a", job), images.image("b", job), lpips)
@@ -274,7 +268,6 @@ def compare_all(plan: ProofPlan, images: StoredImages, lpips: Lpips | None) -> l
 
 
 def find_lpips() -> Lpips | None:
-    """Return LPIPS, if its weights are on this machine."""
     return Lpips() if default_weights().is_file() else None
 
 

@@ -223,7 +223,6 @@ def _leaves_reference(first: ReadImage, changed: ReadImage, reference: Reference
 
 
 def _leaves_no_doubt(reference_db: float, db: float) -> bool:
-    """Return whether a value changes the reference's image, but not this one."""
     return reference_db < ROUNDING_DB and (math.isinf(db) or reference_db < db - _FURTHER_DB)
 
 
@@ -287,7 +286,6 @@ class _EndpointChecks:
     def _check_number(
         self, job: DrawJob, first: ReadImage, number: int, in_words: str
     ) -> Iterator[ServerCheck]:
-        """Yield the checks of a request for more than one image."""
         body = self.side.body(job, n=number)
         request, name = self.side.curl(body), f"n={number} gives {in_words} images"
         try:
@@ -469,7 +467,6 @@ def _see_lora(first: ReadImage, before: ReadImage, beside: ReadImage, after: Rea
 
 
 def _scaled(value: Any, factor: float) -> Any:
-    """Return a list of LoRAs with other scales; None for an unknown format."""
     if not isinstance(value, list) or not all(isinstance(each, dict) and "name" in each for each in value):
         return None
     scales = [each.get("scale", 1.0) for each in value]

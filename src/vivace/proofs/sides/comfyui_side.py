@@ -40,11 +40,8 @@ Nodes = dict[str, dict[str, Any]]
 # the inputs say where values go: %prompt%, %seed%, %width%, %height%, %steps%, %guidance%. Without them they are put
 # into a sampler's inputs, the texts that its positive input comes from, and the empty latent's size.
 class Workflow:
-    """A workflow in ComfyUI's API format.
-
-    Raises:
-        UsageError: it is not such a file, or the inputs for prompt and seed are unknown.
-    """
+    """A workflow in ComfyUI's API format. UsageError if the file is none, or the inputs for prompt and seed are
+    unknown."""
 
     def __init__(self, file: str) -> None:
         with reading(f"workflow {file}", UsageError, "save it with ComfyUI's “Export (API)”"):
@@ -74,7 +71,6 @@ class Workflow:
 
     @property
     def _text(self) -> str:
-        """All texts in inputs, joined."""
         values = [value for node in self._nodes.values() for value in node["inputs"].values()]
         return "\n".join(str(value) for value in values if isinstance(value, str))
 
@@ -195,7 +191,6 @@ class ComfySide(Side):
 
 
 def _why(status: dict[str, Any]) -> str:
-    """Return the message of the node that failed."""
     for message in status.get("messages", []):
         if isinstance(message, list) and len(message) == 2 and message[0] == "execution_error":
             details = message[1]

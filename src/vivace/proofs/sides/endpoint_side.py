@@ -142,7 +142,6 @@ class EndpointSide(Side):
         return ServedImages(contents, answer.seconds, tuple(notes), says)
 
     def ask(self, body: dict[str, Any]) -> HttpAnswer:
-        """Send a request and return any answer, or raise NoAnswer."""
         return self.server.send_patiently(IMAGES, body)
 
     def hang_up(self, body: dict[str, Any], after_s: float) -> bool:

@@ -39,8 +39,6 @@ _MAX_BYTES = 200_000_000
 
 @dataclass(frozen=True)
 class FolderSide(Side):
-    """A folder of images."""
-
     text: str
     draws = False
 
@@ -68,7 +66,6 @@ class FolderSide(Side):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The files of the images in natural order."""
         names = [path.name for path in self.folder.iterdir() if path.suffix.lower() in SUFFIXES]
         if not names:
             raise UsageError(f"{self.folder} has no images ({', '.join(SUFFIXES)})")
@@ -89,7 +86,6 @@ class FolderSide(Side):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The settings that all images name."""
         every = [settings_of(facts) for facts in self.facts]
         return {name: value for name, value in every[0].items() if all(s.get(name) == value for s in every)}
 
@@ -103,7 +99,6 @@ class FolderSide(Side):
 
     @cached_property
     def by_facts(self) -> dict[tuple[str, int], Path]:
-        """The images by their own prompt and seed."""
         return {
             (facts["prompt"], int(facts["seed"])): self.folder / name
             for name, facts in zip(self.names, self.facts, strict=True)
@@ -148,7 +143,6 @@ def _image_at(path: Path | None) -> DrawnImage:
 
 
 def settings_of(facts: dict[str, str]) -> dict[str, Any]:
-    """Return how an image was drawn, from its own metadata."""
     width, _, height = facts.get("size", "").partition("x")
     texts = facts | {"width": width, "height": height}
     kinds = dict.fromkeys(SETTINGS, int) | {"guidance_scale": float, "scheduler": str}

@@ -102,7 +102,6 @@ class FunctionSide(Side):
 
     @cached_property
     def probed(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The settings that it takes."""
         try:
             parameters = inspect.signature(self.call).parameters
         except (TypeError, ValueError):
@@ -226,7 +225,6 @@ class DrawRequest(CallSettings):
 
     @property
     def settings(self) -> ImageSettings:
-        """Size, steps and guidance of every image."""
         return ImageSettings(self.height, self.width, self.num_inference_steps, self.guidance_scale)
 
 
@@ -272,7 +270,6 @@ class ProofPlan:
 
     @property
     def identity(self) -> str:
-        """The key of both sides' images in the store."""
         return json.dumps(
             {
                 "a": self.a.identity,
@@ -302,7 +299,6 @@ class ProofPlan:
 
     @cached_property
     def main_jobs(self) -> list[DrawJob]:
-        """The images of the prompts."""
         by_size = self.settings_by_size
         return [DrawJob(prompt, seed, settings) for prompt, seed in self.pairs for settings in by_size]
 
@@ -427,11 +423,7 @@ def parse_side(text: str) -> Side:
 
 
 def prepare(a: str, b: str, request: DrawRequest) -> ProofPlan:
-    """Return the plan, checked; nothing is drawn yet.
-
-    Raises:
-        UsageError, RecipeError, UnknownModel, UnusableModel, Unsupported, WorkloadError: see `vivace.errors`.
-    """
+    """Return the plan, checked; nothing is drawn yet. For the errors see `prove`."""
     if request.prompts is not None and request.prompt_set is not None:
         raise UsageError("give prompts or a prompt set (--prompt-set), not both")
     if request.sizes and (request.height is not None or request.width is not None):

@@ -41,16 +41,8 @@ class KeptImage:
 
 
 class ProofStore:
-    """The images of both sides. `since` is the time of the first, `num_resumed` the number drawn by earlier runs.
-
-    Args:
-        folder: of all proofs.
-        identity: of the comparison: both sides and their settings.
-        reuse: use the images of a complete run.
-
-    Raises:
-        StoreError: it cannot be written or read.
-    """
+    """The images of both sides of one comparison. `since` is the time of the first, `num_resumed` the number drawn by
+    earlier runs; `reuse` also uses the images of a complete run."""
 
     def __init__(self, folder: Path, identity: str, reuse: bool = False) -> None:
         self.folder = folder / hashlib.sha256(identity.encode()).hexdigest()[:16]
@@ -91,7 +83,6 @@ class ProofStore:
         return KeptImage(path, sha256, image.seconds, image.faults, image.notes)
 
     def keep_failure(self, side: Letter, job: DrawJob, failure: DrawingFailure) -> None:
-        """Store the reason why an image was not drawn; a later run tries again."""
         entry = {"reason": str(failure), "request": failure.request}
         replace(self._entry(side, job), json.dumps(entry).encode())
 
@@ -126,7 +117,6 @@ class ProofStore:
             raise StoreError(f"{path} cannot be read: {error}; remove its folder to begin anew") from error
 
     def _clear(self) -> None:
-        """Remove the files of this class, and nothing else."""
         for path in self._images.iterdir():
             if _IMAGE.fullmatch(path.name):
                 path.unlink(missing_ok=True)

@@ -37,11 +37,9 @@ class ImageSettings:
 
     @property
     def call(self) -> dict[str, Any]:
-        """The settings that have a value."""
         return {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
 
     def filled(self, defaults: dict[str, Any]) -> ImageSettings:
-        """Return the settings with defaults in the place of None."""
         return replace(self, **{name: defaults.get(name) for name in SETTINGS if getattr(self, name) is None})
 
 
@@ -74,7 +72,6 @@ class DrawJob:
 
     @property
     def label(self) -> str:
-        """The prompt and the seed, e.g. “a red circle” seed 0."""
         return f"“{self.prompt[:60]}” seed {self.seed}"
 
     def with_(self, **settings: Any) -> DrawJob:

@@ -34,8 +34,6 @@ from vivace.proofs.verdicts.same import (
 
 
 class Standing(StrEnum):
-    """A witness's judgement of B beside A."""
-
     SAME = "same"
     WORSE = "worse"
     BETTER = "better"
@@ -281,7 +279,6 @@ class Judges:
 
 
 def _find_clip(plan: ProofPlan, scorer: str | None) -> tuple[LocatedScorer | None, str]:
-    """Return the CLIP model, or None with the reason."""
     if scorer == "auto":
         own = [s.located.entry.scorer for s in (plan.a, plan.b) if s.located and s.located.entry]
         scorer = own[0] if own and own[0] else EMBEDDED if plan.prompt_set == "tinyworld" else USUAL_SCORER

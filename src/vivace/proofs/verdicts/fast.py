@@ -11,7 +11,6 @@ time within three times A's median latency, for both sides, so that their goodpu
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from vivace.answers.formatting import count
-from vivace.benchmark.load_testing.aiperf import read_aiperf
-from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, RequestSettings, read_rows, write_rows
+from vivace.benchmark.load_testing.load_rows import LoadRow, LoadStage, read_rows, write_rows
 from vivace.benchmark.load_testing.load_target import LoadTarget, Variant
 from vivace.benchmark.load_testing.stages import LoadPlan, measure
 from vivace.errors import UsageError, VivaceError
-from vivace.foundation.spec.settings import FOLDER, Option, Settings
+from vivace.foundation.spec.settings import Option, Settings
 from vivace.foundation.stats import Equivalence, EquivalenceTest, equivalence
 from vivace.proofs.checks.pair_figures import PairFigures
 from vivace.proofs.sides.endpoint_side import EndpointSide
@@ -46,12 +44,7 @@ OnLoad = Callable[[str], object]
 
 
 class LoadRequest(Settings):
-    """The loads to put on the endpoints.
-
-    Attributes:
-        num_requests: of each load; None for none.
-        aiperf_a, aiperf_b: artifacts of runs of AIPerf on a side.
-    """
+    """The loads to put on the endpoints: requests of each; None for none."""
 
     num_requests: Annotated[
         int | None,
@@ -62,30 +55,12 @@ class LoadRequest(Settings):
             metavar="N",
         ),
     ] = None
-    aiperf_a: Annotated[
-        Path | None,
-        Option("Also show a run of AIPerf on A (its --artifact-dir).", metavar="DIR", path=FOLDER),
-    ] = None
-    aiperf_b: Annotated[Path | None, Option("Likewise, on B.", metavar="DIR", path=FOLDER)] = None
-
-    @property
-    def aiperf(self) -> list[tuple[Letter, Path]]:
-        """The runs of AIPerf by side."""
-        folders: dict[Letter, Path | None] = {"a": self.aiperf_a, "b": self.aiperf_b}
-        return [(letter, folder) for letter, folder in folders.items() if folder is not None]
 
     def check_loads(self, plan: ProofPlan) -> None:
-        """Raise UsageError or StoreError for a load that cannot be measured, before anything is drawn."""
+        """Raise UsageError for loads that cannot be measured, before anything is drawn."""
         sides = (plan.a, plan.b)
         if self.num_requests is not None and not any(isinstance(side, EndpointSide) for side in sides):
             raise UsageError("--requests: neither A nor B is an images endpoint (http://HOST:PORT/v1)")
-        for letter, folder in self.aiperf:
-            side = plan.side(letter)
-            if not isinstance(side, EndpointSide):
-                raise UsageError(
-                    f"--aiperf-{letter}: {_NAMES[letter]} is not an images endpoint but {side.text}"
-                )
-            read_aiperf(folder, side.text, None)
 
 
 @dataclass(frozen=True)
@@ -120,12 +95,8 @@ class SpeedAnswer:
 def speed(
     pairs: Sequence[PairFigures], untimed: str, a_again: Sequence[float | None] | None = None
 ) -> SpeedAnswer:
-    """Return whether B's images take no longer than A's.
-
-    Args:
-        untimed: the reason for missing seconds; "" if there is none.
-        a_again: A's seconds when it was drawn again after B, of each pair; None if it was not.
-    """
+    """Return whether B's images take no longer than A's, also when A was drawn again after B; `untimed` is the reason
+    for missing seconds."""
     if untimed:
         return SpeedAnswer(ProofAnswer(ProofVerdict.LEFT_OUT, untimed))
     timed = [
@@ -158,14 +129,12 @@ def ratio_in_words(test: EquivalenceTest) -> str:
 
 
 def seconds_in_words(seconds: float) -> str:
-    """Return seconds with three digits that count."""
     if seconds < 0.1:
         return f"{1000 * seconds:#.3g} ms"
     return f"{seconds:#.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def _test(seconds: Sequence[tuple[float, float]], prompts: Sequence[str]) -> EquivalenceTest:
-    """Test B's seconds, the second of each pair, against A's."""
     changes = [math.log(max(b, _LEAST_S) / max(a, _LEAST_S)) for a, b in seconds]
     return equivalence(changes, prompts, MARGIN)
 
@@ -198,10 +167,7 @@ def measure_loads(
 ) -> list[SideLoad]:
     """Return the loads on both sides. Stored loads are not measured again."""
     slo_s = _slo(plan, store)
-    loads = [
-        SideLoad(_NAMES[letter], read_aiperf(folder, f"{plan.side(letter).text} (AIPerf)", slo_s))
-        for letter, folder in request.aiperf
-    ]
+    loads: list[SideLoad] = []
     for letter, name in _NAMES.items():
         side = plan.side(letter)
         if request.num_requests is not None and isinstance(side, EndpointSide):
@@ -222,12 +188,6 @@ def _measure(
     sizes = [f"{each.width}x{each.height}" for each in plan.settings_by_size if each.width and each.height]
     variants = tuple(Variant(size) for size in sizes) or (Variant(),)
     target = LoadTarget(side.server, side.fields.get("model"), fields, plan.prompts, variants).find_model()
-    settings = RequestSettings(
-        model=target.model,
-        fields=target.fields,
-        variants=tuple((variant.size, variant.lora) for variant in target.variants),
-        prompts_sha256=hashlib.sha256("\n".join(target.prompts).encode()).hexdigest(),
-    )
     rows = [row for row in read_rows(path) if len(row.samples.outcome) == load.num_requests]
 
     def report(row: LoadRow) -> None:
@@ -241,11 +201,10 @@ def _measure(
             begun.add(stage.name)
             on_load(f"{side.text}: {stage.name}, {load.num_requests} requests")
 
-    return measure(target, load, side.text, settings, list(rows), report, progress)
+    return measure(target, load, side.text, target.settings, list(rows), report, progress)
 
 
 def _slo(plan: ProofPlan, store: ProofStore) -> float | None:
-    """Return the longest good latency; None if A's is unknown, and with several sizes, which each have their own."""
     images = [store.image("a", job) for job in plan.main_jobs]
     seconds = [image.seconds for image in images if image is not None and image.seconds is not None]
     return _SLO_FACTOR * median(seconds) if seconds and len(plan.settings_by_size) == 1 else None

@@ -109,7 +109,6 @@ class Legibility:
 
 
 def left_out(reason: str) -> Legibility:
-    """Return an answer without readings, with the reason."""
     return Legibility(ProofAnswer(ProofVerdict.LEFT_OUT, reason))
 
 
@@ -182,7 +181,6 @@ def _answer(test: EquivalenceTest, a: float, b: float, number: int) -> ProofAnsw
 
 
 def find_reader(threads: int | None = None) -> RapidReader | None:
-    """Return the reader; None if it is not installed."""
     spec = importlib.util.find_spec("rapidocr")
     if spec is None or spec.origin is None or importlib.util.find_spec("onnxruntime") is None:
         return None

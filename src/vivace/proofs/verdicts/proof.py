@@ -371,7 +371,6 @@ def _speed(speed: SpeedAnswer) -> dict[str, Any]:
 
 
 def answer_of(proof: Proof, command: str = "") -> Answer:
-    """Return the answer of a proof; `command` repeats it."""
     return Answer(
         command="prove",
         headline=f"{proof.headline}.",
@@ -516,7 +515,6 @@ def _witnesses(proof: Proof) -> Table:
 
 
 def _legible(legibility: Legibility) -> Iterator[Fact]:
-    """Yield the images in which B loses most of the requested words."""
     for words in [words for words in legibility.pairs if words.lost > 0][:_MOST_WORDS]:
         yield Fact(words.label, f"A {_read(words.a)}; B {_read(words.b)}")
 
@@ -542,11 +540,10 @@ def _load(load: SideLoad) -> tuple[str, ...]:
     if row is None:
         return (f"{load.side}: no load was measured: {load.reason}", *("–",) * 7)
     rate = "" if row.rate is None else f" ({row.rate:.3g}/s)"
-    by = " by AIPerf" if row.client.get("engine") == "aiperf" else ""
     figures = figures_of(row)
     values = (figures.throughput, *(figures.latency_s.get(p) for p in (50, 95)))
     return (
-        f"{load.side}, {row.stage.name}{rate}{by}",
+        f"{load.side}, {row.stage.name}{rate}",
         str(figures.num_requests),
         *(figure_text([value]) or "–" for value in values),
         figure_text([figures.within_slo], percent=True) or "–",
@@ -556,8 +553,6 @@ def _load(load: SideLoad) -> tuple[str, ...]:
 
 
 def images_of(proof: Proof) -> ImageGrid:
-    """Return the images of each prompt and seed, the worst first, with the place where they differ most."""
-
     def order(pair: PairFigures) -> tuple[int, float]:
         if pair.is_broken:
             return 0, 0.0

@@ -58,7 +58,6 @@ def decide(*rules: tuple[object, ProofVerdict, str]) -> ProofAnswer:
 
 
 def difference_in_words(test: EquivalenceTest, in_words: Callable[[float], str], unit: str = "") -> str:
-    """Return the mean difference with its 90 % interval."""
     low, high = test.interval.low, test.interval.high
     ends = "" if low is None or high is None else f" [{in_words(low)}, {in_words(high)}]"
     return f"{in_words(test.interval.point)}{unit}{ends}"

@@ -58,9 +58,7 @@ class Saving:
     """A recipe that saves memory, in its parts.
 
     Attributes:
-        recipe: canonical.
         denoiser, encoder: how the denoiser and the largest text encoder are quantised.
-        offloading: where weights are kept while they are not needed.
         vae_share: of the VAE's activations that are left.
     """
 
@@ -73,12 +71,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Need:
-    """Estimated bytes on a GPU, as in a `Prediction`.
-
-    Attributes:
-        held_bytes: of all weights, wherever they are kept.
-        denoiser_bytes: of the denoiser's weights.
-    """
+    """Estimated bytes on a GPU, as in a `Prediction`."""
 
     peak_bytes: int
     loading_bytes: int
@@ -96,8 +89,6 @@ class RecipeChange:
     """One change of a series, applied after those before it.
 
     Attributes:
-        what: a recipe, a batch or a size, for users.
-        prediction: with this change and those before it.
         fills: the change does not lower the memory; it uses what is still free to be faster.
     """
 
@@ -155,12 +146,16 @@ def use_free_memory(
             continue
         on_attempt(variant.text)
         changed = recipe.without(technique).with_(variant)
-        after = predicted(
-            model, changed, height=now.height, width=now.width, batch=now.batch, text=now.text, task=now.task
-        )
+        after = _again(model, changed, now)
         if fits(after, card_bytes):
             return RecipeChange(variant.text, after, fills=True)
     return None
+
+
+def _again(model: Weightless, recipe: Recipe, before: Prediction, **size: int) -> Prediction:
+    """Return the prediction of another recipe, for the call of an earlier one with another size or batch."""
+    call = {name: getattr(before, name) for name in ("height", "width", "batch", "text", "task")}
+    return predicted(model, recipe, **call | size)
 
 
 def _saving_changes(
@@ -171,30 +166,15 @@ def _saving_changes(
     on_attempt: Callable[[str], None],
     speed_of: SpeedOf,
 ) -> list[RecipeChange]:
-    """Return the changes that lower the memory, until it fits (see `changes`)."""
     changes: list[RecipeChange] = []
 
-    def attempt(
-        what: str,
-        changed: Recipe,
-        height: int | None = None,
-        width: int | None = None,
-        batch: int | None = None,
-    ) -> Prediction | None:
+    def attempt(what: str, changed: Recipe, **size: int) -> Prediction | None:
         on_attempt(what)
         try:
-            after = predicted(
-                model,
-                changed,
-                height=height or now.height,
-                width=width or now.width,
-                batch=batch or now.batch,
-                text=now.text,
-                task=now.task,
-            )
+            after = _again(model, changed, now, **size)
         except Unsupported:
             other = _fallback(changed)
-            return None if other is None else attempt(what, other, height, width, batch)
+            return None if other is None else attempt(what, other, **size)
         except (NoEffect, WorkloadError):
             return None
         if (
@@ -233,9 +213,7 @@ def _saving_changes(
 
 def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     """Return the recipes that techniques propose to save memory: those that keep the image first, then the faster.
-
-    Where a recipe is known to be faster together with `compile`, it is proposed so.
-    """
+    Where a recipe is known to be faster together with `compile`, it is proposed so."""
     recipes = []
     ordered = sorted(
         TECHNIQUES.values(),
@@ -243,7 +221,9 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     )
     for technique in ordered:
         for declared in technique.declared.saves_memory:
-            recipe = _aimed(declared, encoder)
+            # For the model's largest text encoder; without one, for the other targets.
+            name, instead = (f",{LARGEST_ENCODER}", "") if encoder is None else (LARGEST_ENCODER, encoder)
+            recipe = declared.replace(name, instead)
             speed = speed_of(recipe)
             together = f"{recipe}+compile"
             compiled = speed_of(together) if speed is not None else None
@@ -255,15 +235,7 @@ def _saving_recipes(speed_of: SpeedOf, encoder: str | None) -> list[str]:
     return [recipe for *_, recipe in sorted(recipes, key=lambda entry: entry[:2])]
 
 
-def _aimed(recipe: str, encoder: str | None) -> str:
-    """Return a declared recipe for the model's largest text encoder; without one, for its other targets."""
-    if encoder is None:
-        return recipe.replace(f",{LARGEST_ENCODER}", "")
-    return recipe.replace(LARGEST_ENCODER, encoder)
-
-
 def _costs_no_time(recipe: str) -> bool:
-    """Whether it lowers the precision, or changes the VAE alone, which runs once per image."""
     return _touches_vae_only(recipe) or all(t.facts.stage is Stage.PRECISION for t in resolve(recipe))
 
 
@@ -272,10 +244,8 @@ def _touches_vae_only(recipe: str) -> bool:
 
 
 def _replacing(recipe: Recipe, added: str) -> Recipe | None:
-    """Return the recipe with `added` in place of the techniques that own the same slots.
-
-    If that is invalid, a technique of the recipe is replaced by its fallback. None if that is invalid too.
-    """
+    """Return the recipe with `added` in place of the techniques that own the same slots. If that is invalid, a
+    technique of the recipe is replaced by its fallback. None if that is invalid too."""
     for base in (recipe, _fallback(recipe)):
         try:
             if base is not None:
@@ -286,7 +256,6 @@ def _replacing(recipe: Recipe, added: str) -> Recipe | None:
 
 
 def _fallback(recipe: Recipe) -> Recipe | None:
-    """Return the recipe with one technique replaced by its fallback; None if no technique has one."""
     for technique in recipe:
         for instead in technique.facts.fallback:
             changed = recipe.replacing(*resolve(instead))
@@ -296,7 +265,6 @@ def _fallback(recipe: Recipe) -> Recipe | None:
 
 
 def _smaller_sizes(height: int, width: int) -> Iterator[tuple[int, int]]:
-    """Yield three quarters and half of the size (height, width), in multiples of 64 pixels."""
     for share in (0.75, 0.5):
         smaller = tuple(max(64, int(share * side) // 64 * 64) for side in (height, width))
         if min(smaller) >= _SMALLEST:
@@ -310,11 +278,7 @@ def largest_encoder(prediction: Prediction) -> str | None:
 
 
 def need_of(saving: Saving, published: Prediction) -> Need:
-    """Return the memory that a recipe needs.
-
-    Args:
-        published: the prediction of the model without a recipe, at the same size.
-    """
+    """Return the memory that a recipe needs."""
     encoder = largest_encoder(published)
     held: dict[str, float] = {"denoiser": 0.0, "vae": 0.0, "text": 0.0, "other": 0.0}
     largest_text = 0.0

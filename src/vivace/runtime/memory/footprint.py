@@ -192,7 +192,6 @@ class Footprint:
     Attributes:
         stage: name of the current stage of the call, set by the caller. Peaks are kept by stage.
         peaks: the largest number of live bytes in each stage, including what was allocated before it.
-        operations: counts what is computed meanwhile.
     """
 
     def __init__(self, device: str = "meta") -> None:
@@ -401,11 +400,8 @@ def _size(tensor: Any) -> int:
 
 
 def _key_of(value: Any) -> Hashable | None:
-    """Return the inputs that decide the outputs' layout; None if unknown.
-
-    Scalars are not remembered: whether one represents a Python number, which decides type promotion, cannot
-    be read.
-    """
+    """Return the inputs that decide the outputs' layout; None if unknown. Scalars are not remembered: whether one
+    represents a Python number, which decides type promotion, cannot be read."""
     import torch
 
     kind = type(value)

@@ -2,8 +2,8 @@
 
 A call is run at all of its steps, since only that tells how often the denoiser is called. After the first two steps a
 call with inputs of known shapes is not traced again: its operations are those of the first call with such inputs. So a
-step cache's hits count as if they were computed. One multiply-add is 2 FLOP; what is counted is said in
-`vivace.measure.flops`.
+step cache's hits count as if they were computed. One multiply-add is 2 FLOP. As usual, only matmuls, convolutions and
+attention are counted, attention in full even with a causal mask; everything else is memory-bound.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.foundation.spec.ceilings import ComponentWork, Work
 from vivace.machinery.technique import COMPONENTS, Stage, Technique, component_of, working_part
-from vivace.measure.flops import Kind, kind_of, shape_text, weights_of
 
 if TYPE_CHECKING:
     import torch
     from diffusers import DiffusionPipeline
 
+Kind = Literal["gemm", "conv", "attention"]
 VAE_ENCODER = "vae_encoder"
 """Component that encodes the source images of a call. Techniques know the VAE as one component."""
 CONTROLNET = "controlnet"
@@ -31,11 +31,7 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Operations:
-    """FLOP of the operations so far, by component and kind.
-
-    Attributes:
-        calls: of each component.
-    """
+    """FLOP of the operations so far, by component and kind."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -53,7 +49,9 @@ class Operations:
         formula = self._formulas[func]
         if formula is None or self._paused:
             return
-        kind = "attention" if self._in_attention else kind_of(func)
+        name = str(func)
+        is_attention = self._in_attention or "fused_attention" in name
+        kind: Kind = "attention" if is_attention else "conv" if "convolution" in name else "gemm"
         self._add(kind, formula(*args, **kwargs, out_val=result), args)
 
     def attended(self, query: Any, key: Any, value: Any) -> None:
@@ -132,28 +130,37 @@ def _formula_of(func: Any) -> Callable[..., int] | None:
     return flop_registry.get(func._overloadpacket)  # type: ignore[no-any-return]
 
 
-def watch(pipe: DiffusionPipeline, operations: Operations) -> None:
-    """Patch the components, as instances, so that their operations are counted, and repeated calls are not traced."""
+def watch(pipe: DiffusionPipeline, operations: Operations, *, traces_all: bool = False) -> None:
+    """Patch the components, as instances, so that their operations are counted.
+
+    Args:
+        traces_all: also calls with inputs of known shapes, so that hits of a step cache count as such.
+    """
     for name, module in _parts(pipe).items():
         module.forward = _counted(name, module.forward, operations)
         # Techniques may compute in hooks around the forward.
         module.register_forward_pre_hook(functools.partial(_enter, operations, name), prepend=True)
         module.register_forward_hook(functools.partial(_enter, operations, ""))
+    if traces_all:
+        return
     steps = _count_steps(pipe)
     for module in (component_of(pipe, "denoiser"), getattr(pipe, "controlnet", None)):
         if module is not None:
             module.forward = _repeated(module.forward, operations, steps)
 
 
-def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Technique]) -> Work:
-    """Return the work on a GPU, with the precision of operations under the techniques."""
+def work_of(
+    pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Technique], device: str = "cuda"
+) -> Work:
+    """Return the work on a device, with the precision of operations under the techniques."""
     work = []
     for name, module in _parts(pipe).items():
         if not operations.calls[name]:
             continue
         dtype = operations.dtype(name)
-        # PyTorch's default for convolutions, not for matmuls.
-        gemm, conv, attention = precisions(name, dtype, "tf32" if dtype == "fp32" else dtype, recipe)
+        # PyTorch's default on a GPU is TF32 for convolutions, not for matmuls.
+        before = "tf32" if dtype == "fp32" and device == "cuda" else dtype
+        gemm, conv, attention = precisions(name, dtype, before, recipe)
         work.append(
             ComponentWork(
                 component=name,
@@ -165,19 +172,22 @@ def work_of(pipe: DiffusionPipeline, operations: Operations, recipe: Sequence[Te
                 gemm=gemm,
                 conv=conv,
                 attention=attention,
-                weights_bytes=weights_of(module)[1],
+                weights_bytes=_weights_bytes(module),
             )
         )
     return Work(components=tuple(work))
 
 
-def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) -> tuple[str, str, str]:
-    """Return the precision of a component's matmuls, convolutions and attention under a recipe.
+def _weights_bytes(module: Any) -> int:
+    """Return the bytes of a module's parameters, without embeddings' tables, which a call reads in part."""
+    import torch
 
-    Args:
-        dtype: of its activations.
-        conv: of its convolutions, before the recipe.
-    """
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
+    return sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in tables)
+
+
+def precisions(name: str, dtype: str, conv: str, recipe: Sequence[Technique]) -> tuple[str, str, str]:
+    """Return the precision of a component's matmuls, convolutions and attention under a recipe."""
     gemm, attention = dtype, dtype
     part = "vae" if name == VAE_ENCODER else name
     for technique in recipe:
@@ -199,7 +209,6 @@ def skips_work(recipe: Sequence[Technique]) -> bool:
 
 
 def _parts(pipe: DiffusionPipeline) -> dict[str, Any]:
-    """Return the modules whose calls are counted, by name; none inside another."""
     parts: dict[str, Any] = {
         name: working_part(name, module)
         for name in COMPONENTS
@@ -226,7 +235,6 @@ def _enter(operations: Operations, component: str, *_: Any) -> None:
 
 
 def _count_steps(pipe: DiffusionPipeline) -> Callable[[], int]:
-    """Return the number of steps that the scheduler has made."""
     number = 0
     step = pipe.scheduler.step
 
@@ -252,7 +260,7 @@ def _repeated(
     @functools.wraps(forward)
     def repeated(*args: Any, **kwargs: Any) -> Any:
         named = [*args, *(part for item in sorted(kwargs.items()) for part in item)]
-        key = tuple(map(shape_text, tree_leaves(named)))
+        key = tuple(map(_shape_text, tree_leaves(named)))
         if key in counted and steps() >= _TRACED_STEPS:
             layout, flop, calls = counted[key]
             operations.repeat(flop)
@@ -269,6 +277,11 @@ def _repeated(
         return output
 
     return repeated
+
+
+def _shape_text(value: Any) -> str:
+    """Return an input's shape, or the value itself if it is not a tensor."""
+    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "dtype") else repr(value)
 
 
 @dataclass(frozen=True)

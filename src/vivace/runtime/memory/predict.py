@@ -1,8 +1,5 @@
-"""Predict the GPU memory of a model with a recipe before anything is loaded.
-
-The recipe is applied to a pipeline on the meta device (`vivace.runtime.memory.weightless`) as it is to the real one.
-Then the pipeline's own call runs, while `vivace.runtime.memory.footprint` counts the bytes that would be allocated.
-"""
+"""Predict the GPU memory of a model with a recipe before anything is loaded: the recipe is applied to a pipeline on the
+meta device, and its call runs while `footprint` counts the bytes that would be allocated."""
 
 from __future__ import annotations
 
@@ -63,12 +60,7 @@ _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3
 
 
 class ComponentBytes(Spec):
-    """One network of the pipeline, with the recipe applied.
-
-    Attributes:
-        name: its attribute of the pipeline.
-        dtype: the dtypes of its parameters, most bytes first.
-    """
+    """One network of the pipeline, with the recipe applied."""
 
     name: str
     class_name: str
@@ -81,18 +73,13 @@ class Prediction(Spec):
     """Predicted bytes on a GPU, as PyTorch's allocator counts them.
 
     Attributes:
-        height, width: pixels.
         model_bytes, peak_bytes: as in a record's `Memory`.
-        peak_stage: the stage of the call with the peak.
         stages: peak bytes in each stage of a call, the model included. "between" is the pipeline's work outside of its
             components.
         loading_bytes: peak bytes while the model is loaded and the recipe applied. Most techniques convert weights that
             are on the GPU; quantize and offload copy them from host memory layer by layer.
-        other_gpus: number of other GPUs that generate the same image (parallel).
         other_gpu_bytes: upper bound for each of them: the denoiser and a whole forward.
         beyond_allocator_bytes: what the process takes on the GPU outside of the allocator.
-        num_inference_steps: of the call.
-        work: what the call computes.
         work_is_bound: whether it computes less than that: a step cache's hits are counted as computed.
     """
 
@@ -151,8 +138,9 @@ def predict(
             f"{model.name}: `vivace plan` counts a GGUF file as it is, without a recipe; plan {model.gguf_of} with "
             "quantize(q8_0, backend=gguf), or q5_0 or q4_0 for files of 5 or 4 bits, and the rest of the recipe"
         )
+    size = {name: side for name, side in (("height", height), ("width", width)) if side is not None}
     with quiet(), about:
-        predicted = _predict(model, recipe, height, width, batch, text, task, call or {}, machine)
+        predicted = _predict(model, recipe, (call or {}) | size, batch, text, task, machine)
     return predicted if model.gguf_bytes is None else with_gguf(predicted, model.gguf_bytes)
 
 
@@ -179,12 +167,10 @@ def with_gguf(plain: Prediction, num_bytes: int) -> Prediction:
 def _predict(
     model: Weightless,
     recipe: Recipe,
-    height: int | None,
-    width: int | None,
+    call: dict[str, Any],
     batch: int,
     text: Literal["prompts", "embeddings"],
     task: Task | None,
-    call: dict[str, Any],
     machine: Machine,
 ) -> Prediction:
     stored = {} if model.located is None else stored_effects(model.located)
@@ -194,15 +180,13 @@ def _predict(
     check_batch(type(pipe).__name__, batch, model.name)
     if chosen in STRENGTHS:
         call = {"strength": STRENGTHS[chosen]} | call
-    size = {"height": height, "width": width}
-    defaults = model.defaults | call | {k: v for k, v in size.items() if v is not None}
+    defaults = model.defaults | call
     _check_size(model.name, pipe, defaults)
     footprint = Footprint()
-    footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
+    networks = _networks(pipe).values()
+    footprint.hold(tensor for module in networks for tensor in _tensors(module))
     footprint.stage = "loading"
-    largest = max(
-        (p.numel() * p.element_size() for m in _networks(pipe).values() for p in m.parameters()), default=0
-    )
+    largest = max((p.numel() * p.element_size() for m in networks for p in m.parameters()), default=0)
     loaded = footprint.held
     footprint.start_peak()
     facts = ModelFacts(
@@ -262,11 +246,8 @@ def _predict(
 
 
 def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
-    """Return the prediction to compare with a trial's measured `Memory` on a GPU.
-
-    It loads nothing and touches no device, but imports torch and takes seconds, so call it in another process than the
-    one that times.
-    """
+    """Return the prediction to compare with a trial's measured `Memory` on a GPU. It loads nothing and touches no
+    device, but imports torch and takes seconds, so call it in another process than the one that times."""
     workload = trial.workload
     return predict(
         find_weightless(trial.model.name),
@@ -282,12 +263,7 @@ def predict_trial(trial: Trial, machine: Machine = ANY_GPU) -> Prediction:
 
 
 def built_for(model: Weightless, task: Task | None, device: str) -> Any:
-    """Return the model's pipeline for a task, without weights, in the dtype of its baseline on a device.
-
-    Args:
-        task: None for what it is published for.
-        device: on "cpu" every baseline is in fp32.
-    """
+    """Return the model's pipeline for a task, without weights, in the dtype of its baseline on a device."""
     import torch
 
     pipe = model.build()
@@ -309,7 +285,6 @@ def images_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) ->
 def _run_call(
     session: Session, footprint: Footprint, prompts: list[str], text: str, defaults: dict[str, Any]
 ) -> None:
-    """Run the pipeline's call and count its memory by stage."""
     pipe = session.pipe
     try:
         with warnings.catch_warnings(), footprint.following():
@@ -348,7 +323,6 @@ def _track_stages(pipe: DiffusionPipeline, footprint: Footprint) -> None:
 
 
 def _networks(pipe: DiffusionPipeline) -> dict[str, torch.nn.Module]:
-    """Return the pipeline's modules by name."""
     import torch
 
     return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}

@@ -1,13 +1,9 @@
-"""Earlier predictions, kept on disk: importing diffusers and building a pipeline takes seconds.
-
-A prediction depends on nothing but what its key holds: the model's configuration and tokenizers, the recipe with the
-content of its files, the size of the call, vivace's source, and the libraries. So does the answer that there is none:
-no effect, unsupported, or an impossible size.
-"""
+"""Earlier predictions, and refusals, kept on disk by all that they depend on: importing diffusers and building a
+pipeline takes seconds."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -37,11 +33,7 @@ MOST_KEPT = 2000
 
 
 def predicted(model: Weightless, recipe: Recipe, **request: Any) -> Prediction:
-    """Return the result of `predict`, from disk if it was computed before.
-
-    Args:
-        request: the other arguments of `predict`, as JSON holds them: height, width, batch, text, task.
-    """
+    """Return the result of `predict`, from disk if it was computed before."""
     if any(
         technique.facts.needs_prompts for technique in recipe
     ):  # what it found on the real model may have changed
@@ -93,7 +85,7 @@ def _files(located: LocatedModel) -> str:
     return total.hexdigest()
 
 
-@functools.cache
+@cache
 def _installed() -> str:
     """Return the digest of vivace's source, and of the folders of packages, which change with what is installed."""
     own = Path(__file__).parents[2]
@@ -108,7 +100,6 @@ def _installed() -> str:
 
 
 def _read(path: Path) -> Any | None:
-    """Return the stored answer; None if there is none, or it is damaged."""
     try:
         content = json.loads(path.read_bytes())
         if isinstance(content, dict):
@@ -121,7 +112,6 @@ def _read(path: Path) -> Any | None:
 
 
 def _answer_of(content: Any) -> Prediction:
-    """Return a stored prediction."""
     if isinstance(content, dict):
         return Prediction.model_validate(content)
     name, reason, already_so = content
@@ -148,50 +138,33 @@ _OWN = {"batch": 1, "text": "prompts"}
 def shipped_answer(
     model: str, defaults: Mapping[str, Any], recipe: str, request: Mapping[str, Any]
 ) -> Any | None:
-    """Return the answer to a question as `remembered` keeps it, as JSON holds it; None if none is shipped.
-
-    Args:
-        defaults: of the model's call.
-        request: height, width, batch, text, task; what it lacks, or has as None, is the model's own.
-    """
+    """Return the answer to a question as `remembered` keeps it, as JSON holds it; None if none is shipped."""
     published = footprints().get(model)
-    if published is None or _versions() != versions():
+    made_with, answers = _shipped_answers()
+    if published is None or made_with != versions():
         return None
     own = _OWN | {"height": defaults["height"], "width": defaults["width"], "task": published.task}
     if any(value is not None and value != own[name] for name, value in request.items()):
         return None
     if recipe == BASELINE:
         return published.model_dump(mode="json")
-    return _answers().get((model, recipe))
+    return answers.get((model, recipe))
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed libraries, without the last number; "" of those that are not there."""
-    return {name: _version(name) for name in LIBRARIES}
-
-
-def _version(name: str) -> str:
-    try:
-        return ".".join(importlib.metadata.version(name).split(".")[:2])
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    found = dict.fromkeys(LIBRARIES, "")
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = ".".join(importlib.metadata.version(name).split(".")[:2])
+    return found
 
 
 @cache
-def _lines() -> tuple[Any, ...]:
-    return tuple(json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines())
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions with which the shipped answers were made."""
-    made_with: dict[str, str] = _lines()[0]
-    return made_with
-
-
-@cache
-def _answers() -> dict[tuple[str, str], Any]:
-    """Return the shipped answers, by model and recipe."""
-    return {(model, recipe): answer for model, recipe, answer in _lines()[1:]}
+def _shipped_answers() -> tuple[dict[str, str], dict[tuple[str, str], Any]]:
+    """Return the versions with which the shipped answers were made, and the answers by model and recipe."""
+    made_with, *answers = map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+    return made_with, {(model, recipe): answer for model, recipe, answer in answers}
 
 
 FOOTPRINTS = Path(__file__).with_name("footprints.json")

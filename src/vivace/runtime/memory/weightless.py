@@ -1,14 +1,10 @@
-"""Pipelines without weights: every component as published, with its tensors on the meta device.
-
-They take no memory. Called under `vivace.runtime.memory.footprint`, such a pipeline tells how much memory the real one
-would take. Only configuration files and tokenizers are downloaded or read.
-"""
+"""Pipelines without weights: every component as published, with its tensors on the meta device. Only configuration
+files and tokenizers are downloaded or read."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +20,7 @@ from vivace.models.checkpoints.gguf_file import SUFFIX, read_gguf_header
 from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.single_file import contents_of
 from vivace.models.find import SYNTHETIC, LocatedModel, find_model
+from vivace.models.model_files import exists_as
 from vivace.models.synthetic import assemble, on_meta
 from vivace.runtime.pipelines import weightless_pipeline
 
@@ -37,15 +34,11 @@ class Weightless:
     """A model without weights that is built anew for each recipe.
 
     Attributes:
-        name: the name that was asked for.
         dtype: dtype of its baseline on a GPU, "fp16", "bf16" or "fp32".
-        defaults: known defaults of the call: height, width, num_inference_steps, guidance_scale, ...
-        build: builds its diffusers pipeline in the baseline's dtype.
         build_tiny_vae: builds the tiny VAE for its latents in fp32, or None.
         located: the model in a folder; None for an architecture.
         gguf_bytes: of a GGUF file's tensors, which are the denoiser; None for other models.
         gguf_of: the catalogue's model whose denoiser they are.
-        note: on how a file is counted.
     """
 
     name: str
@@ -60,17 +53,15 @@ class Weightless:
 
 
 def find_weightless(name: str) -> Weightless:
-    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file.
-
-    A folder in diffusers' format needs only its configuration files and tokenizers.
-    """
+    """Find a model by architecture (`flux-dev`, `synthetic:flux-dev`), catalogue name, folder, or file. A folder in
+    diffusers' format needs only its configuration files and tokenizers."""
     plain = name.strip().lower()
     plain_name = plain.removeprefix(SYNTHETIC)
     if plain_name in ARCHITECTURES:
         return _of_architecture(plain, ARCHITECTURES[plain_name])
-    if plain not in CATALOGUE and os.path.isfile(name):  # unlike Path's, for a name of any length
+    if plain not in CATALOGUE and exists_as(name)[1]:
         return _of_file(name)
-    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or _is_folder(name)):
+    if plain.startswith(SYNTHETIC) or not (plain in CATALOGUE or exists_as(name)[0]):
         names = {*ARCHITECTURES, *CATALOGUE}
         raise UnknownModel(
             f"no model '{name[:200]}'{nearest(plain_name[:200], names)} (known models: {', '.join(sorted(names))}; or "
@@ -100,11 +91,9 @@ def _of_architecture(name: str, architecture: Architecture) -> Weightless:
 
 
 def _of_file(name: str) -> Weightless:
-    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture.
-
-    Layers of a GGUF file stay as they are stored. Other files are loaded in the model's own precision.
-    """
-    path = Path(name)
+    """Return the catalogue's model of a file's family: every checkpoint of a family has the same architecture. Layers
+    of a GGUF file stay as they are stored. Other files are loaded in the model's own precision."""
+    path = user_path(name)
     contents = contents_of(path, is_loaded=False)
     model = _of_architecture(name, ARCHITECTURES[contents.entry])
     if path.suffix == SUFFIX:
@@ -189,14 +178,9 @@ def _part(part: str, value: list[Any], files: Mapping[str, Path], dtype: str) ->
 
 
 def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None:
-    """Patch a pipeline on the meta device so that its call runs, which reads values of tensors in places.
-
-    Timesteps stay on the CPU. Where a pipeline reads masks or positions, its family knows the same from the prompts'
-    tokens or the image's size. All patches are on the instance.
-
-    Args:
-        height, width: pixels of the image that the call will draw.
-    """
+    """Patch a pipeline on the meta device so that its call runs, which reads values of tensors in places. Timesteps
+    stay on the CPU. Where a pipeline reads masks or positions, its family knows the same from the prompts' tokens or
+    the image's size. All patches are on the instance."""
     _keep_timesteps_on_cpu(pipe)
     for encoder in (component_of(pipe, component) for component in TEXT_ENCODERS):
         if encoder is not None:
@@ -207,10 +191,8 @@ def run_without_values(pipe: DiffusionPipeline, height: int, width: int) -> None
 
 
 def _keep_timesteps_on_cpu(pipe: DiffusionPipeline) -> None:
-    """Patch a pipeline on the meta device so that it can read the values of the timesteps.
-
-    Only the denoiser's arguments are moved to the meta device. The scheduler and the denoiser are patched as instances.
-    """
+    """Patch a pipeline on the meta device so that it can read the values of the timesteps. Only the denoiser's
+    arguments are moved to the meta device. The scheduler and the denoiser are patched as instances."""
     scheduler = pipe.scheduler
     set_timesteps = scheduler.set_timesteps
 
@@ -258,13 +240,6 @@ def _in_dtype(module: Any, dtype: str) -> Any:
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
     # Not diffusers' own `to`, which warns about modules that it keeps in fp32.
     return torch.nn.Module.to(module, "meta", kinds[dtype])
-
-
-def _is_folder(name: str) -> bool:
-    try:
-        return user_path(name).is_dir()
-    except (OSError, ValueError):  # too long, or a NUL byte
-        return False
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -34,11 +34,8 @@ class Keys:
 
     @classmethod
     def read(cls, path: str | Path) -> Keys:
-        """Read a file of one key a line, each after a name or alone; "# ..." is a comment.
-
-        Raises:
-            UsageError: it cannot be read, has no key, or one that is too short, twice there or not of one word.
-        """
+        """Read a file of one key a line, each after a name or alone; "# ..." is a comment. UsageError if it cannot be
+        used."""
         path = user_path(str(path))
         with reading(str(path), UsageError):
             stamp = _stamp_of(path)
@@ -131,7 +128,6 @@ def host_name(host: str) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a name or address is always this machine's own."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -33,11 +33,8 @@ _LOOK_S = 0.2
 def create_app(
     settings: ServeSettings, workers: WorkerSource, on_problem: Callable[[], None] = lambda: None
 ) -> FastAPI:
-    """Return the application; its lifespan starts and ends the workers.
-
-    Args:
-        on_problem: called once no worker will ever draw; `app.state.problem` says why.
-    """
+    """Return the application, whose lifespan starts and ends the workers; `on_problem` is called once none will ever
+    draw."""
     metrics = Metrics()
 
     @contextlib.asynccontextmanager

@@ -60,12 +60,8 @@ class Uploads:
 
 
 async def read_form(request: Request) -> tuple[dict[str, str], Uploads]:
-    """Return the text fields of a form, and its images.
-
-    Raises:
-        RequestError: it is no form, or its parts are of the wrong kind.
-        JobError: the client went away.
-    """
+    """Return the text fields of a form, and its images; RequestError if it is no form, or its parts are of the wrong
+    kind."""
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith(_KIND):
         raise RequestError("image", f"send a form ({_KIND}) with the image in it")
@@ -142,11 +138,7 @@ def _files(form: FormData, name: str) -> list[UploadFile]:
 
 
 def task_for(uploads: Uploads, state: ModelState) -> Task:
-    """Return the task of a request with these images.
-
-    Raises:
-        RequestError: the task is not served.
-    """
+    """Return the task of a request with these images; RequestError if it is not served."""
     edits = state.edits
     task: Task = "inpaint" if uploads.mask is not None else "edit" if "edit" in edits.tasks else "image"
     if task not in edits.tasks:
@@ -171,11 +163,8 @@ def task_for(uploads: Uploads, state: ModelState) -> Task:
 async def fitted(
     body: EditRequest, uploads: Uploads, settings: ServeSettings, state: ModelState
 ) -> RequestSource:
-    """Read the images of a request, beside the event loop, and fit them to the size that is drawn.
-
-    Raises:
-        RequestError: an image cannot be used, or the request asks for something that this server does not do.
-    """
+    """Read the images of a request, beside the event loop, and fit them to the size that is drawn; RequestError if one
+    cannot be used."""
     check_model(body, settings, state)
     task = task_for(uploads, state)
     size = requested_size(body.size, settings, state)

@@ -121,7 +121,6 @@ class _StrictRoute(APIRoute):
 
 
 def _state_of(request: Request) -> ModelState:
-    """Return the state of the model."""
     pool: ReplicaPool = request.app.state.pool
     if pool.problem is not None:
         raise JobError(503, f"the model cannot be used: {pool.problem}")
@@ -170,7 +169,6 @@ async def _answer(request: Request, body: ImageBody, state: ModelState, source: 
 
 
 async def _drawn(request: Request, body: ImageBody, job: ImageJob) -> Drawn:
-    """Wait for an image."""
     image: Drawn = await request.app.state.pool.wait(job)
     if job.task == "inpaint" and isinstance(body, EditRequest) and body.keep_unmasked:
         return await keep_unmasked(image, job)

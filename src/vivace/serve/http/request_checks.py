@@ -246,7 +246,6 @@ class BoundedBody:
         return None
 
     def forget(self) -> None:
-        """Note that the request has its answer."""
         self._bodies.num_bytes -= self._counted
         self._counted = 0
 

@@ -34,12 +34,7 @@ _MOST_DIGITS = 100
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request's body.
-
-    Raises:
-        RequestError: it is not a JSON object.
-        JobError: the client went away.
-    """
+    """Return the JSON object of a request's body; RequestError if it is none."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestError(
@@ -67,11 +62,7 @@ def check_encoding(request: Request) -> None:
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """Parse a JSON text strictly.
-
-    Raises:
-        ValueError: it is not JSON, is too deep, has a number that is too long, or gives a name twice.
-    """
+    """Parse a JSON text strictly: ValueError if it is too deep, has too long a number, or gives a name twice."""
     try:
         return json.loads(text, object_pairs_hook=_without_repeats, parse_int=_whole)
     except RecursionError:
@@ -176,7 +167,6 @@ class EditRequest(ImageBody):
     @field_validator(*_NOT_TEXT, mode="before")
     @classmethod
     def _from_text(cls, value: object, info: ValidationInfo) -> object:
-        """Read a field of a form, which has text only."""
         if not isinstance(value, str):
             return value
         try:
@@ -204,11 +194,8 @@ def jobs_of(
     source: RequestSource,
     owner: str,
 ) -> list[ImageJob]:
-    """Return the jobs of a request of a key's owner.
-
-    Raises:
-        RequestError: it asks for something that this server does not do.
-    """
+    """Return the jobs of a request of a key's owner; RequestError if it asks for something that this server does not
+    do."""
     if source.task == "text" and not state.draws_text:
         raise RequestError(None, "this server draws from images; POST /v1/images/edits")
     check_model(request, settings, state)
@@ -268,7 +255,6 @@ def _first_seed(request: ImageBody) -> int:
 
 
 def check_model(request: ImageBody, settings: ServeSettings, state: ModelState) -> None:
-    """Raise RequestError if a request names another model."""
     if request.model not in (None, settings.name, state.name):
         message = f"this server has {settings.name!r}, not {request.model!r}"
         raise RequestError("model", message, 404, "model_not_found")
@@ -286,11 +272,7 @@ def _check_output(request: ImageBody, state: ModelState) -> None:
 
 
 def requested_size(text: str | None, settings: ServeSettings, state: ModelState) -> Size | None:
-    """Return the size that a request names; None if it leaves it to the server.
-
-    Raises:
-        RequestError: it is not served.
-    """
+    """Return the size that a request names; None if it leaves it to the server. RequestError if it is not served."""
     if text in (None, "auto"):
         return None
     match = _SIZE.fullmatch(text or "")

@@ -55,7 +55,6 @@ async def encode(
 def encode_now(
     drawn: Drawn, format_: str, quality: int | None = None, size: Size | None = None, *, b64: bool = False
 ) -> EncodedImage:
-    """Encode an image in this thread; see `encode`."""
     import PIL.Image
 
     began = time.perf_counter()
@@ -73,7 +72,6 @@ def encode_now(
 
 
 def dumped(fields: dict[str, Any]) -> bytes:
-    """Return fields as compact JSON."""
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -125,7 +123,6 @@ def event_text(kind: str, fields: dict[str, Any], b64: bytes | None = None) -> b
 
 
 def server_timing(phases: dict[str, float]) -> str:
-    """Return the header Server-Timing, in milliseconds."""
     return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in phases.items())
 
 

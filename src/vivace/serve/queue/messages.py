@@ -108,26 +108,19 @@ _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 
 def written(message: Message) -> bytes:
-    """Return the line of a message."""
     return _MESSAGE.dump_json(message) + b"\n"
 
 
 def parsed(line: str | bytes) -> Message:
-    """Return the message of a line."""
     return _MESSAGE.validate_json(line)
 
 
 def image_file(folder: Path, job: str, name: str) -> Path:
-    """Return the file for the pixels of an image."""
     return folder / f"{job}-{name}"
 
 
 class ImageFolder:
-    """A folder of one server, in `path`.
-
-    Args:
-        parent: of it; None for memory, or the system's folder for temporary files where there is none.
-    """
+    """A folder of one server, in `path`: in memory, or among the temporary files where there is no such place."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
@@ -138,7 +131,6 @@ class ImageFolder:
         self.path = new.rename(parent / f"{_PREFIX}{new.name.removeprefix(_NEW)}") if is_locked else new
 
     def cleanup(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)

@@ -28,9 +28,7 @@ class WorkerSource(Protocol):
     places: tuple[str | None, ...]
     num_steady: int
 
-    def make(self, place: str | None) -> Worker:
-        """Return a worker that is not started yet."""
-        ...
+    def make(self, place: str | None) -> Worker: ...
 
     async def stop(self) -> None:
         """End what the workers were made by."""
@@ -81,7 +79,6 @@ class ReplicaPool:
         """Kept from being collected before they end."""
 
     def start(self) -> None:
-        """Start all workers."""
         self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
 
     async def stop(self) -> None:
@@ -114,11 +111,7 @@ class ReplicaPool:
         return sum(replica.phase not in (Phase.UNLOADED, Phase.UNUSABLE) for replica in self.replicas)
 
     def check_room(self, number: int, owner: str) -> None:
-        """Count so many jobs of an owner as rejected if they must not wait.
-
-        Raises:
-            QueueFull: there is no room for them.
-        """
+        """Count so many jobs of an owner as rejected, and raise QueueFull, if there is no room for them."""
         try:
             self.line.check_room(number, owner)
         except QueueFull:
@@ -126,11 +119,7 @@ class ReplicaPool:
             raise
 
     async def submit(self, jobs: list[ImageJob]) -> None:
-        """Let jobs wait, all or none.
-
-        Raises:
-            QueueFull: there is no room for them.
-        """
+        """Let jobs wait, all or none; QueueFull if there is no room for them."""
         self.check_room(len(jobs), jobs[0].owner)
         for job in jobs:
             self.ledger.accept(job)
@@ -138,11 +127,7 @@ class ReplicaPool:
             await self.line.put(job)
 
     async def wait(self, job: ImageJob) -> Drawn:
-        """Wait for a job until its deadline.
-
-        Raises:
-            JobError: it ended without an image.
-        """
+        """Wait for a job until its deadline; JobError if it ended without an image."""
         try:
             left_s = max(0.0, job.deadline - time.monotonic())
             return await asyncio.wait_for(asyncio.shield(job.result), left_s)

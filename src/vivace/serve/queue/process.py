@@ -36,11 +36,7 @@ _GRACE_S = 5.0
 
 
 class Workers:
-    """Makes the worker processes of a server; see `pool.WorkerSource`.
-
-    Args:
-        variables: environment variables of workers besides this process's own.
-    """
+    """Makes the worker processes of a server, with further environment variables; see `pool.WorkerSource`."""
 
     def __init__(
         self,
@@ -71,7 +67,6 @@ class Workers:
         return WorkerProcess(self._command, variables, self.template)
 
     async def stop(self) -> None:
-        """End the template, after the workers."""
         for template in self._templates:
             await template.stop()
 

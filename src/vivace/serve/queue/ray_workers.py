@@ -41,11 +41,8 @@ class WorkerActor:
         await self._process.start()
 
     async def send(self, line: bytes, files: Files, before: object) -> None:
-        """Send a message with the files of its pictures.
-
-        Args:
-            before: the result of the last call, so that messages keep their order.
-        """
+        """Send a message with the files of its pictures; `before` is the result of the last call, so that messages keep
+        their order."""
         message = parsed(line)
         if isinstance(message, Load):
             message = dataclasses.replace(message, folder=str(self._folder.path))
@@ -120,7 +117,6 @@ class RayWorkers:
                 return actor
 
     def remove(self, place: str | None) -> None:
-        """End the actor of a place, and what runs in it."""
         if (actor := self._actors.pop(place, None)) is not None:
             self._ray.kill(actor)
 

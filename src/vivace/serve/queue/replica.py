@@ -164,7 +164,6 @@ class InFlight:
 def read_drawn(
     job: ImageJob, image: dict[str, Any], phases: dict[str, float], notes: tuple[str, ...] = ()
 ) -> Drawn:
-    """Return an image of an event, and remove its file."""
     path = Path(image["file"])
     pixels = path.read_bytes()
     path.unlink()
@@ -506,7 +505,6 @@ class Replica:
         self.ledger.move(job, State.WAITING)
 
     def has(self, job: ImageJob) -> bool:
-        """Return whether the worker has a job."""
         return any(job in sent.jobs for sent in self._sent)
 
     async def cancel(self, job: ImageJob) -> None:

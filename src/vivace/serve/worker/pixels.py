@@ -56,11 +56,8 @@ class Pixels:
         return cls(on_host, copied, is_finite)
 
     def wait(self) -> list[NDArray[np.uint8]]:
-        """Wait until the bytes are there; return each image as (rows, columns, 3), without gaps.
-
-        Raises:
-            NotFinite: the call computed NaN or infinity.
-        """
+        """Wait until the bytes are there; return each image as (rows, columns, 3), without gaps. NotFinite for NaN or
+        infinity."""
         import torch
 
         if self.copied is not None:
@@ -102,11 +99,8 @@ class Projection:
     spread: float
 
     def image(self, latents: Any, height: int, width: int) -> Image:
-        """Return an image of the size of the first latents, one pixel for each of their places.
-
-        Raises:
-            NotFinite: the latents are NaN or infinity.
-        """
+        """Return an image of the size of the first latents, one pixel for each of their places; NotFinite for NaN or
+        infinity."""
         from PIL import Image
 
         grid = _grid(self.pipe, latents, height, width)

@@ -105,7 +105,6 @@ class LoraFolder:
         return time.perf_counter() - began
 
     def _load(self, session: Session, path: str, scale: float) -> None:
-        """Load a file with its factor, unless it is loaded."""
         try:
             identity = _identity(path)
             if identity != self._loaded:
@@ -200,7 +199,6 @@ class Editing:
                     break
 
     def state(self) -> dict[str, Any]:
-        """Return the facts that the server needs, as plain data."""
         sessions = list(self.sessions.values())
         takes = set.intersection(*(accepted_by(session.pipe) for session in sessions)) if sessions else set()
         strengths = [
@@ -298,11 +296,7 @@ class Drawing:
 
     @classmethod
     def load(cls, request: Load, report: Callable[[str], None]) -> Drawing:
-        """Load the model, apply the recipe, and draw at each size.
-
-        Raises:
-            VivaceError: the model or the recipe does not work here.
-        """
+        """Load the model, apply the recipe, and draw at each size; VivaceError if that does not work here."""
         import torch
 
         from vivace.benchmark.comparison import default_threads
@@ -368,7 +362,6 @@ class Drawing:
             self.batching[f"{width}x{height}"] = time_batches(self.session, width, height, batches)
 
     def state(self) -> dict[str, Any]:
-        """Return the facts that the server needs, as plain data."""
         from vivace.architectures import family_of
         from vivace.machinery.technique import component_of
         from vivace.runtime.calls import accepted_by
@@ -399,7 +392,6 @@ class Drawing:
         }
 
     def cancel(self) -> None:
-        """End the call in progress at its next step."""
         for session in (self.session, *self.editing.sessions.values()):
             session.cancel()
 

@@ -26,7 +26,6 @@ class QualityJudge:
         limits: of the gate; without a CLIP model they have none on its margin.
         scorer: the CLIP model, with the second witness; None for none.
         compares: whether images are compared with the baseline's.
-        trusts: whether quality is taken from another model.
         reason: why there is no CLIP model; "" if there is one, or if images show nothing anyway.
         usual: the CLIP model that would judge this model's images.
         limits_from: sentences about the sources of the judging models' limits.
@@ -36,7 +35,6 @@ class QualityJudge:
     limits: Limits = DEFAULT_LIMITS
     scorer: LocatedScorer | None = None
     compares: bool = True
-    trusts: bool = False
     reason: str = ""
     usual: str = USUAL_SCORER
     limits_from: tuple[str, ...] = ()
@@ -44,7 +42,7 @@ class QualityJudge:
     @property
     def same_picture_only(self) -> bool:
         """Whether only techniques that keep the image are searched, for lack of a judge."""
-        return not self.trusts and self.scorer is None
+        return self.scorer is None
 
     def quality_request(self, enabled: bool, *, noise_floor: bool = False) -> QualityRequest:
         """Return the quality settings of the search's studies."""
@@ -78,17 +76,16 @@ def judge_of(
     quality: QualityRequest,
     limits: Limits,
     *,
-    trusts: bool = False,
     shows_nothing: bool = False,
 ) -> QualityJudge:
     """Return the judges of images, which may show nothing though the weights are trained. Errors: see `find_judges`."""
     is_synthetic = located.model.is_synthetic
     flags = {"--scorer": quality.scorer not in (None, "auto"), "--witness": quality.witness is not None}
     check_quality_options(located, *(flag for flag, is_given in flags.items() if is_given))
-    if is_synthetic and not trusts and limits != DEFAULT_LIMITS:
+    if is_synthetic and limits != DEFAULT_LIMITS:
         check_quality_options(located, "--min-quality")
     if is_synthetic or shows_nothing:
-        return QualityJudge(quality, limits, compares=False, trusts=trusts)
+        return QualityJudge(quality, limits, compares=False)
     scorer = find_judges(located, quality)
     if scorer is not None:
         model = f"{located.model.name}@{located.model.revision}"

@@ -361,4 +361,4 @@ class TimedQualityPasses(Forwarding):
 
     def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None:
         self.pace.note_quality(num_scored, num_drawn, seconds)
-        super().end_quality(num_scored, num_drawn, seconds)
+        self.progress.end_quality(num_scored, num_drawn, seconds)

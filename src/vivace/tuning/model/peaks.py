@@ -27,13 +27,11 @@ class Peaks:
             self.predicted.update(zip(missing, self.predict(missing), strict=True))
 
     def add(self, recorded: Mapping[Recipe, float]) -> None:
-        """Add recorded peaks where nothing was predicted."""
         for recipe, peak in recorded.items():
             if self.predicted.get(recipe) is None:
                 self.predicted[recipe] = peak
 
     def of(self, recipe: Recipe) -> float | None:
-        """Return the predicted peak; None if there is none."""
         self.ask([recipe])
         return self.predicted[recipe]
 

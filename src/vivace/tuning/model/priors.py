@@ -64,13 +64,8 @@ def effects(
     num_steps: int | None = None,
     is_cpu: bool = False,
 ) -> dict[str, Prior]:
-    """Return the prior of each option's effect on the goal, by its text, and by name@component.
-
-    Args:
-        stages_s: the baseline's seconds by stage; None if unknown.
-        num_steps: of the baseline; None if unknown.
-        is_cpu: whether the device is a CPU.
-    """
+    """Return the prior of each option's effect on the goal, by its text, and by name@component, from the baseline's
+    seconds by stage."""
     by_name = {}
     for technique in techniques:
         trained = _effect_of_training(technique, stages_s, objective, num_steps)

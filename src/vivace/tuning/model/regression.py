@@ -88,7 +88,6 @@ class Regression:
     _inverse: Array | None = None
 
     def learn(self, data: Sequence[Datum]) -> None:
-        """Replace the data."""
         self._data = list(data)
         self._inverse = None
 
@@ -103,7 +102,6 @@ class Regression:
         return tuple(self._data)
 
     def estimate(self, recipes: Sequence[Recipe]) -> tuple[Array, Array]:
-        """Return the mean and the standard deviation of the figure of each recipe."""
         design = self._matrix([datum.recipe for datum in self._data])
         queries = self._matrix(recipes)
         means, variances = self._prior(queries.shape[1])
@@ -171,7 +169,6 @@ class Regression:
         return matrix
 
     def _row(self, recipe: Recipe) -> dict[int, float]:
-        """Return the weights of a recipe's features, by their numbers."""
         if recipe not in self._rows:
             self._rows[recipe] = {
                 self._number(feature, mean, sd): weight
@@ -219,6 +216,5 @@ class Regression:
 
 
 def _widened(matrix: Array, width: int) -> Array:
-    """Add columns of zeros for new features."""
     missing: Any = width - matrix.shape[1]
     return np.pad(matrix, ((0, 0), (0, missing))) if missing else matrix

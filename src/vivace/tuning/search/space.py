@@ -124,8 +124,6 @@ class Space:
         options: the options of recipes.
         cut: options that are left out before anything is timed, with the reason, by their text.
         judges: whether images are compared with the baseline's.
-        trusted: recipes whose quality is known to be kept; techniques that change the image may then be combined only
-            as in one of them. None: no such rule.
         components: that the model has: options name no others. None if unknown.
         combined: options that work only with others.
     """
@@ -134,7 +132,6 @@ class Space:
     options: list[Technique] = field(default_factory=list)
     cut: dict[str, str] = field(default_factory=dict)
     judges: bool = True
-    trusted: frozenset[Recipe] | None = None
     components: Components = None
     combined: frozenset[Technique] = frozenset()
     _why_not: Why = field(default=lambda technique: None, repr=False)
@@ -220,12 +217,7 @@ class Space:
 
     def holds(self, recipe: Recipe) -> bool:
         """Whether a recipe has all kept techniques and no removed option."""
-        if not self.objective.has_kept(recipe) or not all(self.allows(technique) for technique in recipe):
-            return False
-        changing = {technique for technique in recipe if not technique.facts.same_picture}
-        if self.trusted is None or not changing:
-            return True
-        return any(changing <= set(recipe_.techniques) for recipe_ in self.trusted)
+        return self.objective.has_kept(recipe) and all(self.allows(technique) for technique in recipe)
 
     def _held(self, recipe: Recipe) -> Iterator[Recipe]:
         if self.holds(recipe):

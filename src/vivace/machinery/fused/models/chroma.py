@@ -73,10 +73,7 @@ class ChromaForward(FusedForward):
 
 
 def _order(num_doubles: int, num_singles: int) -> list[slice]:
-    """Return which vectors follow each other in the order of `FusedArchitecture`.
-
-    Chroma has those of single blocks first, then the image's of double blocks, and then the text's.
-    """
+    """Return vectors in the order of `FusedArchitecture`; Chroma has single blocks', the image's, then the text's."""
     image, half = OF_SINGLE * num_singles, OF_DOUBLE // 2
     text = image + half * num_doubles
     starts = [start + half * block for block in range(num_doubles) for start in (image, text)]

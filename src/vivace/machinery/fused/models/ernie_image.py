@@ -15,13 +15,10 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last
+from vivace.machinery.fused.calls import Remembered, cast_all, cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
-
-_TEXTS = 2
-"""Lengths of texts that are remembered."""
 
 
 def _layers(block: Any) -> BlockLayers:
@@ -75,30 +72,20 @@ class ErnieChain(BlockChain):
         return self.over_stream(x.transpose(0, 1), vectors, rope, mask, num_keys).transpose(0, 1)
 
     def _vectors(self, shared: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
-
-        A norm's own weight and its scale are one: 1 + scale is (1 + what modulates) times the weight.
-        """
+        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32, with the norms' weights in the
+        scales."""
         vectors = shared.float()[:, None].repeat(1, len(self.norms), 1, 1)
         vectors[:, :, 1::3] = (1 + vectors[:, :, 1::3]) * self.norms - 1
         return vectors
 
 
 class TextTrim:
-    """A hook in front of the forward: texts are as long as the longest of the batch, so that one text needs no mask.
-
-    How long that is is read from the device once for each tensor of lengths, not in each step.
-
-    Args:
-        pads: they are padded to one of a few lengths.
-    """
+    """A hook in front of the forward: texts are as long as the longest of the batch, so that one text needs no mask, or
+    padded to one of a few lengths."""
 
     def __init__(self, pads: bool) -> None:
         self._pads = pads
-        self._seen: list[tuple[torch.Tensor, int, int]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_seen": []}
+        self._longest = Remembered(_largest)
 
     def __call__(
         self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -110,13 +97,9 @@ class TextTrim:
         more = padded_length(longest) - longest if self._pads else 0
         return args, kwargs | {"text_bth": nn.functional.pad(text[:, :longest], (0, 0, 0, more))}
 
-    def _longest(self, lengths: torch.Tensor) -> int:
-        for seen, version, longest in self._seen:
-            if seen is lengths and version == lengths._version:
-                return longest
-        longest = int(lengths.max())
-        self._seen = [*self._seen[1 - _TEXTS :], (lengths, lengths._version, longest)]
-        return longest
+
+def _largest(lengths: torch.Tensor) -> int:
+    return int(lengths.max())
 
 
 def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:

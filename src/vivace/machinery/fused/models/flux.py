@@ -92,10 +92,7 @@ class FluxForward(HoistedForward):
         pooled: torch.Tensor,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys of the table of modulations (batch, inputs), and the embeddings (batch, channels).
-
-        diffusers rounds time and guidance to the latents' dtype.
-        """
+        """Return the keys of the table of modulations (batch, inputs), and the embeddings (batch, channels)."""
         timestep = timestep.to(dtype)
         pooled = pooled.bfloat16()
         embed = self._transformer.time_text_embed

@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_extras
+from vivace.machinery.fused.calls import Remembered, cast_all, cast_all_named, cast_inputs, refuse_extras
 from vivace.machinery.fused.chain import take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
@@ -25,8 +25,6 @@ _PADDING = -1
 """The segment of padding."""
 _OF_TOKENS = ("hidden_states", "encoder_hidden_states", "position_ids", "segment_ids", "indicator")
 """Arguments of a value for each token, (batch, tokens, ...); the last three are the same in each step."""
-_TEXTS = 2
-"""Prompts that are remembered."""
 
 
 def _layers(block: Any) -> BlockLayers:
@@ -68,19 +66,16 @@ class IdeogramChain(SandwichChain):
 
 
 class DroppedTokens:
-    """Hooks around the forward: tokens that are padding in all rows of a batch are left out, and zeros in the output.
-
-    Which these are is read from the device once for each prompt, not in each step.
-    """
+    """Hooks around the forward: tokens that are padding in all rows of a batch are left out, zeros in the output."""
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._seen: list[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]] = []
+        self._of = Remembered(_without_padding)
         self._kept: torch.Tensor | None = None
         self._length = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_seen": [], "_kept": None}
+        return self.__dict__ | {"_kept": None}
 
     def before(
         self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -111,22 +106,19 @@ class DroppedTokens:
         made = sample.new_zeros((len(sample), self._length, sample.shape[2]))
         return made.index_copy_(1, self._kept, sample)
 
-    def _of(
-        self, segments: torch.Tensor, kwargs: dict[str, Any]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return which tokens any row has, and what is the same in each step of these."""
-        for seen, kept, same in self._seen:
-            if seen is segments:
-                return kept, same
-        kept = (segments != _PADDING).any(dim=0).nonzero()[:, 0]
-        same = {name: kwargs[name].index_select(1, kept) for name in _OF_TOKENS[2:]}
-        left = same["segment_ids"]
-        if len(left) == 1 and not bool((left == left[:, :1]).all()):
-            raise Unsupported(
-                "fused: several images in one row (segment_ids) have no fused form; leave fused out"
-            )
-        self._seen = [*self._seen[1 - _TEXTS :], (segments, kept, same)]
-        return kept, same
+
+def _without_padding(
+    segments: torch.Tensor, kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return which tokens any row has, and what is the same in each step of these."""
+    kept = (segments != _PADDING).any(dim=0).nonzero()[:, 0]
+    same = {name: kwargs[name].index_select(1, kept) for name in _OF_TOKENS[2:]}
+    left = same["segment_ids"]
+    if len(left) == 1 and not bool((left == left[:, :1]).all()):
+        raise Unsupported(
+            "fused: several images in one row (segment_ids) have no fused form; leave fused out"
+        )
+    return kept, same
 
 
 def _in_own_dtype(

@@ -16,31 +16,22 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, projections
-from vivace.machinery.fused.calls import cast_all, cast_inputs, cast_last, refuse_extras
+from vivace.machinery.fused.calls import Remembered, cast_all, cast_inputs, cast_last, refuse_extras
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
-
-_TEXTS = 2
-"""Masks that are remembered: of guidance's two calls."""
 
 
 # Krea 2's pipeline pads every text to 512 tokens and masks the rest in all attention, so that nothing depends on it.
 # Left out, a step has fewer tokens, and no mask, which attention in e4m3 does not take. There some of it
 # stays, so that texts of other lengths share plans and graphs: attention is told on the GPU how many tokens there are.
 class DroppedPadding:
-    """A hook in front of the forward: tokens that are masked in all rows of a batch are left out.
-
-    Which these are is read from the device once for each mask, not in each step.
-    """
+    """A hook in front of the forward: tokens that are masked in all rows of a batch are left out."""
 
     def __init__(self, pads: bool) -> None:
         self.num_dropped = 0
         self._pads = pads
-        self._seen: list[tuple[torch.Tensor, int, torch.Tensor, bool]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_seen": []}
+        self._kept = Remembered(_kept)
 
     def __call__(
         self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -67,15 +58,11 @@ class DroppedPadding:
             "position_ids": torch.cat([of_text, positions[num_words:]]),
         }
 
-    def _kept(self, mask: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """Return which tokens any row has, and whether all rows have these."""
-        for seen, version, kept, is_whole in self._seen:
-            if seen is mask and version == mask._version:
-                return kept, is_whole
-        kept = mask.bool().any(dim=0).nonzero()[:, 0]
-        is_whole = bool(mask.index_select(1, kept).all())
-        self._seen = [*self._seen[1 - _TEXTS :], (mask, mask._version, kept, is_whole)]
-        return kept, is_whole
+
+def _kept(mask: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Return which tokens any row has, and whether all rows have these."""
+    kept = mask.bool().any(dim=0).nonzero()[:, 0]
+    return kept, bool(mask.index_select(1, kept).all())
 
 
 def _layers(block: Any) -> BlockLayers:
@@ -136,10 +123,8 @@ class ModulatedChain(BlockChain):
         return made.take_along_dim(order.argsort(dim=1)[:, :, None], dim=1)
 
     def _vectors(self, temb: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32.
-
-        A norm's own weight and a block's scale are one: 1 + scale is (1 + what modulates) times the weight.
-        """
+        """Return the vectors of all blocks, (batch, blocks, 6, channels), in fp32, with the norms' weights in the
+        scales."""
         vectors = temb.float().unflatten(-1, (1, self.tables.shape[1], -1))[:, 0] + self.tables
         vectors[:, :, ::3] = (1 + vectors[:, :, ::3]) * self.norms - 1
         return vectors
@@ -162,5 +147,4 @@ FORM = FusedForm(("transformer_blocks",), _fuse)
 
 
 def _in_bf16(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Embed the time in bf16, whatever the latents are in."""
     return args, kwargs | {"dtype": torch.bfloat16}

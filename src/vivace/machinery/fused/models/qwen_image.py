@@ -110,7 +110,6 @@ class QwenImageForward(HoistedForward):
         return_dict: bool = True,
         num_keys: torch.Tensor | None = None,
     ) -> Any:
-        """Return what diffusers' forward returns; for `num_keys` see `padded`."""
         refuse_controlnet(controlnet_block_samples)
         for name, value in (("guidance", guidance), ("additional_t_cond", additional_t_cond)):
             if value is not None:
@@ -158,7 +157,6 @@ class QwenImageForward(HoistedForward):
         return angles.real.contiguous(), angles.imag.contiguous()
 
     def _mask(self, of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
-        """Return a mask of the tokens of text and image that exist, (batch, tokens)."""
         if of_text is None:
             return None
         of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)

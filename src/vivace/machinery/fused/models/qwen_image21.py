@@ -93,8 +93,7 @@ class Prefix:
     def before(
         self, block: int, queries: torch.Tensor, scales: AttentionScales | None
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of all tokens in the queries' dtype, and the part of each that is to be written: the
-        image's, the first."""
+        """Return keys and values of all tokens in the queries' dtype, and of each the image's part, to be written."""
         batch, num_own, *of_token = queries.shape
         made = [queries.new_empty((batch, self.length + num_own, *of_token)) for _ in range(2)]
         kept = (self.keys[block], self.values[block])
@@ -167,8 +166,7 @@ class CausalChain(BlockChain):
         segments: list[Segment] | None = None,
         key_valid: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the tokens behind the last block; what all blocks keep, a `Prefix`, is in the first one's
-        `layer_cache`."""
+        """Return the tokens behind the last block; the first one's `layer_cache` has what all keep, a `Prefix`."""
         is_still = target_token_mask is not None
         if segments is None:  # a later step, whose positions and mask are those of the first one
             return self.behind(hidden_states, modulation, layer_cache.get()[0], is_still)
@@ -184,10 +182,7 @@ class CausalChain(BlockChain):
     def behind(
         self, x: torch.Tensor, modulation: torch.Tensor, prefix: Prefix, is_still: bool
     ) -> torch.Tensor:
-        """Return the tokens behind the last block, of the prefix's first, where it is computed, and the image's.
-
-        `modulation` is (batch, 4 channels), of the image's tokens, and with `is_still` a row for those of the prefix.
-        """
+        """Return the tokens behind the last block; `modulation` is (batch, 4 channels), with `is_still` a row more."""
         batch, length, _ = x.shape
         num_first = prefix.length if prefix.is_computed else 0
         tokens = TokenLayout(batch, num_first, length - num_first)
@@ -260,8 +255,7 @@ class QwenImage21Forward:
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
     ) -> torch.Tensor:
-        """Return what a step predicts of the image's latents, (batch, tokens, channels); for the others see
-        `Prefix`."""
+        """Return what a step predicts of the image's latents, (batch, tokens, channels); for the rest see `Prefix`."""
         transformer = self._transformer
         image = transformer.img_in(latents)
         times = timestep.to(image.dtype)
@@ -287,10 +281,8 @@ FORM = FusedForm(("transformer_blocks",), _fuse, exact=("time_text_embed.time_pr
 
 
 def _vectors(modulation: torch.Tensor, batch: int, is_still: bool) -> torch.Tensor:
-    """Return the vectors for the image and for what is in front of it, (batch, 2, 6, channels), in fp32.
-
-    These norms have no shift.
-    """
+    """Return the vectors, without shifts, for the image and what is in front of it, (batch, 2, 6, channels), in
+    fp32."""
     own = modulation[:batch].float().unflatten(1, (4, -1))
     still = modulation[batch:].float().unflatten(1, (4, -1)).expand(batch, -1, -1) if is_still else own
     scales, gates = torch.stack([own, still], dim=1).unflatten(2, (2, 2)).unbind(3)

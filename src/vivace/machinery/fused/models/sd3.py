@@ -109,13 +109,11 @@ class Sd3Forward(HoistedForward):
         return conditions, self._transformer.time_text_embed(timestep, pooled)
 
     def _no_rope(self, text: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and sines that rotate nothing."""
         shape = (text.shape[1] + image.shape[1], self._transformer.config.attention_head_dim // 2)
         sines = image.new_zeros(shape, dtype=torch.float32)
         return sines + 1, sines
 
     def _unpatched(self, patches: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Return latents (batch, channels, height, width) of patches (batch, tokens, channels)."""
         side = self._transformer.config.patch_size
         parts = patches.unflatten(-1, (side, side, -1)).unflatten(1, (height // side, width // side))
         return parts.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)

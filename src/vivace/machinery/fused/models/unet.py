@@ -65,13 +65,8 @@ class FusedBlock(nn.Module):
         text: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
         tokens: TokenLayout,
     ) -> Branch:
-        """Change the stream x (rows, channels), and return the branch that is still to be added to it.
-
-        Args:
-            pending: the last block's branch.
-            text: keys and values of the text, (batch, tokens, heads, channels of a head), and in e4m3 the scale (1,) of
-                attention to them; None: a scale for each row is found by a pass over the output.
-        """
+        """Change the stream x, and return the branch still to be added; `text`: keys, values, and in e4m3 their
+        scale."""
         q, k, v = self._heads(self._normed(self.qkv, x, pending, 0, tokens), tokens, 3)
         attended = _attend(q, k, v).flatten(2).flatten(0, 1)
         branch = self._branch(self.out, self._rows(attended, self.out), tokens)
@@ -155,8 +150,7 @@ class FusedUNetTransformer(nn.Module):
         encoder_attention_mask: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Take diffusers' arguments, but the text may be its keys and values; a mask or attention's arguments are
-        Unsupported."""
+        """Take diffusers' arguments; the text may be its keys and values; masks and attention's are Unsupported."""
         _refuse_extras(cross_attention_kwargs, attention_mask, encoder_attention_mask)
         assert encoder_hidden_states is not None
         pixels = images.channels_last(hidden_states)
@@ -201,7 +195,6 @@ def fuse_unet(model: Any, quantize: bool, convolutions: Precision, enlarges: boo
 
 
 def unsuited(model: Any) -> str | None:
-    """Return why a UNet has no fused form, or None."""
     if model.config.encoder_hid_dim_type is not None:
         kind = model.config.encoder_hid_dim_type
         return (
@@ -260,7 +253,6 @@ def _scales_of(norms: list[Any]) -> torch.Tensor:
 
 
 def _linear(layer: Any) -> Any:
-    """Return a Linear layer, or a convolution of single pixels as one."""
     name = getattr(layer, "vivace_name", "")
     return SimpleNamespace(weight=layer.weight.flatten(1), bias=layer.bias, vivace_name=name)
 

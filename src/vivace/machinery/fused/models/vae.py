@@ -68,7 +68,6 @@ def fuse_vae(vae: Any, convolutions: Precision, enlarges: bool, places: Places) 
 
 
 def unsuited(vae: Any) -> str | None:
-    """Return why a VAE has no fused form, or None."""
     if type(vae).__name__ not in ("AutoencoderKL", "AutoencoderKLFlux2"):
         return f"the fused kernels are made for the VAEs of Stable Diffusion and FLUX, and this is {type(vae).__name__}"
     for name, part in vae.named_modules():

@@ -17,8 +17,8 @@ from vivace.machinery.fused.block_weights import BlockLayers, projections
 from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_controlnet
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
-from vivace.machinery.fused.lora_beside import LorasBeside
-from vivace.machinery.fused.lora_columns import LoraSlot, name_layers
+from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
+from vivace.machinery.fused.lora_columns import name_layers
 
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
@@ -38,7 +38,7 @@ def _layers(block: Any) -> BlockLayers:
 SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale", "gate"))
 
 
-class SandwichChain(BlockChain):
+class SandwichChain(LoraOwner, BlockChain):
     """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
 
     Attributes:
@@ -72,17 +72,6 @@ class SandwichChain(BlockChain):
         if modulations:
             self.first_modulation = _FirstModulation(modulations[0], self.loras)
             self.modulation = _one_layer(modulations).to(how.places.home)
-
-    @property
-    def lora_slots(self) -> list[LoraSlot]:
-        return list(self.loras.slots)
-
-    def write_loras(self, rescaled_to: float | None = None) -> None:
-        """Take over what the slots hold: see `Product.write_loras`."""
-        self.loras.write()
-
-    def lora_tensors(self) -> list[torch.Tensor]:
-        return self.loras.tensors()
 
     def vectors(self, conditioning: torch.Tensor | None, batch: int) -> torch.Tensor:
         """Return the factors of each block's norms, (batch, blocks, 4, channels), in fp32."""
@@ -162,7 +151,6 @@ FORM = FusedForm(("noise_refiner", "context_refiner", "layers"), _fuse)
 
 
 def _one_layer(layers: Sequence[Any]) -> nn.Linear:
-    """Return a layer whose outputs are those of several, side by side, in bf16."""
     with torch.device("meta"):
         whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers))
     whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]).bfloat16(), requires_grad=False)
