@@ -109,8 +109,11 @@ def scored(figure: Published) -> Scored:
     row = next(row for row in table.rows if row.recipe == figure.recipe)
     assert row.latency is not None
     factor = figure.steps / kin.published.num_inference_steps
-    ends = (row.latency.point, row.latency.low, row.latency.high)
-    return Scored(figure, Interval(*(None if x is None else x * factor for x in ends)), row.predicted_from)
+    low, high = row.latency.low, row.latency.high
+    assert low is not None
+    assert high is not None
+    predicted = Interval(row.latency.point * factor, low * factor, high * factor)
+    return Scored(figure, predicted, row.predicted_from or "")
 
 
 _TEXT = """{note}
