@@ -31,7 +31,7 @@ from vivace.foundation.spec.workload import Workload
 from vivace.foundation.stats import Interval, LogMean, Verdict, verdict
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 from vivace.recipes.resolve import resolve
-from vivace.report.machine_speed import moves_of
+from vivace.report.host import moves_of
 from vivace.report.rows import log_speedups, rows_of
 
 FAIL_IF = 0.03

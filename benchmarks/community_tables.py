@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vivace.evidence.committed import TABLES
-from vivace.evidence.community import FILE
+from vivace.evidence.committed import COMMUNITY_FILE, TABLES
 from vivace.evidence.lint.read_tables import read_contribution
 from vivace.evidence.measured import evidence_row_of, table_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable, JudgedQuality
@@ -22,7 +21,7 @@ from vivace.report.rows import rows_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "results" / "community"
-TARGET = ROOT / "src" / "vivace" / "evidence" / FILE
+TARGET = ROOT / "src" / "vivace" / "evidence" / COMMUNITY_FILE
 
 
 def content() -> str:

@@ -22,7 +22,7 @@ from benchmarks.memory_caps import CARDS_GB, MODELS
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Hub
 from vivace.cli.display.terminal import Attempts
-from vivace.cli.plan import CardMemory, fit_of
+from vivace.evidence.recommendation.planning import CardMemory, fit_of
 from vivace.foundation.hardware import CHIPS
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.recipes.recipe import Recipe
@@ -74,7 +74,7 @@ def _answers(name: str) -> list[Answer]:
         for gigabytes in CARDS_GB if name in MODELS else ():
             card = CardMemory(gigabytes * 1e9, f"{gigabytes} GB")
             with Attempts() as attempts:
-                fit_of(find_weightless(name), footprints()[name], card, attempts)
+                fit_of(find_weightless(name), footprints()[name], card, attempts.trying)
         for chip in CHIPS:
             for size in chip.memory_gb:
                 vivace.recommend(name, gpu=f"{chip.name} {size:g}GB", store=())

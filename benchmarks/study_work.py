@@ -20,7 +20,7 @@ from benchmarks.command import MEASURED_IN_PART, locked, run
 from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import RESULTS, own, record_file, record_of
 from vivace.benchmark import studies
-from vivace.benchmark.rounds.work import work_of
+from vivace.benchmark.rounds.work import count_by_worker
 from vivace.errors import UsageError, nearest
 from vivace.evidence.studies.sittings import Sitting, SittingRow
 from vivace.evidence.studies.study_file import published_studies
@@ -52,7 +52,7 @@ def command(names: Sequence[str], folder: Path, limit_s: float | None) -> int:
                         click.echo(f"{limit_s:g} s are over; the same command goes on", err=True)
                         return MEASURED_IN_PART
                     before = time.monotonic()
-                    work = work_of(record_of(sitting, row), row.round, launcher)
+                    work = count_by_worker(record_of(sitting, row), row.round, launcher)
                     if work.components:
                         counted = row.model_copy(
                             update={"round": row.round.model_copy(update={"work": work})}

@@ -25,8 +25,7 @@ from vivace.answers.formatting import ratio, seconds, size
 from vivace.answers.markdown import markdown_lines
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError
-from vivace.evidence.committed import committed_tables
-from vivace.evidence.community import community_tables
+from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.recommendation.advise import at_own_steps
 from vivace.evidence.recommendation.kin import kin_of
 from vivace.evidence.tables import EvidenceTable

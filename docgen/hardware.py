@@ -11,8 +11,7 @@ from benchmarks.block_formats import RECORD
 from docgen import block_formats, memory_caps
 from docgen.compiled_kernels import CompiledKernels
 from vivace.answers.markdown import markdown_lines
-from vivace.evidence.committed import committed_tables
-from vivace.evidence.community import community_tables
+from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.standing import records_by_choice
 from vivace.evidence.tables import EvidenceTable, Kind
 from vivace.foundation.hardware import CHIPS, Chip

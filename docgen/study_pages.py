@@ -14,13 +14,11 @@ from docgen.models_measured import describe_environment
 from docgen.study_profiles import lines as profiles_of
 from vivace.answers.formatting import ratio, seconds, size
 from vivace.answers.markdown import markdown_lines, table_markdown
-from vivace.evidence.studies.claims import tally
 from vivace.evidence.studies.expand import expand
-from vivace.evidence.studies.judging import SpeedUp
+from vivace.evidence.studies.judging import SpeedUp, tally
 from vivace.evidence.studies.runs import StudyRun
 from vivace.evidence.studies.sittings import Sitting, by_device, rounds_of, run_of
-from vivace.evidence.studies.study_columns import FIGURES, Published
-from vivace.evidence.studies.view import (
+from vivace.evidence.studies.study_answer import (
     ComparedCell,
     PartView,
     notes,
@@ -31,6 +29,7 @@ from vivace.evidence.studies.view import (
     value_text,
     views,
 )
+from vivace.evidence.studies.study_columns import FIGURES, Published
 from vivace.foundation.spec.record import Outcome
 from vivace.foundation.untrusted.streams import markdown_cell, markdown_code_cell
 from vivace.report.rows import ONE_ROUND, RANDOM_WEIGHTS

@@ -12,9 +12,9 @@ from benchmarks.study_groups import own
 from docgen.study_pages import page, printed
 from tests import stub_worker
 from vivace.benchmark import Timing
+from vivace.evidence.studies.study_answer import value_text
 from vivace.evidence.studies.study_columns import FIGURES
 from vivace.evidence.studies.study_file import published_studies, read_study
-from vivace.evidence.studies.view import value_text
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.stats import Interval
 from vivace.foundation.untrusted.streams import markdown_cell

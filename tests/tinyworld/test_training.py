@@ -11,16 +11,9 @@ import torch
 from torch import nn
 
 from tinyworld import (
-    carry,
-    clip,
-    flux,
     loop,
     networks,
-    train_clip,
-    train_flux,
-    train_schnell,
     train_sd,
-    train_t5,
     train_tiny_vae,
     train_vae,
 )  # fmt: skip
@@ -166,44 +159,3 @@ def test_whitening_changes_the_latents_and_not_the_pictures():
     assert torch.allclose(after.mean, expected, atol=1e-5)
     assert torch.allclose(after.std, before.std / std[:, None, None], rtol=1e-4)
     assert torch.allclose(vae.decode(after.mean).sample, drawn, atol=1e-4)
-
-
-@pytest.mark.soak
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_stages_of_the_flux_family_fit_together(tmp_path, train):
-    from diffusers import AutoencoderTiny, FluxPipeline
-
-    train(train_vae, "--channels", "16", "--steps", "1")
-    train(train_tiny_vae, "--channels", "16", "--steps", "1")
-    train(train_t5)
-    # A stop at once: the teacher's checkpoint is kept, and its folder does not pass for the finished one.
-    train(train_flux, "--stage", "teacher", "--steps", "1000", "--stop-s", "0")
-    assert (tmp_path / f"{flux.TEACHER_FOLDER}.so-far").exists()
-    assert not (tmp_path / flux.TEACHER_FOLDER).exists()
-    assert not carry.is_finished(tmp_path, "flux-teacher")
-    (tmp_path / "flux-teacher.pt").write_bytes(carry.slim(tmp_path / "flux-teacher.pt"))
-    train(train_flux, "--stage", "teacher")
-    assert carry.is_finished(tmp_path, "flux-teacher")
-    train(train_flux, "--stage", "student")
-    train(train_schnell, "--trajectories", "2")
-    train(train_clip)
-
-    teacher = flux.load_transformer(tmp_path / flux.TEACHER_FOLDER, "cpu").state_dict()
-    student = flux.load_transformer(tmp_path / flux.FOLDER, "cpu").state_dict()
-    assert all(torch.allclose(student[key], teacher[key], atol=2e-3) for key in teacher), (
-        "it starts as the teacher"
-    )
-
-    (tmp_path / "flux-teacher.pt").unlink()
-    train(
-        train_flux, "--stage", "teacher", "--steps", "1", "--start-from", str(tmp_path / flux.TEACHER_FOLDER)
-    )
-    moved = torch.load(tmp_path / "flux-teacher.pt", weights_only=True)["weights"]
-    assert all(torch.allclose(moved[f"transformer.{key}"], teacher[key], atol=2e-3) for key in teacher)
-
-    plain = FluxPipeline.from_pretrained(tmp_path / flux.FOLDER)
-    plain.vae = AutoencoderTiny.from_pretrained(tmp_path / networks.TINY_VAE_FOLDERS[flux.CHANNELS])
-    for pipe in (plain, flux.load_schnell(tmp_path)):
-        pipe.set_progress_bar_config(disable=True)
-        assert pipe("a red circle", num_inference_steps=1, **flux.CALL).images[0].size == (128, 128)
-    assert clip.load(tmp_path / clip.FOLDER).config.projection_dim == clip.WIDTH

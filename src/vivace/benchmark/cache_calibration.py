@@ -41,13 +41,8 @@ _THRESHOLD_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class SettingTrial:
-    """The result of one setting.
-
-    Attributes:
-        keeps: whether the quality gate passed.
-        hit_rate: share of steps that the cache skipped; None if the setting was not measured.
-        speedup: of the whole call against the baseline; None if the setting was not measured.
-    """
+    """The result of one setting; without a hit rate and a speed-up it was not measured. `keeps`: the quality gate
+    passed."""
 
     recipe: str
     setting: float
@@ -60,13 +55,8 @@ class SettingTrial:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The result of one cache.
-
-    Attributes:
-        best: the most aggressive setting that passes the quality gate and skips steps; None if there is none.
-        tried: all settings, in the order in which they were tried.
-        reason: why `best` is None.
-    """
+    """The most aggressive setting of one cache that passes the gate and skips steps, or the reason for having none; and
+    all that were tried."""
 
     cache: str
     best: SettingTrial | None

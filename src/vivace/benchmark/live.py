@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vivace.benchmark.comparison import Comparison
-from vivace.benchmark.rounds.worker_requests import WORKER, WorkerRequest
+from vivace.benchmark.rounds.worker import answer
+from vivace.benchmark.rounds.worker_requests import WORKER, AnyRequest
 from vivace.errors import UsageError, VivaceError
 from vivace.foundation.processes.launcher import Ending, Launcher, OnEvent
 from vivace.foundation.spec.trial import Model
@@ -69,11 +70,11 @@ class InThisProcess(Launcher):
         import torch
 
         threads, log = torch.get_num_threads(), io.StringIO()
-        asked: WorkerRequest = request
+        asked: AnyRequest = request
         try:
             torch.set_num_threads(asked.threads or threads)
             with contextlib.redirect_stderr(log):
-                value = asked.answer(on_event)
+                value = answer(asked, on_event)
         except VivaceError as error:
             value = {"error": str(error)}
         finally:

@@ -28,7 +28,7 @@ from vivace.foundation.spec.timing import Timing
 from vivace.foundation.stats import Verdict
 from vivace.foundation.stats.sequential import DEFAULT_MAX_PAIRS, Decision, decide, looks
 from vivace.report import run_answer
-from vivace.report.machine_speed import moves_of, steady_seconds
+from vivace.report.host import moves_of, steady_seconds
 from vivace.report.rows import Row, rows_of
 from vivace.runtime.workloads import default_threads
 

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel, BeforeValidator
@@ -19,7 +19,11 @@ from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.input_errors import InputErrors
 from vivace.foundation.spec.recipe_syntax import BEST
-from vivace.foundation.spec.settings import Option, Positional, Settings
+from vivace.foundation.spec.settings import FILE, Option, Positional, Settings
+from vivace.foundation.untrusted.destinations import check_writable, replace
+
+if TYPE_CHECKING:
+    from vivace.answers.answer import Answer
 
 S = TypeVar("S", bound=Settings)
 _ELSEWHERE = ("ray", "ray_address", "endpoint", "dry_run", "replicas")
@@ -299,3 +303,30 @@ Why = Annotated[
     bool, Option("Also print what the answer rests on, the alternatives, and what to measure next.")
 ]
 Rerun = Annotated[bool, Option("Measure again what the store already has.")]
+
+
+class CiFiles(Settings):
+    junit: Annotated[
+        Path | None,
+        Option("Also write the result as JUnit's XML, for CI servers.", metavar="FILE", path=FILE),
+    ] = None
+    summary: Annotated[
+        Path | None,
+        Option(
+            'Also write the result as Markdown, e.g. to "$GITHUB_STEP_SUMMARY".', metavar="FILE", path=FILE
+        ),
+    ] = None
+
+    def check_ci_files(self) -> None:
+        """Raise OutputError, before anything is measured, for a file that cannot be written."""
+        for path in (self.junit, self.summary):
+            if path is not None:
+                check_writable(path)
+
+    def write_ci_files(self, answer: Answer) -> None:
+        from vivace.answers.data import junit_of
+        from vivace.answers.markdown import markdown_of
+
+        for path, write in ((self.junit, junit_of), (self.summary, markdown_of)):
+            if path is not None:
+                replace(path, write(answer).encode())

@@ -14,7 +14,8 @@ import click
 
 from vivace import __version__, is_command
 from vivace.cli.watched.failures import check_arguments, status_of
-from vivace.cli.watched.fresh import CommandPart
+from vivace.cli.watched.fresh import CommandPart, settings_of
+from vivace.foundation.processes.resident import die_with_parent
 from vivace.foundation.untrusted.streams import plain_output
 
 _MEASURING = ("bench", "calibrate", "compare", "demo", "profile", "prove", "quality", "study", "tune")
@@ -99,3 +100,10 @@ def run(settings: dict[str, Any]) -> None:
         if is_command:  # nothing is left to interrupt
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)
+
+
+if __name__ == "__main__":  # the process that does a part of a command, see `vivace.cli.watched.fresh`
+    die_with_parent()
+    number, is_read, *arguments = sys.argv[1:]
+    sys.argv = ["vivace", *arguments]
+    run(settings_of(arguments, CommandPart(int(number), Path(is_read))))

@@ -95,9 +95,8 @@ def doctor(settings: DoctorCommand) -> int:
     if chosen == "cpu" and machine.compiler is None:
         advice.append("no C++ compiler, which compile needs; install g++ or clang++")
     if limits is None and chosen in MEASURED:
-        advice.append(
-            f"how far a recipe is from the limits of this {_kind(facts)} is not known; {_how(facts)}"
-        )
+        kind = f"CPU with {facts.num_threads} threads" if facts.device == "cpu" else "GPU"
+        advice.append(f"how far a recipe is from the limits of this {kind} is not known; {_how(facts)}")
     if settings.as_json:
         report = {
             "environment": facts.model_dump(mode="json"),
@@ -141,8 +140,7 @@ def doctor(settings: DoctorCommand) -> int:
 
 def _claims(machine: Machine, device_name: str) -> tuple[list[TechniqueClaim], list[str]]:
     from vivace.errors import StoreError
-    from vivace.evidence.committed import committed_tables
-    from vivace.evidence.community import community_tables
+    from vivace.evidence.committed import committed_tables, community_tables
     from vivace.evidence.measured import tables_of_store
     from vivace.evidence.standing import claims, has_records
     from vivace.foundation.spec.settings import DEFAULT_STORE
@@ -215,10 +213,6 @@ def _limits_in_words(limits: Ceilings) -> list[str]:
     lines += [f"{name} was not measured: {why}" for name, why in limits.missing.items()]
     threads = "" if limits.threads is None else f", {limits.threads} threads"
     return [*lines, f"measured {limits.measured_at} in {limits.seconds:g} s{threads}"]
-
-
-def _kind(facts: Environment) -> str:
-    return f"CPU with {facts.num_threads} threads" if facts.device == "cpu" else "GPU"
 
 
 def _how(facts: Environment) -> str:

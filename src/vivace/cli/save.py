@@ -54,78 +54,50 @@ def save(settings: SaveCommand) -> int:
 
     resolved = resolve(settings.recipe)
     located = obtain(find_model(settings.model))
-    if settings.kind == "comfyui":
-        return guarded(
-            located, lambda is_read: _write(located, resolved, settings.device, settings.destination, is_read)
-        )
-    proof = proving_records(settings.store, located.model, resolved.pinned().text)
-    status = guarded(
-        located,
-        lambda is_read: _save(located, resolved, settings.device, settings.destination, proof, is_read),
-    )
-    if status == 0 and not proof:
-        measure = shlex.join(
-            [
-                "vivace",
-                "bench",
-                "--model",
-                settings.model,
-                "--recipe",
-                "baseline",
-                "--recipe",
-                settings.recipe,
-            ]
-        )
+    is_folder = settings.kind == "folder"
+    proof = proving_records(settings.store, located.model, resolved.pinned().text) if is_folder else ()
+    status = guarded(located, lambda is_read: _write(settings, located, resolved, proof, is_read))
+    if status == 0 and is_folder and not proof:
+        bench = ["vivace", "bench", "--model", settings.model, "--recipe", "baseline", "--recipe"]
+        measure = shlex.join([*bench, settings.recipe])
         click.echo(f"note: {settings.store} has no record of it; `{measure}` makes one", err=True)
     return status
 
 
-def _save(
+def _write(
+    settings: SaveCommand,
     located: LocatedModel,
     recipe: Recipe,
-    device: str,
-    folder: Path,
     proof: Sequence[Record],
     is_read: Callable[[], None],
 ) -> int:
-    import torch
-
-    from vivace.answers.formatting import size
-    from vivace.measure.machine import choose_device
-    from vivace.models.load import explained
-    from vivace.runtime.saving import save as save_model
-    from vivace.runtime.workloads import default_threads
-
-    torch.set_num_threads(default_threads(located))
-    click.echo(f"loading {located.model.name}", err=True)
-    with explained(located):
-        saved = save_model(located, recipe, choose_device(device), folder, is_read, proof)
-    for note in saved.notes:
-        click.echo(f"note: {note}", err=True)
-    if saved.later:
-        click.echo(f"note: applied when it is loaded: {'+'.join(saved.later)}", err=True)
-    sizes = f"{size(saved.num_bytes)}; the weights of {saved.model.model.name} are {size(saved.source_bytes)}"
-    click.echo(f"wrote {saved.folder}: {saved.model.model.name} with {saved.model.recipe.text}, {sizes}")
-    return 0
-
-
-def _write(
-    located: LocatedModel, recipe: Recipe, device: str, destination: Path, is_read: Callable[[], None]
-) -> int:
+    """Load, apply, write, and say what was written."""
     import torch
 
     from vivace.answers.formatting import size
     from vivace.measure.machine import choose_device
     from vivace.models.load import explained
     from vivace.runtime.denoiser_file import write_denoiser
+    from vivace.runtime.saving import save as save_model
     from vivace.runtime.workloads import default_threads
 
     torch.set_num_threads(default_threads(located))
     click.echo(f"loading {located.model.name}", err=True)
+    device = choose_device(settings.device)
+    later: tuple[str, ...] = ()
     with explained(located):
-        written = write_denoiser(located, recipe, choose_device(device), destination, is_read)
-    for note in written.notes:
+        if settings.kind == "comfyui":
+            written = write_denoiser(located, recipe, device, settings.destination, is_read)
+            weights = f"{written.num_quantised} weights in fp8, {size(written.num_bytes)}"
+            notes, text = written.notes, f"{written.path}: the denoiser of {located.model.name}, {weights}"
+        else:
+            saved = save_model(located, recipe, device, settings.destination, is_read, proof)
+            notes, later, name = saved.notes, saved.later, saved.model.model.name
+            sizes = f"{size(saved.num_bytes)}; the weights of {name} are {size(saved.source_bytes)}"
+            text = f"{saved.folder}: {name} with {saved.model.recipe.text}, {sizes}"
+    for note in notes:
         click.echo(f"note: {note}", err=True)
-    weights = f"{written.num_quantised} weights in fp8, {size(written.num_bytes)}"
-    click.echo(f"wrote {written.path}: the denoiser of {located.model.name}, {weights}")
+    if later:
+        click.echo(f"note: applied when it is loaded: {'+'.join(later)}", err=True)
+    click.echo(f"wrote {text}")
     return 0

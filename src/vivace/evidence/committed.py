@@ -1,6 +1,7 @@
-"""The records that ship with vivace: random weights at full size on a GPU, and embedded models with their images.
+"""The tables that ship with vivace: of its own records, and of those that owners of cards contributed.
 
-`python -m benchmarks.known_figures` writes the file from the records under results/.
+`python -m benchmarks.known_figures` writes the first file from the records under results/, and
+`python -m benchmarks.community_tables` the second from results/community/.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ from pydantic import TypeAdapter
 
 from vivace.evidence.tables import EvidenceTable
 
-FILE = "committed.json"
+FILE, COMMUNITY_FILE = "committed.json", "community.json"
 TABLES = TypeAdapter(tuple[EvidenceTable, ...])
 
 
 @cache
 def committed_tables() -> tuple[EvidenceTable, ...]:
-    return TABLES.validate_json(resources.files("vivace.evidence").joinpath(FILE).read_bytes())
+    return _read(FILE)
+
+
+@cache
+def community_tables() -> tuple[EvidenceTable, ...]:
+    return _read(COMMUNITY_FILE)
+
+
+def _read(name: str) -> tuple[EvidenceTable, ...]:
+    return TABLES.validate_json(resources.files("vivace.evidence").joinpath(name).read_bytes())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 
 from vivace.evidence.committed import committed_tables
@@ -15,34 +14,16 @@ _SKIPPED_WORK = "results/skipped-work-"
 """Records that are left out: the starts of searches were measured without these step caches at fixed shares of hits."""
 
 
-@dataclass(frozen=True)
-class RecordedFigures:
+class RecordedFigures(CallParts):
     """A committed record's figures of a recipe on a model with random weights."""
 
     device: str
-    parts: CallParts
     first_call_s: float
     peak_bytes: int
 
-    @property
-    def steps(self) -> int:
-        return self.parts.steps
-
-    @property
-    def rest_s(self) -> float:
-        return self.parts.rest_s
-
-    @property
-    def step_s(self) -> float:
-        return self.parts.step_s
-
-    @property
-    def model_bytes(self) -> int:
-        return self.parts.model_bytes
-
     def seconds(self, steps: int) -> float:
         """Return the estimated seconds of a call with another number of steps."""
-        return self.parts.rest_s + steps * self.parts.step_s
+        return self.rest_s + steps * self.step_s
 
 
 def recorded_figures(model: str, recipe: str, height: int, width: int, steps: int) -> RecordedFigures | None:
@@ -91,5 +72,10 @@ def _figures() -> Iterator[tuple[tuple[str, str, int, int], RecordedFigures]]:
         for row in table.rows:
             if row.parts is None or row.peak_bytes is None or table.height is None or table.width is None:
                 continue
-            figures = RecordedFigures(table.gpu, row.parts, row.first_call_s or 0.0, row.peak_bytes)
+            figures = RecordedFigures(
+                **vars(row.parts),
+                device=table.gpu,
+                first_call_s=row.first_call_s or 0.0,
+                peak_bytes=row.peak_bytes,
+            )
             yield (table.model, row.recipe, table.height, table.width), figures

@@ -56,11 +56,7 @@ def is_cut(denoiser: Any) -> bool:
 
 
 class GuidanceProgress:
-    """Counts the steps of a pipeline's call by the calls of its denoiser.
-
-    Attributes:
-        guided, unguided: the steps of the latest call with guidance, and those without.
-    """
+    """Counts the steps of a pipeline's latest call, guided and unguided, by the calls of its denoiser."""
 
     def __init__(self, pipe: Any, fraction: float) -> None:
         self._pipe = pipe

@@ -94,7 +94,7 @@ def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
 
     where = contextlib.nullcontext() if with_buffers else torch.device("meta")
     # Not inside the context: constants of a module imported there would have no values for good.
-    kind: Any = getattr(importlib.import_module(component.library), component.class_name)
+    kind = _class_of(component)
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=()), where:
         if component.library == "transformers":
             # transformers writes into the dictionaries that it is given.
@@ -110,6 +110,10 @@ def on_meta(component: ComponentConfig, *, with_buffers: bool = True) -> Any:
 def num_parameters(component: ComponentConfig) -> int:
     """Count the parameters of a component, shared ones once."""
     return sum(p.numel() for p in on_meta(component, with_buffers=False).parameters())
+
+
+def _class_of(component: ComponentConfig) -> Any:
+    return getattr(importlib.import_module(component.library), component.class_name)
 
 
 def _allocate(module: Any, device: str, dtype: Any) -> None:

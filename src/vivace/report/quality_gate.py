@@ -118,7 +118,9 @@ def _judge_all(
     if fidelity.witness is not None and limits.witness is not None:
         judgements.append(_judge_margin(fidelity, "witness", limits.witness))
     if fidelity.outside is not None and limits.outside is not None:
-        judgements.append(_judge_outside(fidelity, fidelity.outside, limits.outside))
+        limit = _relaxed(limits.outside, fidelity.outside_of_baseline, "which is what the baseline leaves")
+        label = "match outside the mask"
+        judgements.append(_judge_kept(fidelity, "outside", label, fidelity.outside, *limit))
     if edits and fidelity.source is not None and limits.source is not None:
         judgements.append(_judge_margin(fidelity, "source", limits.source))
     if same_picture:
@@ -159,11 +161,9 @@ def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) 
             reason = "the images were compared by an older vivace; the same `vivace bench` again adds what is missing"
             judgements.append(Judgement(Gate.UNCLEAR, reason, "match"))
         else:
-            minimum, relaxed = limits.match, ""
-            reached = None if floor is None or floor.match is None else floor.match.bounds.low
-            if reached is not None and reached < minimum:
-                minimum, relaxed = reached, _OF_ITSELF
-            judgement = _judge_kept(fidelity, "match", "match", fidelity.match, minimum, relaxed)
+            reached = None if floor is None or floor.match is None else floor.match.bounds
+            relaxed = _relaxed(limits.match, reached)
+            judgement = _judge_kept(fidelity, "match", "match", fidelity.match, *relaxed)
             if others and judgement.gate is not Gate.FAILED:  # a mean hides them
                 judgement = Judgement(Gate.FAILED, _named(fidelity, others, *_IS_ANOTHER), "match")
             judgements.append(judgement)
@@ -176,11 +176,9 @@ def _judge_fidelity(fidelity: Fidelity, floor: Fidelity | None, limits: Limits) 
         if value is None:
             judgements.append(Judgement(Gate.UNCLEAR, f"no {label} could be computed"))
             continue
-        minimum, relaxed = limit, ""
-        if itself is not None and itself.low is not None and itself.low < minimum:
-            minimum, relaxed = itself.low, _OF_ITSELF
         digits = 3 if name == "ssim" else 1
-        judgements.append(replace(_judge_figure(value, minimum, label, digits, unit, relaxed), figure=name))
+        judged = _judge_figure(value, *_relaxed(limit, itself), label, digits, unit)
+        judgements.append(replace(judged, figure=name))
     return judgements
 
 
@@ -195,15 +193,15 @@ def _named(fidelity: Fidelity, images: Sequence[NamedImage], verb: str, of_sever
 _MOST_NAMED = 3
 _HAS_HOLE = ("has", "have", "a hole, a patch of one colour that the baseline's lacks")
 _IS_ANOTHER = ("is", "are", "not the baseline's but another")
-_OF_ITSELF = ", which is what the baseline reaches against itself"
 
 
-def _judge_outside(fidelity: Fidelity, kept: KeptShare, limit: float) -> Judgement:
-    minimum, relaxed = limit, ""
-    reached = None if fidelity.outside_of_baseline is None else fidelity.outside_of_baseline.low
-    if reached is not None and reached < minimum:
-        minimum, relaxed = reached, ", which is what the baseline leaves"
-    return _judge_kept(fidelity, "outside", "match outside the mask", kept, minimum, relaxed)
+def _relaxed(
+    limit: float, reached: Interval | None, why: str = "which is what the baseline reaches against itself"
+) -> tuple[float, str]:
+    """Return a limit that asks for no more than the baseline reaches, and why it is lower."""
+    if reached is None or reached.low is None or reached.low >= limit:
+        return limit, ""
+    return reached.low, f", {why}"
 
 
 def _judge_margin(fidelity: Fidelity, name: str, minimum: float) -> Judgement:
@@ -320,7 +318,7 @@ def _percent(share: float) -> str:
 
 
 def _judge_figure(
-    value: Interval, minimum: float, label: str, digits: int, unit: str, relaxed: str
+    value: Interval, minimum: float, relaxed: str, label: str, digits: int, unit: str
 ) -> Judgement:
     verdict = gate(value, minimum)
     text = f"{label} {value.point:.{digits}f}"

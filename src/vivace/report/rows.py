@@ -22,20 +22,21 @@ from vivace.foundation.stats import (
     learn_spread,
     log_speedup,
 )
-from vivace.report.device_limit import Limit, limit_of
-from vivace.report.energy import GpuUse, cost_per_1000, gpu_use
+from vivace.report.device_limit import GpuUse, Limit, cost_per_1000, gpu_use, limit_of
 from vivace.report.fidelity import Fidelity, fidelity, paired_figures
 from vivace.report.host import (
     LEAST_CPU_SHARE,
+    SecondsByRound,
     allowing_for,
     cpu_ratio,
     cpu_share,
     has_changed,
     most_stretch,
+    moves_of,
+    steady_seconds,
     stretch_of,
 )
 from vivace.report.latency import Latency, ends_of, latency_of
-from vivace.report.machine_speed import SecondsByRound, moves_of, steady_seconds
 from vivace.report.quality_gate import Judgement, judge
 
 RANDOM_WEIGHTS = "random weights: times and memory are the architecture's; image quality cannot be judged"
@@ -109,7 +110,7 @@ class Row:
     cpu_stretch: float | None = 1.0
     """Factor of the speed-up for a CPU as fast as the baseline's; None if unknown."""
     steady_s: SecondsByRound = field(default_factory=dict)
-    """What speed-ups are computed from (see `vivace.report.machine_speed`); empty unless measured."""
+    """What speed-ups are computed from (see `vivace.report.host`); empty unless measured."""
 
     @property
     def model(self) -> str:

@@ -22,7 +22,8 @@ def headline(rows: Sequence[Row]) -> str:
         return "Nothing has been measured yet."
     baseline, best = rows[0], fastest(rows)
     if baseline.latency is None:
-        return f"The reference {baseline.name} was not measured: {_unended(baseline.reason)}."
+        reason = (baseline.reason or "no reason was stored").rstrip(".")
+        return f"The reference {baseline.name} was not measured: {reason}."
     if len(rows) == 1:
         return f"{seconds(baseline.latency.median.point)} an image with {baseline.name}."
     if best is None:
@@ -144,21 +145,14 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
     if failed:
         verb = "fails" if len(failed) == 1 else "fail"
         caveats.append(f"{_named(failed)} {verb} on quality; the table says why.")
-    unclear = sum(1 for r in rows if r.latency is not None and _is_unclear(r))
+    judged = [r.judgement for r in rows if r.latency is not None and r.judgement is not None]
+    unclear = sum(judgement.gate is Gate.UNCLEAR for judgement in judged)
     if unclear:
         caveats.append(f"The quality of {unclear} of {len(rows)} recipes is unclear; the table says why.")
     missing = sum(1 for r in rows if r.record.outcome is not Outcome.MEASURED)
     if missing:
         caveats.append(f"{missing} of {len(rows)} recipes could not be measured; the table says why.")
     return caveats
-
-
-def _is_unclear(row: Row) -> bool:
-    return row.judgement is not None and row.judgement.gate is Gate.UNCLEAR
-
-
-def _unended(text: str | None) -> str:
-    return (text or "no reason was stored").rstrip(".")
 
 
 def noise_floor(baseline: Row) -> str:

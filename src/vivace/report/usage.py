@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from vivace.answers.answer import Table
 from vivace.answers.formatting import joules, money, seconds, signed_seconds
-from vivace.report.energy import cost_per_1000
+from vivace.report.csv_rows import at
+from vivace.report.device_limit import cost_per_1000
 from vivace.report.rows import Row
 
 
@@ -22,28 +23,10 @@ class UsageFigure:
     text: Callable[[float], str]
 
 
-def _of_limit(name: str) -> Callable[[Row], float | None]:
-    def of(row: Row) -> float | None:
-        return None if row.limit is None else getattr(row.limit, name)
-
-    return of
-
-
-def _of_gpu(name: str) -> Callable[[Row], float | None]:
-    def of(row: Row) -> float | None:
-        return None if row.gpu is None else getattr(row.gpu, name)
-
-    return of
-
-
 def _busy(row: Row) -> float | None:
     if row.gpu_busy_s is None or row.latency is None:
         return None
     return min(1.0, row.gpu_busy_s / row.latency.median.point)
-
-
-def _hours(row: Row) -> float | None:
-    return None if row.latency is None else cost_per_1000(row.latency.median.point, 1.0)
 
 
 def _percent(share: float) -> str:
@@ -51,17 +34,19 @@ def _percent(share: float) -> str:
 
 
 FIGURES = (
-    UsageFigure("limit", "at the limit", "s", _of_limit("limit_s"), seconds),
-    UsageFigure("limit_share", "speed, of the limit's", "1", _of_limit("share"), _percent),
-    UsageFigure("lost_to_kernels", "lost to kernels", "s", _of_limit("kernels_s"), signed_seconds),
-    UsageFigure("launch_gaps", "to gaps", "s", _of_limit("gaps_s"), signed_seconds),
-    UsageFigure("outside_components", "outside", "s", _of_limit("outside_s"), seconds),
+    UsageFigure("limit", "at the limit", "s", at("limit.limit_s"), seconds),
+    UsageFigure("limit_share", "speed, of the limit's", "1", at("limit.share"), _percent),
+    UsageFigure("lost_to_kernels", "lost to kernels", "s", at("limit.kernels_s"), signed_seconds),
+    UsageFigure("launch_gaps", "to gaps", "s", at("limit.gaps_s"), signed_seconds),
+    UsageFigure("outside_components", "outside", "s", at("limit.outside_s"), seconds),
     UsageFigure("gpu_busy", "GPU busy", "1", _busy, _percent),
-    UsageFigure("energy", "energy an image", "J", _of_gpu("energy_j"), joules),
-    UsageFigure("power", "mean power", "W", _of_gpu("power_w"), lambda watts: f"{watts:.0f} W"),
-    UsageFigure("sm_clock", "SM clock", "MHz", _of_gpu("sm_clock_mhz"), lambda mhz: f"{mhz:.0f} MHz"),
-    UsageFigure("hours_per_1000", "hours for 1,000 images", "h", _hours, lambda hours: f"{hours:.3g}"),
-    UsageFigure("cost_per_1000", "cost of 1,000", "price", lambda row: row.cost_per_1000, money),
+    UsageFigure("energy", "energy an image", "J", at("gpu.energy_j"), joules),
+    UsageFigure("power", "mean power", "W", at("gpu.power_w"), lambda watts: f"{watts:.0f} W"),
+    UsageFigure("sm_clock", "SM clock", "MHz", at("gpu.sm_clock_mhz"), lambda mhz: f"{mhz:.0f} MHz"),
+    UsageFigure("hours_per_1000", "hours for 1,000 images", "h",
+                lambda row: None if row.latency is None else cost_per_1000(row.latency.median.point, 1.0),
+                lambda hours: f"{hours:.3g}"),
+    UsageFigure("cost_per_1000", "cost of 1,000", "price", at("cost_per_1000"), money),
 )  # fmt: skip
 SHORT = ("limit", "limit_share", "energy", "cost_per_1000")
 """Columns for the terminal, which has less room."""

@@ -34,9 +34,8 @@ from pydantic import model_validator
 
 from vivace.errors import NoEffect, Unpredictable
 from vivace.machinery.offloading.components import ComponentOffloader
-from vivace.machinery.offloading.layer_offloader import PREFETCH_BYTES, LayerOffloader
+from vivace.machinery.offloading.layer_offloader import PREFETCH_BYTES, LayerOffloader, simulate_offloading
 from vivace.machinery.offloading.offloaded_module import is_moved_by_hooks, opaque_weight_class
-from vivace.machinery.offloading.simulated import simulate_offloading
 from vivace.machinery.technique import (
     COMPONENTS,
     TEXT_ENCODERS,

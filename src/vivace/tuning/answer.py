@@ -470,7 +470,6 @@ def _looser(tuned: Tuned) -> Iterator[Fact]:
 
 
 def _front(tuned: Tuned, tried: Sequence[ExplainedResult]) -> Table:
-    """Return the recipes that nothing else beats; none if that is one."""
     numbers = {trial.result.recipe: number for number, trial in enumerate(tried, 1)}
     front = [result for result in tuned.front if result.recipe in numbers] if len(tuned.front) > 1 else []
     rows = [
@@ -561,7 +560,6 @@ def _detail(trial: ExplainedResult, judges: bool) -> str:
 
 
 def _beliefs(tuned: Tuned) -> Section:
-    """Return the posterior of each technique, and its sources."""
     explanation = tuned.explanation
     rows = [
         (

@@ -190,12 +190,10 @@ class SearchSettings(Settings):
 
     @property
     def run(self) -> RunSettings:
-        """The store, the places and what else runs share."""
         return self.part(RunSettings, progress=self.progress or SILENT)
 
     @property
     def timing(self) -> Timing:
-        """The time limit of a round, and the threads."""
         return self.part(Timing)
 
     @property

@@ -297,7 +297,6 @@ def _bench(
     judge: QualityJudge,
     request: ImageRequest,
 ) -> Bench:
-    """Return the measurer, with a launcher that ends with the stack."""
     run = settings.run
     stack.enter_context(Store.create(run.folder)).close()
     launcher = run.launcher or stack.enter_context(start_launcher(settings.device))
@@ -342,7 +341,6 @@ def drop_unproven_interval(row: Row) -> Row:
 
 
 def history_of(bench: Bench) -> tuple[list[Result], PriorSource]:
-    """Return the results of the same search, and the figures of other runs, with its finals."""
     results: list[Result] = []
     others: list[Datum] = []
     with Store.create(bench.run.folder) as store:
@@ -417,7 +415,6 @@ def _what_to_do(search: Search, bench: Bench) -> str:
 
 
 def endings(history: Sequence[Result]) -> Iterator[str]:
-    """Yield how the recipes of a search without an answer ended, each kind counted."""
     counted: Counter[str] = Counter()
     for result in latest(history).values():
         if result.recipe.is_baseline or result.outcome is Outcome.UNSUPPORTED:  # refused, not tried

@@ -115,5 +115,5 @@ def test_a_bench_stores_work_and_ceilings_once(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise AssertionError("counted again")
 
-    monkeypatch.setattr(work, "counted_by_worker", refuse)
+    monkeypatch.setattr(work, "count_by_worker", refuse)
     assert [row.limit for row in run().rows()] == [row.limit for row in rows]

@@ -1,4 +1,4 @@
-"""The line of a finished round, and the title of a comparison."""
+"""What is told while rounds run: places that are lost, and rounds that are measured again."""
 
 import re
 from datetime import UTC, datetime
@@ -11,7 +11,6 @@ from vivace.benchmark import Store, Timing
 from vivace.benchmark.places.spread_trials import SpreadTrials
 from vivace.benchmark.places.trial_jobs import Done
 from vivace.benchmark.run_settings import RunSettings
-from vivace.cli.display import progress_display as shown
 from vivace.cli.display.progress_display import PlainProgress, TerminalProgress
 from vivace.foundation.spec.environment import Place
 
@@ -52,30 +51,3 @@ def test_a_round_that_is_measured_again_is_counted_once(
     assert {count[2] for count in counts if count} == {"8"}
     assert all(int(count[4]) <= int(count[5]) for count in counts if count)
     assert len([count for count in counts if count]) == len(lines)
-
-
-class _Time:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-def test_the_quality_pass_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = _Time()
-    monkeypatch.setattr(shown, "time", clock)
-    progress = PlainProgress()
-    progress.quality("comparing images", 0, 100)
-    for done in range(1, 41):
-        clock.now += 0.5
-        progress.quality("comparing images", done, 100)
-    assert capsys.readouterr().err.splitlines() == [
-        "quality pass, 100 images: comparing images",
-        "quality pass: comparing images, 20 of 100  (about 40 s left)",
-        "quality pass: comparing images, 40 of 100  (about 30 s left)",
-    ]

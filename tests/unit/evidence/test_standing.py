@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from vivace.cli.doctor import _claims, _claims_in_words
-from vivace.evidence.committed import committed_tables
-from vivace.evidence.community import community_tables
+from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.standing import CPU, ClaimBasis, TechniqueClaim, claims
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import Near, near

@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from vivace.cli.plan import card_of, parse_card
+from vivace.cli.plan import parse_card
 from vivace.errors import UsageError
 from vivace.evidence.lint.columns import column_of
 from vivace.evidence.recommendation.advise import checked_gpu
+from vivace.evidence.recommendation.planning import card_of
 from vivace.foundation.hardware import (
     CHIPS,
     Gpu,

@@ -11,7 +11,7 @@ from vivace.evidence.lint.check import checked, lint
 from vivace.evidence.lint.columns import column_of
 from vivace.evidence.lint.findings import Finding
 from vivace.evidence.lint.read_tables import read_tables
-from vivace.evidence.lint.values import decimal_mark, read_number
+from vivace.evidence.lint.values import read_number
 
 HYPERFINE = {
     "results": [
@@ -225,25 +225,6 @@ def test_numbers_and_units(text: str, value: float | None, kind: str | None) -> 
             kind,
         )
     )
-
-
-@pytest.mark.parametrize(
-    ("cells", "mark"),
-    [
-        (["0,512", "1,204"], (",", True)),
-        (["1,5", "2,25"], (",", False)),
-        (["1,234", "1,234.5"], (".", True)),
-        (["950", "1,024"], (".", True)),
-        (["1,234", "2,345"], (None, True)),
-        (["1.234,5"], (",", False)),
-        (["1.5", "fast", ""], (".", False)),
-        (["12", "13"], (None, False)),
-    ],
-)
-def test_a_column_tells_what_stands_before_its_decimals(
-    cells: list[str], mark: tuple[str | None, bool]
-) -> None:
-    assert decimal_mark(cells) == mark
 
 
 @pytest.mark.parametrize(

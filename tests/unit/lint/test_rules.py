@@ -130,30 +130,6 @@ def test_rounding_is_no_fault(tmp_path: Path) -> None:
     assert [finding.rule for finding in lint([path])] == ["mean-in-range"]
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("black-forest-labs/FLUX.2-dev", "FLUX.2 [dev]"),
-        ("FLUX.1 Kontext [dev]", "FLUX.1 Kontext [dev]"),
-        ("FLUX.1 [dev]", "FLUX.1 [dev]"),
-        ("Qwen/Qwen-Image-Edit", "Qwen-Image-Edit"),
-        ("Qwen/Qwen-Image", "Qwen-Image"),
-        ("Qwen/Qwen-Image-2.1", "Qwen-Image 2.1"),
-        ("Qwen/Qwen-Image-2.1-Turbo", None),
-        ("krea/Krea-2-Turbo", "Krea 2 Turbo"),
-        ("krea/Krea-2-Raw", "Krea 2 Raw"),
-        ("Qwen/Qwen-Image-2512", "Qwen-Image-2512"),
-        ("Qwen/Qwen-Image-Edit-2511", "Qwen-Image-Edit-2511"),
-        ("Qwen/Qwen-Image-Layered", None),
-        ("stable-diffusion-3.5-large", "SD 3.5 Large"),
-        ("stable-diffusion-3.5-large-turbo", None),
-    ],
-)
-def test_models_are_known_by_their_names(text: str, name: str | None) -> None:
-    flops = flops_of(text)
-    assert (None if flops is None else flops.title) == name
-
-
 def test_the_command_names_file_and_line_and_its_exit_code_tells(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("recipe,mean_s,min_s\nslow,2.05,2.09\n")
     (tmp_path / "b.md").write_text("text\n\n| recipe | p99 (s) | n |\n|---|---|---|\n| a | 1.2 | 10 |\n")

@@ -213,6 +213,5 @@ def _of_length(length: int | None) -> Any:
 
 
 def test_advice_for_a_folder_names_only_what_is_read(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnusableModel, match="a part of the model in") as caught:
+    with pytest.raises(UnusableModel, match=r"has no model_index\.json"):
         find_model(str(exported / "unet"))
-    assert str(exported) in str(caught.value)

@@ -6,11 +6,10 @@ import pytest
 
 from tests.make import make_record, make_round
 from vivace.evidence.studies import read_study
-from vivace.evidence.studies.claims import Claim, ClaimVerdict, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
-from vivace.evidence.studies.judging import judge
+from vivace.evidence.studies.judging import ClaimVerdict, JudgedClaim, judge
 from vivace.evidence.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
-from vivace.evidence.studies.study_file import Part, StudyFile
+from vivace.evidence.studies.study_file import Claim, Part, StudyFile
 from vivace.foundation.spec.environment import Place
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval

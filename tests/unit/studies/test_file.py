@@ -8,10 +8,9 @@ import pytest
 
 from vivace.errors import RecipeError, UsageError
 from vivace.evidence.studies import read_study
-from vivace.evidence.studies.claims import Claim
 from vivace.evidence.studies.expand import StudyRow, expand
 from vivace.evidence.studies.study_columns import FIGURES
-from vivace.evidence.studies.study_file import Part
+from vivace.evidence.studies.study_file import Claim, Part
 
 HEAD = 'title = "T"\n'
 PART = HEAD + '[[part]]\nname = "p"\nmodels = ["tiny-sd"]\n'

@@ -8,11 +8,10 @@ from benchmarks.sittings import write_sittings
 from tests.make import make_environment, make_round
 from vivace.errors import StoreError
 from vivace.evidence.studies import StudyFile, StudyRun
-from vivace.evidence.studies.claims import Claim
 from vivace.evidence.studies.expand import ModelPart, expand
 from vivace.evidence.studies.sittings import Sitting, SittingRow, read_sittings, run_of
-from vivace.evidence.studies.study_file import Labelled, Part
-from vivace.evidence.studies.view import views
+from vivace.evidence.studies.study_answer import views
+from vivace.evidence.studies.study_file import Claim, Labelled, Part
 from vivace.foundation.spec.record import Outcome, Round
 from vivace.models.find import find_model
 from vivace.recipes.resolve import resolve

@@ -4,7 +4,7 @@ from tests.make import make_round
 from tests.unit.report.test_limit import CEILINGS, WORK
 from tests.unit.studies.test_sittings import FEW, VAE, lasting, run, sitting
 from vivace.answers.answer import Table
-from vivace.evidence.studies.view import PartView, views
+from vivace.evidence.studies.study_answer import PartView, views
 from vivace.foundation.spec.ceilings import Work
 from vivace.foundation.spec.record import GpuWindow, Outcome
 from vivace.report.usage import no_limit, usage_table

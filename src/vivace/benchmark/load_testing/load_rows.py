@@ -47,13 +47,7 @@ class LoadStage(Spec):
 
 
 class RequestSettings(Spec):
-    """Settings of the requests to a server.
-
-    Attributes:
-        variants: sizes and LoRAs, one of which each request has at random; None for the server's own size or no LoRA.
-        prompts_sha256: of the prompts.
-        without: fields that were left out of requests.
-    """
+    """Settings of the requests to a server; each has one of the variants (sizes and LoRAs) at random."""
 
     model: str | None
     fields: dict[str, Any]
@@ -201,10 +195,8 @@ def _percentile(latencies: NDArray[np.float64], percent: int) -> float:
 
 
 def throughput(row: LoadRow) -> float:
-    """Return the images a second, from the first request on.
-
-    Of a closed loop only until its last request: clients that have gone leave the server idle.
-    """
+    """Return the images a second from the first request on; of a closed loop until its last, as clients that have gone
+    leave the server idle."""
     samples = row.samples
     ends = sorted(
         end for end, outcome in zip(samples.ended_s, samples.outcome, strict=True) if outcome == DONE

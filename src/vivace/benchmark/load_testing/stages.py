@@ -195,13 +195,8 @@ def measure(
     report: Callable[[LoadRow], None],
     progress: Callable[[LoadStage, int, float], None],
 ) -> list[LoadRow]:
-    """Return the rows of a plan, including stored ones.
-
-    Args:
-        kept: rows of earlier runs; what they hold is not measured again.
-        report: called with each row that is measured.
-        progress: called with the load, its requests that have ended, and its seconds.
-    """
+    """Return the rows of a plan, including those of earlier runs, which are not measured again; `report` is called with
+    each new row."""
     earlier = {row.key: row for row in kept}
     rows: list[LoadRow] = []
     left = [stage for stage in plan.stages if key_of(label, settings, stage) not in earlier]

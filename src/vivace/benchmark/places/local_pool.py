@@ -27,26 +27,8 @@ class _Ask:
     threads: int | None
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A place's worker has started, with this `environment`."""
-
-    environment: Environment
-
-
-@dataclass(frozen=True)
-class _Lost:
-    """A place that can no longer measure, with the reason."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class _Idle:
-    """A place that has run all rounds of its job."""
-
-
-_Message = _Ready | _Lost | _Idle | Done
+_Message = Environment | Done | str | None
+"""What a place says: its environment, a round, why it was lost, or that it has run all rounds of its job."""
 
 
 def gpus_of_this_host(launcher: Launcher, num_gpus: NumGpus) -> list[Place]:
@@ -71,12 +53,7 @@ def gpu_pool(places: Sequence[Place]) -> LocalPool:
 
 
 class LocalPool:
-    """Places of this host. Their workers end with `close`.
-
-    Args:
-        device: "cuda" or "cpu".
-        launcher_at: makes a place's launcher.
-    """
+    """Places of this host, "cuda" or "cpu". Their workers end with `close`."""
 
     def __init__(
         self, places: Sequence[Place], device: str, launcher_at: Callable[[Place], Launcher]
@@ -98,11 +75,10 @@ class LocalPool:
         self._environments = {}
         while len(self._environments) < len(self._workers):
             number, message = self._messages.get()
-            if isinstance(message, _Lost):
-                name = self._workers[number].place.name
-                raise WorkerError(f"{name} cannot be used: {message.why}")
-            if isinstance(message, _Ready):
-                self._environments[number] = message.environment
+            if isinstance(message, str):
+                raise WorkerError(f"{self._workers[number].place.name} cannot be used: {message}")
+            if isinstance(message, Environment):
+                self._environments[number] = message
         return list({e.at(None).digest(): e.at(None) for e in self._environments.values()}.values())
 
     def run(self, spread: SpreadTrials) -> None:
@@ -120,10 +96,10 @@ class LocalPool:
             match message:
                 case Done():
                     spread.deliver(active[number], message)
-                case _Idle():
+                case None:
                     spread.finish(active.pop(number))
                     idle.append(number)
-                case _Lost(why=why):
+                case str(why):
                     spread.lose(active.pop(number), why)
                     self._workers.pop(number).join()
 
@@ -166,15 +142,15 @@ class _Worker(threading.Thread):
                 while (job := self.inbox.get()) is not None:
                     if isinstance(job, _Ask):
                         environment = ask_environment(self._launcher, self._device, job.threads)
-                        self._post(_Ready(environment.at(self.place)))
+                        self._post(environment.at(self.place))
                         continue
                     for done in rounds_of(job, self._launcher):
                         if self._stopping.is_set():
                             return
                         self._post(done)
-                    self._post(_Idle())
+                    self._post(None)
             except (VivaceError, OSError) as error:
-                self._post(_Lost(str(error)))
+                self._post(str(error))
 
     def _post(self, message: _Message) -> None:
         if not self._stopping.is_set():

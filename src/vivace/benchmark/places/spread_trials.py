@@ -55,12 +55,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Ticket:
-    """The work that a place has taken.
-
-    Attributes:
-        members: the indices of the job's trials in the comparison.
-        keys: of the job's trials in the store.
-    """
+    """The work that a place has taken: a job, the indices of its trials in the comparison, and their keys."""
 
     job: Job
     environment: Environment
@@ -183,11 +178,8 @@ class SpreadTrials:
         *,
         interrupted: bool = False,
     ) -> list[tuple[list[Record], Invocation]]:
-        """Store a run for each place that measured a trial; return it with the records, their baseline first.
-
-        Args:
-            interrupted: also for trials that have not all of their rounds yet, so that reports show the rounds so far.
-        """
+        """Store a run for each place that measured a trial (if interrupted, any round); return it with the records,
+        their baseline first."""
         runs = []
         for environment, members in self._by_place(interrupted):
             trials = [self._trials[member] for member in members]

@@ -129,12 +129,10 @@ def _alone(of: Stored, partners: set[int], begun: set[int], num_rounds: int, tim
 
 
 def _begun(stored: Sequence[Stored]) -> set[int]:
-    """Return the indices of rounds that are recent enough to be completed for the other trials."""
     return {index for of in stored for index, round_ in of.items() if _is_recent(round_)}
 
 
 def _is_measured(round_: Round | None, timing: Timing | None = None) -> bool:
-    """Whether a round was measured with the requested number of samples."""
     if round_ is None or round_.outcome is not Outcome.MEASURED:
         return False
     return timing is None or timing.repeats is None or len(round_.samples) >= timing.repeats

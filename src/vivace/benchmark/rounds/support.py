@@ -90,11 +90,8 @@ def ask_support(
 def support_of(
     model: str, recipes: Sequence[str], device: str, task: Task | None = None, batch: int | None = None
 ) -> Support:
-    """Answer `ask_support`. Runs in the worker.
-
-    Techniques check the machine and a pipeline on the meta device, or only the machine if the model cannot be built
-    without its weights. In a recipe of several, each checks the pipeline as those before it have left it.
-    """
+    """Answer `ask_support`. Runs in the worker. In a recipe of several, each technique checks the pipeline, on the meta
+    device, as those before it have left it."""
     from vivace.measure.machine import choose_device, this_machine
 
     placement = Placement(this_machine(choose_device(device)))

@@ -81,7 +81,7 @@ def add_work(
         if lacks and not is_over(deadline):
             latest = max(measured, key=lambda r: r.index)
             work = next((r.work for r in measured if r.work is not None and r.work.components), None)
-            work = work or counted_by_worker(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
+            work = work or count_by_worker(record, latest, launcher, limit_s(_TIMEOUT_S, deadline))
             if not work.components and is_over(deadline):
                 counted.append(record)
                 continue
@@ -94,9 +94,7 @@ def add_work(
     return counted
 
 
-def counted_by_worker(
-    record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S
-) -> Work:
+def count_by_worker(record: Record, round_: Round, launcher: Launcher, timeout_s: float = _TIMEOUT_S) -> Work:
     """Return the work of a measured trial, counted by a worker. A failure becomes a reason; the measurements stay."""
     hits = round_.evidence.get("cache_hit_rate")
     request = WorkRequest(
@@ -173,7 +171,6 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
 def _session(
     trial: Trial, environment: Environment, recipe: Recipe, hits: float | None, calls: int
 ) -> Session:
-    """Return the pipeline without weights, in the dtype of the trial's device, with the recipe applied."""
     model = find_weightless(trial.model.name)
     pipe = built_for(model, trial.workload.task, environment.device)
     workload = trial.workload
@@ -208,7 +205,6 @@ def _hits(session: Session) -> int:
 
 
 def _stored_bytes(trial: Trial, recipe: Recipe, environment: Environment) -> dict[str, int]:
-    """Return the bytes of each component's weights as the recipe stores them; empty if it stores them as they were."""
     if not any(technique.declared.stage in _CHANGES_WEIGHTS for technique in recipe):
         return {}
     storing = recipe.without(*[t.name for t in recipe if t.declared.stage > max(_CHANGES_WEIGHTS)])
@@ -222,13 +218,8 @@ _PREDICTION_S = 120.0  # per trial; most take two or three seconds
 
 @dataclass(frozen=True)
 class Planned:
-    """The measured and the predicted memory of one record.
-
-    Attributes:
-        measured: of the round with the largest peak.
-        model_bytes, peak_bytes, peak_stage: the prediction; None if there is none.
-        reason: why there is no prediction.
-    """
+    """The measured memory of one record, of the round with the largest peak, and the predicted one or the reason for
+    having none."""
 
     record: Record
     measured: Memory
@@ -248,11 +239,7 @@ class Planned:
 
 
 def plan_again(records: Sequence[Record], launcher: Launcher) -> list[Planned]:
-    """Predict the memory of every trial that was measured on a GPU, in a separate process.
-
-    Call it after all timing: it takes seconds, but no GPU. Records of a CPU are left out, since `vivace plan` does not
-    predict a CPU's resident set.
-    """
+    """Predict, after all timing and in a separate process, the memory of every trial that was measured on a GPU."""
     measured = [(record, memory) for record in records if (memory := _measured_memory(record)) is not None]
     if not measured:
         return []
@@ -305,7 +292,6 @@ def predict_all(trials: Sequence[Trial], environment: Environment) -> list[dict[
 
 
 def machine_of(environment: Environment) -> Machine:
-    """Return the GPU that a record was made on, as techniques see it."""
     capability = None
     if environment.device_capability is not None:
         major, minor = environment.device_capability.split(".")

@@ -11,9 +11,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TextIO, TypeVar
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
 
-from vivace.benchmark.rounds.worker_requests import WorkerRequest, parse_request
+from vivace.benchmark.rounds.worker_requests import (
+    AnyRequest,
+    EnvironmentRequest,
+    FiguresRequest,
+    GpusRequest,
+    ImagesRequest,
+    LargestBatchRequest,
+    PredictionsRequest,
+    ProfileRequest,
+    RaceRequest,
+    RehearsalRequest,
+    RoundRequest,
+    SupportRequest,
+    WorkerRequest,
+    WorkRequest,
+    parse_request,
+)
 from vivace.errors import VivaceError
 from vivace.foundation.processes import resident
 from vivace.foundation.processes.protocol import send_event
@@ -70,7 +87,7 @@ def gpu_works_in_a_child() -> bool:
     return status_of_child(fork_child(use_gpu)) == 0
 
 
-def serve(request: WorkerRequest, events: TextIO) -> None:
+def serve(request: AnyRequest, events: TextIO) -> None:
     """Compute the answer to a request and send it as a `result` event."""
     import torch
 
@@ -79,10 +96,71 @@ def serve(request: WorkerRequest, events: TextIO) -> None:
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     try:
-        value = request.answer(lambda event: send_event(events, event))
+        value = answer(request, lambda event: send_event(events, event))
     except VivaceError as error:
         value = {"error": str(error)}
     send_event(events, {"event": "result", "value": value})
+
+
+def answer(request: AnyRequest, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Return the answer to a request."""
+    sources = None if request.sources is None else Path(request.sources)
+    match request:
+        case RoundRequest(trial=trial, round=index, timing=timing, pictures=images):
+            from vivace.benchmark.rounds.round import measure_round
+
+            folder = None if images is None else Path(images)
+            round_ = measure_round(trial, index, timing, folder, report, sources)
+            return round_.model_dump(mode="json")
+        case FiguresRequest(pictures=images, keys=keys, scorer=scorer, device=device, lpips=lpips):
+            from vivace.benchmark.rounds.quality_pass import compute_figures
+
+            rows = compute_figures(Path(images), keys, scorer, device, lpips, report, sources)
+            return {"figures": [row.model_dump(mode="json") for row in rows]}
+        case ImagesRequest(trial=trial, number=number, pictures=images):
+            from vivace.benchmark.rounds.round import draw_images
+
+            return draw_images(trial, number, Path(images), report, sources)
+        case LargestBatchRequest(trial=trial):
+            from vivace.benchmark.rounds.runner import largest_batch
+
+            return {"batch": largest_batch(trial, report, sources)}
+        case RehearsalRequest(trial=trial, timing=timing):
+            from vivace.benchmark.rounds.round import rehearse
+
+            return {"why_not": rehearse(trial, timing, sources)}
+        case PredictionsRequest(trials=trials, environment=measured_on):
+            from vivace.benchmark.rounds.work import predict_all
+
+            return {"predictions": predict_all(trials, measured_on)}
+        case WorkRequest(trial=trial, environment=measured_on, hits=hits, denoiser_calls=calls):
+            from vivace.benchmark.rounds.work import count_work
+
+            return count_work(trial, measured_on, hits, calls).model_dump(mode="json")
+        case ProfileRequest(trial=trial, timing=timing, calls=calls, environment=measured_on, trace=trace):
+            from vivace.benchmark.profiles import profiled
+
+            file = None if trace is None else Path(trace)
+            profile = profiled(trial, timing, calls, measured_on, file, report, sources)
+            return profile.model_dump(mode="json")
+        case EnvironmentRequest(device=device):
+            from vivace.measure.machine import choose_device
+            from vivace.measure.this_environment import environment
+
+            return environment(choose_device(device)).model_dump(mode="json")
+        case GpusRequest():
+            from vivace.measure.machine import visible_gpus
+
+            return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
+        case SupportRequest(device=device, model=model, recipes=recipes, task=task, batch=batch):
+            from vivace.benchmark.rounds.support import support_of
+
+            return support_of(model, recipes, device, task, batch).to_json()
+        case RaceRequest(device=device, model=model, recipes=recipes):
+            from vivace.benchmark.rounds.round import race
+            from vivace.measure.machine import choose_device
+
+            return dict(race(model, recipes, choose_device(device)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Requests to worker processes. Each is answered by one value, which the worker makes with the request's `answer`."""
+"""Requests to worker processes. Each is answered by one value."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
 
 from vivace.errors import Unsupported, UnusableModel, WorkerError
 from vivace.foundation.processes.launcher import Launcher, OnEvent, last_line
@@ -20,7 +20,6 @@ from vivace.foundation.spec.workload import Task
 from vivace.models.reading_limits import complaint
 from vivace.models.scorers import LocatedScorer
 
-Report = Callable[[dict[str, Any]], None]
 WORKER = (sys.executable, "-m", "vivace.benchmark.rounds.worker")
 """The command line of the worker that answers them."""
 
@@ -33,16 +32,8 @@ class WorkerRequest(LoggedRequest):
         sources: folder of the images that trials start from; None if none does.
     """
 
-    kind: str = ""
     threads: int | None = None
     sources: str | None = None
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        raise NotImplementedError
-
-    @property
-    def source_folder(self) -> Path | None:
-        return None if self.sources is None else Path(self.sources)
 
 
 class EnvironmentRequest(WorkerRequest):
@@ -51,22 +42,11 @@ class EnvironmentRequest(WorkerRequest):
     kind: Literal["environment"] = "environment"
     device: str
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.measure.machine import choose_device
-        from vivace.measure.this_environment import environment
-
-        return environment(choose_device(self.device)).model_dump(mode="json")
-
 
 class GpusRequest(WorkerRequest):
     """Return the GPUs that this process may use, as `Place`s."""
 
     kind: Literal["gpus"] = "gpus"
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.measure.machine import visible_gpus
-
-        return {"gpus": [place.model_dump(mode="json") for place in visible_gpus()]}
 
 
 class RaceRequest(WorkerRequest):
@@ -76,12 +56,6 @@ class RaceRequest(WorkerRequest):
     device: str
     model: str
     recipes: tuple[str, ...]
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.round import race
-        from vivace.measure.machine import choose_device
-
-        return dict(race(self.model, self.recipes, choose_device(self.device)))
 
 
 class SupportRequest(WorkerRequest):
@@ -94,11 +68,6 @@ class SupportRequest(WorkerRequest):
     task: Task | None = None
     batch: int | None = None
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.support import support_of
-
-        return support_of(self.model, self.recipes, self.device, self.task, self.batch).to_json()
-
 
 class RoundRequest(WorkerRequest):
     """Measure one `Round` of a trial. `pictures` is the folder to save its images below; None to save none."""
@@ -109,24 +78,12 @@ class RoundRequest(WorkerRequest):
     timing: Timing
     pictures: str | None
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.round import measure_round
-
-        folder = None if self.pictures is None else Path(self.pictures)
-        measured = measure_round(self.trial, self.round, self.timing, folder, report, self.source_folder)
-        return measured.model_dump(mode="json")
-
 
 class LargestBatchRequest(WorkerRequest):
     """Return the largest batch of the trial that fits in the GPU's memory."""
 
     kind: Literal["largest_batch"] = "largest_batch"
     trial: Trial
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.runner import largest_batch
-
-        return {"batch": largest_batch(self.trial, report, self.source_folder)}
 
 
 class RehearsalRequest(WorkerRequest):
@@ -136,11 +93,6 @@ class RehearsalRequest(WorkerRequest):
     trial: Trial
     timing: Timing
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.round import rehearse
-
-        return {"why_not": rehearse(self.trial, self.timing, self.source_folder)}
-
 
 class ImagesRequest(WorkerRequest):
     """Generate the first `number` images of a trial, untimed. `pictures` is the store's folder of images."""
@@ -149,11 +101,6 @@ class ImagesRequest(WorkerRequest):
     trial: Trial
     number: int
     pictures: str
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.round import draw_images
-
-        return draw_images(self.trial, self.number, Path(self.pictures), report, self.source_folder)
 
 
 class Scorer(Spec):
@@ -184,13 +131,6 @@ class FiguresRequest(WorkerRequest):
     device: str
     lpips: bool
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.quality_pass import compute_figures
-
-        folder, sources = Path(self.pictures), self.source_folder
-        rows = compute_figures(folder, self.keys, self.scorer, self.device, self.lpips, report, sources)
-        return {"figures": [row.model_dump(mode="json") for row in rows]}
-
 
 class PredictionsRequest(WorkerRequest):
     """Return the predictions of `vivace plan` for trials on the GPU of an environment."""
@@ -198,11 +138,6 @@ class PredictionsRequest(WorkerRequest):
     kind: Literal["predictions"] = "predictions"
     trials: tuple[Trial, ...]
     environment: Environment
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.work import predict_all
-
-        return {"predictions": predict_all(self.trials, self.environment)}
 
 
 class WorkRequest(WorkerRequest):
@@ -213,13 +148,6 @@ class WorkRequest(WorkerRequest):
     environment: Environment
     hits: float | None
     denoiser_calls: int
-
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.rounds.work import count_work
-
-        return count_work(self.trial, self.environment, self.hits, self.denoiser_calls).model_dump(
-            mode="json"
-        )
 
 
 class ProfileRequest(WorkerRequest):
@@ -232,26 +160,31 @@ class ProfileRequest(WorkerRequest):
     environment: Environment
     trace: str | None
 
-    def answer(self, report: Report) -> dict[str, Any]:
-        from vivace.benchmark.profiles import profiled
 
-        file = None if self.trace is None else Path(self.trace)
-        profile = profiled(
-            self.trial, self.timing, self.calls, self.environment, file, report, self.source_folder
-        )
-        return profile.model_dump(mode="json")
+AnyRequest = (
+    EnvironmentRequest
+    | GpusRequest
+    | RaceRequest
+    | SupportRequest
+    | RoundRequest
+    | LargestBatchRequest
+    | RehearsalRequest
+    | ImagesRequest
+    | FiguresRequest
+    | PredictionsRequest
+    | WorkRequest
+    | ProfileRequest
+)
+_PARSER: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="kind")])
 
 
-_KINDS = {each.model_fields["kind"].default: each for each in WorkerRequest.__subclasses__()}
-
-
-def parse_request(line: str | bytes) -> WorkerRequest:
-    return _KINDS[json.loads(line)["kind"]].model_validate_json(line)
+def parse_request(line: str | bytes) -> AnyRequest:
+    return _PARSER.validate_json(line)
 
 
 def ask(
     launcher: Launcher,
-    request: WorkerRequest,
+    request: AnyRequest,
     timeout_s: float,
     on_event: OnEvent = lambda _: None,
     reads: str | None = None,

@@ -14,11 +14,8 @@ from vivace.report.rows import Row, rows_of
 
 @dataclass(frozen=True)
 class Compared:
-    """The records of one comparison, the baseline first, and the metrics of their images.
-
-    Attributes:
-        run: the last one that measured them; None if they are not from a store.
-    """
+    """The records of one comparison, the baseline first, and the metrics of their images; `run` is the last that
+    measured them."""
 
     records: tuple[Record, ...]
     quality: QualityPass
@@ -51,8 +48,6 @@ class Compared:
 
 
 class Purpose(StrEnum):
-    """The purpose of a run."""
-
     COMPARISON = "comparison"
     """Recipes that a user named: `vivace bench`."""
     STUDY = "study"

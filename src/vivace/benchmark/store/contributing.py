@@ -130,12 +130,8 @@ def _three(interval: Interval | None) -> Bounds | None:
 
 
 def merge_stores(folders: Sequence[Path], output: Path) -> dict[str, int]:
-    """Write all that is in stores into a new one; return how many runs, rounds, figures and images it has.
-
-    Raises:
-        UsageError: the new store is there already, or one is given twice.
-        StoreError: a folder is no store, or something that went in did not come out.
-    """
+    """Write all that is in stores into a new one; return how many runs, rounds, figures and images it has. StoreError
+    if anything that went in did not come out."""
     if output.exists() and any(output.iterdir()):
         raise UsageError(f"{output} is not empty and was not changed; give -o the name of a new folder")
     if len({folder.resolve() for folder in folders}) < len(folders):

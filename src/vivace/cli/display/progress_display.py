@@ -55,7 +55,6 @@ class _RoundCount(Progress):
         self.trials: list[Trial] = []
         self.total = 0
         self.done = 0
-        self.has_measured = False
         self.started = 0.0
         self.label = ""
         self.batch = 1
@@ -120,7 +119,6 @@ class _RoundCount(Progress):
     def count_round(self) -> None:
         self.done += 1
         self.total = max(self.total, self.done)
-        self.has_measured = True
 
     def count_again(self, event: dict[str, Any]) -> None:
         """Subtract the rounds of a lost place, which another place measures again."""

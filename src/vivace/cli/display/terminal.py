@@ -7,12 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
 from vivace.answers.formatting import seconds
@@ -56,106 +55,82 @@ class _PlainConsole(Console):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
-class Attempts:
-    """Shows what is predicted, on standard error. Used as a context.
+class _LiveLine:
+    """A line on standard error that is gone at the end, with the time so far; a context. Nothing without a terminal."""
 
-    On a terminal the line has the number of the prediction, its recipe and the time so far; it is gone when all
-    are made.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, first: str, *columns: ProgressColumn) -> None:
         terminal = console(stderr=True)
         self._is_live = terminal.is_terminal
-        self._number = 0
         self._line = Progress(
-            SpinnerColumn(),
+            *columns,
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=terminal,
             transient=True,
             disable=not self._is_live,
         )
-        self._task: TaskID | None = None
+        self._task = self._line.add_task(first)
 
-    def __enter__(self) -> Attempts:
+    def __enter__(self) -> Self:
         self._line.start()
-        if self._is_live:
-            self._task = self._line.add_task("starting")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._line.stop()
 
+
+class Attempts(_LiveLine):
+    """Shows the number of a prediction of memory, and its recipe; a line for each without a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("starting", SpinnerColumn())
+        self._number = 0
+
     def predicting(self, recipe: str) -> None:
-        self._number += 1
-        if self._task is None:
-            click.echo(f"predicting {recipe}", err=True)
-        else:
-            self._line.update(self._task, description=f"prediction {self._number}: {recipe}", refresh=True)
+        self._show(f"predicting {recipe}", recipe)
 
     def trying(self, recipe: str) -> None:
-        self._number += 1
-        if self._task is None:
-            click.echo(f"trying {recipe}", err=True)
-        else:
-            description = f"prediction {self._number}: does {recipe} fit?"
-            self._line.update(self._task, description=description, refresh=True)
+        self._show(f"trying {recipe}", f"does {recipe} fit?")
 
     def say(self, text: str) -> None:
         click.echo(text, err=True)
 
+    def _show(self, plain_line: str, text: str) -> None:
+        self._number += 1
+        if self._is_live:
+            self._line.update(self._task, description=f"prediction {self._number}: {text}", refresh=True)
+        else:
+            self.say(plain_line)
 
-class Phases:
-    """Follows a request by its worker's events of phases. Used as a context; it ends with the last phase.
+
+class Phases(_LiveLine):
+    """Follows a request by its worker's events of phases; it ends with the last phase.
 
     Args:
         words: names of phases for readers, where they differ; {call} is the number of the call.
     """
 
     def __init__(self, words: Mapping[str, str] | None = None) -> None:
+        super().__init__("starting a process")
         self._words = words or {}
         self._took: dict[str, float] = defaultdict(float)
-        self._phase: str | None = None
-        self._since = 0.0
-        terminal = console(stderr=True)
-        self._line = Progress(
-            TextColumn("{task.description}", markup=False),
-            TimeElapsedColumn(),
-            console=terminal,
-            transient=True,
-            disable=not terminal.is_terminal,
-        )
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Phases:
         self._phase, self._since = "start", time.monotonic()
-        self._line.start()
-        self._task = self._line.add_task("starting a process")
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._line.stop()
+    def __exit__(self, *error: object) -> None:
+        self._begin("")
+        super().__exit__(*error)
 
     def event(self, event: dict[str, Any]) -> None:
-        if event.get("event") != "phase":
-            return
-        self._end()
-        self._phase = event["phase"]
-        words = self._words.get(event["phase"], event["phase"]).format(call=event.get("done", 0) + 1)
-        assert self._task is not None
-        self._line.reset(self._task, description=words)
+        if event.get("event") == "phase":
+            self._begin(event["phase"])
+            words = self._words.get(event["phase"], event["phase"]).format(call=event.get("done", 0) + 1)
+            self._line.reset(self._task, description=words)
 
     def took(self) -> str:
         """Return how long the phases took, e.g. "start 5.10 s, load 1.20 s, warm-up 3.40 s"."""
         return ", ".join(f"{phase} {seconds(took)}" for phase, took in self._took.items())
 
-    def _end(self) -> None:
+    def _begin(self, phase: str) -> None:
         now = time.monotonic()
-        if self._phase is not None:
-            self._took[self._phase] += now - self._since
-        self._phase, self._since = None, now
+        self._took[self._phase] += now - self._since
+        self._phase, self._since = phase, now

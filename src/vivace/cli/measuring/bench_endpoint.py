@@ -222,12 +222,7 @@ def bench_endpoint(settings: EndpointCommand) -> int:
                 raise UsageError(f"{option} - would mix with the results; give the name of a file")
     further = parse_fields(settings.fields_)
     plan = settings.part(LoadPlan)
-    for name, value in (
-        ("num_inference_steps", settings.num_inference_steps),
-        ("guidance_scale", settings.guidance_scale),
-    ):
-        if value is not None:
-            further[name] = value
+    further |= settings.model_dump(include={"num_inference_steps", "guidance_scale"}, exclude_none=True)
     variants = tuple(
         Variant(size, lora)
         for lora in settings.loras or (None,)

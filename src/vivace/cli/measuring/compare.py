@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 from pydantic import Field
 
-from vivace.cli.command import command, command_line, interrupted
-from vivace.cli.display.ci_files import CiFiles
+from vivace.cli.command import CiFiles, command, command_line, interrupted
 from vivace.foundation.spec.settings import (
     DEFAULT_STORE,
     Batch,

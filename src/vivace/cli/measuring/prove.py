@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from vivace.cli.command import command, command_line, interrupted
-from vivace.cli.display.ci_files import CiFiles
+from vivace.cli.command import CiFiles, command, command_line, interrupted
 from vivace.cli.watched.failures import INTERRUPTED
 from vivace.errors import UsageError
 from vivace.foundation.spec.settings import FILE, Option, Positional

@@ -1,6 +1,6 @@
 """Run a part of a command in a fresh process.
 
-    python -m vivace.cli.watched.fresh_part PART FILE ARGUMENTS...
+    python -m vivace.cli.commands PART FILE ARGUMENTS...
 
 A fresh process goes through the same command line. It prints nothing until its part begins, skips the earlier parts,
 which other processes ran, runs its own, and exits. It makes FILE when the model is read.
@@ -94,7 +94,7 @@ def _started(number: int, arguments: list[str], watch: Callable[[subprocess.Pope
         command = [
             sys.executable,
             "-m",
-            "vivace.cli.watched.fresh_part",
+            "vivace.cli.commands",
             str(number),
             str(is_read),
             *arguments,

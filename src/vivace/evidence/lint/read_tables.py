@@ -205,7 +205,12 @@ def _json(file: Path, text: str, *, is_lines: bool) -> list[ForeignTable]:
     lines = [line for line in text.split("\n") if line.strip()]
     content: Any = [parse_json(line) for line in lines] if is_lines else parse_json(text)
     if isinstance(content, dict) and KEY in content:
-        return _contribution_tables(file, content)
+        return [  # for each comparison, with seconds per image
+            ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row").filled(
+                enumerate(map(_contributed_cells, contributed.rows), 1)
+            )
+            for number, contributed in enumerate(read_contribution(content).comparisons, 1)
+        ]
     tables = [
         ForeignTable(file, tuple(headings), context=name, unit="row").filled(rows)
         for name, headings, rows in _tables_in(content, "")
@@ -356,15 +361,6 @@ def read_contribution(content: dict[str, Any]) -> Contribution:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"])) or KEY
         raise ValueError(f"the key {key[:120]!r}: {expectation_of(error)}") from None
-
-
-def _contribution_tables(file: Path, content: dict[str, Any]) -> list[ForeignTable]:
-    return [
-        ForeignTable(file, _CONTRIBUTED_HEADINGS, context=f"comparison {number}", unit="row").filled(
-            enumerate(map(_contributed_cells, contributed.rows), 1)
-        )
-        for number, contributed in enumerate(read_contribution(content).comparisons, 1)
-    ]
 
 
 def _contributed_cells(row: ContributedRow) -> list[str]:

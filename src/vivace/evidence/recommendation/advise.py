@@ -10,8 +10,7 @@ from typing import Any
 from vivace.answers.formatting import seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
-from vivace.evidence.committed import committed_tables
-from vivace.evidence.community import community_tables
+from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.answer import assess, next_commands, quality_of, why_lost

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.answers.answer import Answer, Fact, Facts, Section
-from vivace.answers.formatting import few, plus_minus, ratio, seconds, size
+from vivace.answers.formatting import count, few, plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.kin import Download, download_of
@@ -193,13 +193,10 @@ def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
 def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
     """Return what happens to the images, for people."""
     word = "kept" if keeps else "changed"
-    verdict = {Gate.PASSED: "they pass the quality gate", Gate.FAILED: "they fail the quality gate"}.get(
-        judged or Gate.UNCLEAR, ""
-    )
-    if small_model and verdict:
-        return f"{word}: {judged or ''} on {small_model}, a small model of the kind"
-    if verdict:
-        return f"{word}: {verdict}"
+    verdicts = {Gate.PASSED: "they pass the quality gate", Gate.FAILED: "they fail the quality gate"}
+    if judged in verdicts:
+        what = f"{judged} on {small_model}, a small model of the kind" if small_model else verdicts[judged]
+        return f"{word}: {what}"
     return (
         f"{word}: only the order and rounding of arithmetic change; not judged"
         if keeps
@@ -209,13 +206,13 @@ def images_of(keeps: bool, judged: Gate | None, small_model: str = "") -> str:
 
 def card_in_words(gpu: str | None, card_bytes: float | None, max_bytes: float | None = None) -> str:
     """Return " on RTX 4090 (24 GB)"."""
+    within = "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
     if gpu is None:
-        return "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
+        return within
     if gpu.lower() == "cpu":
         return " on a CPU"
     known = known_gpu(gpu)
     memory = "" if card_bytes is None else f" ({card_bytes / 1e9:.4g} GB)"
-    within = "" if max_bytes is None else f" within {max_bytes / 1e9:g} GB"
     return f" on {gpu if known is None else known.chip.name}{memory}{within}"
 
 
@@ -308,9 +305,8 @@ def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
     if chosen is not None and basis is not None and baseline is not None:
         yield "in full", chosen.title
         yield "goal", f"{answer.criteria.goal}: {_gain(answer, chosen, baseline)}"
-        processes = (
-            "" if chosen.num_rounds is None else f", {_count(chosen.num_rounds, 'process', 'processes')}"
-        )
+        number = chosen.num_rounds
+        processes = "" if number is None else f", {number} process{'' if number == 1 else 'es'}"
         calls = chosen.spread.num_calls if chosen.spread is not None else None
         yield "stands on", where(basis) + processes + ("" if calls is None else f", {calls} calls")
         if answer.criteria.goal == "stability":
@@ -328,7 +324,7 @@ def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
             yield "safe", f"the best that keeps the image: {_elsewhere(answer.safe, answer)}"
     yield from _left_out(answer)
     if (model := answer.other_model) is not None:
-        steps = "" if model.steps is None else f" of {_count(model.steps, 'step', 'steps')}"
+        steps = "" if model.steps is None else f" of {count(model.steps, 'step')}"
         yield (
             "fewer steps",
             f"{model.model}, another model{steps}, takes {seconds(model.latency_s)} an image with {model.recipe} "
@@ -339,7 +335,7 @@ def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
     if (limit := answer.limit) is not None and answer.criteria.task in ("text", "edit"):
         yield (
             "limit",
-            f"{_count(limit.steps, 'computed step', 'computed steps')} of {limit.step_flop / 1e12:.3g} TFLOP take at "
+            f"{count(limit.steps, 'computed step')} of {limit.step_flop / 1e12:.3g} TFLOP take at "
             f"least {seconds(limit.half_s)} in 16 bits and {seconds(limit.eight_s)} in 8 by the data sheet of "
             f"{limit.gpu}",
         )
@@ -347,10 +343,6 @@ def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
         yield "missing", "; ".join(answer.missing)
     if answer.recipe is not None:
         yield "confidence", f"{answer.sure}" + (f": {'; '.join(answer.doubts)}" if answer.doubts else "")
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 def _gain(answer: Recommendation, chosen: RecipeFigures, baseline: RecipeFigures) -> str:
@@ -467,7 +459,7 @@ def where(basis: Basis) -> str:
     }[basis.kind]
     parts = [f"{basis.of}, whose architecture it has" if basis.of else basis.model, basis.gpu]
     parts += [f"{basis.width}x{basis.height}"] if basis.height and basis.width else []
-    parts += [_count(basis.steps, "step", "steps")] if basis.steps else []
+    parts += [count(basis.steps, "step")] if basis.steps else []
     parts += [f"batch {basis.batch}"] if basis.batch != 1 else []
     parts += ["random weights"] if basis.random_weights else []
     return f"{whose}: {', '.join(parts)}"
@@ -517,7 +509,7 @@ def why_lost(answer: Recommendation) -> str:
     if answer.is_tie:
         simpler = "faster" if goal in ("memory", "stability") else "as simple, and ahead by its figure"
         if chosen.num_techniques < other.num_techniques:
-            number = _count(chosen.num_techniques, "technique", "techniques")
+            number = count(chosen.num_techniques, "technique")
             simpler = f"simpler ({number} instead of {other.num_techniques})"
         elif chosen.same_picture and not other.same_picture:
             simpler = "the one that keeps the image"

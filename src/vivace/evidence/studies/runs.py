@@ -17,11 +17,10 @@ from vivace.benchmark.progress import SILENT, Progress
 from vivace.benchmark.run import Compared, Run
 from vivace.benchmark.run_settings import DEFAULT_SETTINGS, RunSettings
 from vivace.benchmark.store.compared import Purpose
-from vivace.evidence.studies.claims import Claim, JudgedClaim
 from vivace.evidence.studies.expand import ModelPart, expand
-from vivace.evidence.studies.judging import SpeedUp, judge, speed_up, spread_of
+from vivace.evidence.studies.judging import JudgedClaim, SpeedUp, judge, speed_up, spread_of
 from vivace.evidence.studies.study_columns import StudyCell, StudyColumn, cell_of, published_columns
-from vivace.evidence.studies.study_file import StudyFile, read_study
+from vivace.evidence.studies.study_file import Claim, StudyFile, read_study
 from vivace.foundation.processes.launcher import Launcher
 from vivace.foundation.spec.recipe_syntax import unpinned
 from vivace.foundation.spec.record import Outcome, Record

@@ -11,12 +11,11 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from vivace.errors import RecipeError, UsageError, nearest
-from vivace.evidence.studies.claims import Claim
 from vivace.evidence.studies.study_columns import FIGURES, Published, parse_published
 from vivace.evidence.studies.study_columns import MAX_BYTES as MAX_PUBLISHED_BYTES
 from vivace.foundation.spec.base import Spec
@@ -30,6 +29,8 @@ from vivace.recipes.resolve import resolve
 MAX_BYTES = 1_000_000
 MAX_RECIPES = 500
 """Recipes of one part on one model. A round takes seconds at least, so a larger number is a mistake in a matrix."""
+
+Kind = Literal["faster", "slower", "same", "ratio", "limit", "best", "gpu", "open"]
 
 
 class Labelled(Spec):
@@ -166,6 +167,61 @@ class Synthetic(Spec):
 
     replace: dict[str, str] = Field(min_length=1)
     about: str = Field(min_length=1, max_length=1000)
+
+
+class Claim(Spec):
+    """One conclusion.
+
+    Kinds:
+        faster, slower: each of `rows` is faster or slower than `than`.
+        same: each of `rows` takes as long as `than`, within the share `within`.
+        ratio: `figure` of each of `rows`, divided by that of `than`, lies between `at_least` and `at_most`.
+        limit: `figure` of each of `rows` lies between `at_least` and `at_most` (seconds, GB or its own unit).
+        best: the first of `rows` has the lowest `figure` of all of `among`.
+        gpu: every row, or each of `rows`, is faster on `gpu` than on `than`.
+        open: no row can tell; `because` says why.
+
+    Attributes:
+        models: only these; empty for all of the part.
+        figure: a figure; None for the part's time.
+        gpus: published GPUs that the conclusion is about; empty for all. Measured devices always count.
+    """
+
+    says: str = Field(min_length=1, max_length=1000)
+    kind: Kind
+    part: str = ""
+    models: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    than: str = ""
+    figure: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    within: float = Field(default=0.03, gt=0, lt=1)
+    among: tuple[str, ...] = ()
+    gpu: str = ""
+    gpus: tuple[str, ...] = ()
+    because: str = ""
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Claim:
+        needs = {
+            "faster": ("rows", "than"),
+            "slower": ("rows", "than"),
+            "same": ("rows", "than"),
+            "ratio": ("rows", "than", "figure"),
+            "limit": ("rows", "figure"),
+            "best": ("rows",),
+            "gpu": ("gpu", "than"),
+            "open": ("because",),
+        }[self.kind]
+        for name in needs:
+            if not getattr(self, name):
+                raise ValueError(f"a claim of kind {self.kind} needs {name}")
+        if self.kind in ("ratio", "limit") and self.at_least is None and self.at_most is None:
+            raise ValueError(f"a claim of kind {self.kind} needs at_least or at_most")
+        if self.figure is not None and self.figure not in FIGURES:
+            raise ValueError(f"{self.figure!r} is not a figure{nearest(self.figure, FIGURES)}")
+        return self
 
 
 class StudyFile(Spec):

@@ -48,10 +48,7 @@ class Exchange(Protocol):
 
 @dataclass
 class _AttentionInputs:
-    """Queries of own tokens, and a function that returns the keys and values of all tokens.
-
-    scales: None in bf16.
-    """
+    """Queries of own tokens, a function that returns all tokens' keys and values, and scales; None in bf16."""
 
     queries: torch.Tensor
     keys_values: Callable[[], tuple[torch.Tensor, torch.Tensor]]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vivace.machinery.fused import image_operations as images
-from vivace.machinery.fused.lora_beside import ConvolutionSlot, LoraOwner, LorasBeside
+from vivace.machinery.fused.lora_columns import ConvolutionSlot, LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.kernels import reference
 
@@ -25,11 +25,8 @@ larger groups an element beyond it, which would be nearly all of the variance, s
 
 
 class TimeProjections(LoraOwner):
-    """The time embedding's projections for all residual blocks as one matmul.
-
-    Their biases include those of the convolutions whose outputs they are added to. A step's blocks get the same tensor,
-    so the first one computes what all of them add.
-    """
+    """The time embedding's projections for all residual blocks as one matmul, computed by a step's first block. Their
+    biases include those of the convolutions whose outputs they are added to."""
 
     weight: torch.Tensor | None
     bias: torch.Tensor | None
@@ -120,11 +117,7 @@ class OwnConvolution(nn.Module):
 
 
 class FusedResnet(LoraOwner):
-    """Replaces diffusers' `ResnetBlock2D`; the second norm's kernel adds the time embedding and the first bias.
-
-    Args:
-        precision: of convolutions that `has_own_form` allows; others are in bf16.
-    """
+    """Replaces diffusers' `ResnetBlock2D`; the second norm's kernel adds the time embedding and the first bias."""
 
     def __init__(self, block: Any, projections: TimeProjections, precision: Precision) -> None:
         super().__init__()
@@ -164,10 +157,7 @@ class FusedResnet(LoraOwner):
 
 
 class FusedUpsample(LoraOwner):
-    """Replaces diffusers' `Upsample2D`, which enlarges an image twofold and convolves it.
-
-    The large image is not made, and a pixel takes 4 neighbours instead of 9: `vivace.machinery.kernels.convolution`.
-    """
+    """Replaces `Upsample2D`: the large image is not made, and a pixel takes 4 neighbours: see `kernels.convolution`."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()

@@ -112,11 +112,8 @@ def _workspace(device: int, size: int) -> torch.Tensor:
 
 
 class Plan:
-    """What cuBLASLt needs to know of one kind of matmul on a GPU, and its algorithms, the most promising first.
-
-    Raises:
-        Unsupported: cuBLASLt has no such matmul.
-    """
+    """What cuBLASLt needs to know of one kind of matmul, and its algorithms; Unsupported where it has no such
+    matmul."""
 
     def __init__(self, kind: Kind, device: int, num_algorithms: int = 1) -> None:
         self._kind, self._device = kind, device

@@ -25,13 +25,8 @@ class FusedTransformer:
 
 @dataclass(frozen=True)
 class Fusing:
-    """How weights are taken over.
-
-    Attributes:
-        quantize: store them in e4m3, with one scale for each; else in bf16.
-        bounded: for each block of `FusedForm.chains`, whether attention's inputs are to be bounded, for fp8.
-        places: where the model computes, and where its weights are kept.
-    """
+    """How weights are taken over: in e4m3 with one scale for each, or in bf16; for each block of `FusedForm.chains`,
+    whether attention's inputs are to be bounded, for fp8; and to where."""
 
     quantize: bool
     bounded: tuple[bool, ...]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
+from vivace.machinery.fused.lora_columns import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places, has_triton, takes_kernels
 from vivace.machinery.kernels.reference import quantize_rows
 
@@ -32,16 +32,9 @@ CAPACITY = 64
 
 
 class Modulations(LoraOwner):
-    """The Linear layers of all modulations as one, and the table.
-
-    Args:
-        num_inputs: length of the table's keys: timestep, guidance and pooled text.
-        num_guided: how many rows guidance makes of one image's, where it is a part of the batch.
-
-    Attributes:
-        num_computed: forwards that did not find all their rows in the table, (), on the device. No buffer: it counts
-            over all calls, and what is written into buffers is lost when weights are offloaded.
-    """
+    """The Linear layers of all modulations as one, and the table, with keys of `num_inputs` (timestep, guidance and
+    pooled text), for `num_guided` rows of an image. `num_computed` counts forwards that did not find their rows, on the
+    device; a buffer would lose it when weights are offloaded."""
 
     def __init__(
         self,

@@ -24,12 +24,7 @@ class Room(Protocol):
 
 @dataclass(frozen=True)
 class Places:
-    """Where a model's weights are laid out anew, part by part, and where they are left.
-
-    Attributes:
-        work: where the model computes.
-        home: host memory, if the weights are offloaded or copied later; else the same.
-    """
+    """Where a model computes, and where its weights are left: in host memory, if they are offloaded or copied later."""
 
     work: torch.device
     home: torch.device
@@ -53,12 +48,7 @@ class RowScaled:
 
 @dataclass(frozen=True)
 class AttentionScales:
-    """Scales of attention's e4m3 inputs and output, in fp32.
-
-    Attributes:
-        queries_keys: (2,).
-        values: (2,), of values and output: the scale and its inverse.
-    """
+    """Scales in fp32: of queries and keys, (2,), and of values and output, the scale and its inverse."""
 
     queries_keys: torch.Tensor
     values: torch.Tensor

@@ -20,7 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from vivace.machinery.compilation.captured import never_written_again, num_writes
-from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
+from vivace.machinery.fused.lora_columns import LoraOwner, LorasBeside
 from vivace.machinery.fused.operations import Places
 from vivace.machinery.fused.products import multiply
 from vivace.machinery.fused.scales import scales_of_attention, spread
@@ -152,10 +152,9 @@ class _Known:
 class TextHoisting:
     """Gives a UNet the keys and values of its text: a hook in front of the forward.
 
-    A text is known by its object and by the count of writes to it. Tensors made in inference mode have no such count,
-    so one could be changed between two steps unseen. They are left as they are, and so is a text that is on another
-    device: the transformers compute what they need. accelerate's hook, which onloads the UNet, would run later; so it
-        is called here, and the second time it does nothing.
+    A text is known by its object and the count of writes to it. Without one, in inference mode, a change between two
+    steps would be unseen; such texts, and those on another device, are left to the transformers. accelerate's hook,
+    which onloads the UNet, is called here: it would run later.
     """
 
     def __init__(self, projections: TextProjections) -> None:

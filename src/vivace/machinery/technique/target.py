@@ -67,7 +67,6 @@ class Machine:
         compiler: path of the C++ compiler, None if there is none.
         has_all_packages: pretend that every optional package is installed, to ask what the hardware alone allows.
         num_gpus: GPUs visible to this process, None if unknown.
-        is_rocm: PyTorch was built for AMD's GPUs.
     """
 
     device: str
@@ -120,13 +119,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the pipeline runs and where its weights are.
-
-    Attributes:
-        on_host: the weights are still in host memory, to be copied to the device.
-        home: the device on which a technique leaves the weights that it converts: "cpu" if a later technique moves them
-            when they are needed. None: where they are.
-    """
+    """Where the pipeline runs, whether its weights are still in host memory, to be copied to the device, and where a
+    technique leaves those that it converts (`home`): "cpu" if a later one moves them when needed. None: where they
+    are."""
 
     machine: Machine
     on_host: bool = False
@@ -169,8 +164,7 @@ class Request:
         prompts: what will be drawn, or similar prompts, for techniques that adapt to them.
         batch: images per call; None if unknown.
         earlier, later: the recipe's techniques before and after this one.
-        inputs: what a call of the pipeline takes besides a prompt: images to start from, for techniques that make
-            calls to adapt to.
+        inputs: images to start from, for techniques that make calls to adapt to.
     """
 
     prompts: tuple[str, ...] = ()

@@ -25,12 +25,8 @@ from vivace.machinery.technique.traits import Rule, Stage, Trait
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A technique's effect on numbers.
-
-    Attributes:
-        weights: how the weights of the layers that it takes are stored.
-        products: the precision of their matmuls, e.g. "in int8".
-    """
+    """A technique's effect on numbers: how the weights of the layers that it takes are stored, and the precision of
+    their matmuls, e.g. "in int8"."""
 
     weights: str = "as before"
     products: str = "as before"
@@ -53,28 +49,23 @@ class TechniqueFacts:
         targetable: components that it can be aimed at; empty: it concerns the call as a whole.
         provides: the traits of its targets once it is applied.
         excludes: the traits that it cannot work with.
-        is_stored: whether its effect on a model is in weights and configurations, so that a saved model need not repeat
-            it. `rebuild` and `resume` restore the rest on a model that is read.
-        loads_from_host: whether it reads weights from host memory and copies the result to the GPU, one layer or
-            component at a time, so that a model that is too large for the GPU can be loaded.
-        belongs_to_pipeline: whether it changes or reads the pipeline object itself, so that a pipeline of another task
-            with the same components lacks its change.
+        is_stored: whether its effect is in weights and configurations, so that a saved model need not repeat it;
+            `rebuild` and `resume` restore the rest.
+        loads_from_host: whether it copies results to the GPU one layer or component at a time, so that a model that is
+            too large for the GPU can be loaded.
+        belongs_to_pipeline: whether it changes or reads the pipeline itself, which another task's pipeline lacks.
         needs_prompts: whether it runs some of the prompts when it is applied, to adapt to them.
         needs_repeated_prompts: whether it is faster only for prompts of earlier calls.
         num_gpus: GPUs that each hold the denoiser, including this process's own.
         announced_sizes: sizes of images that it prepares for one by one, the smallest first.
         arithmetic: its effect on weights and matmuls; of most techniques none.
         attention_precision: of attention's matmuls, if it changes that; None: as before.
-        made_for: the compute capability for which its own kernels were tuned, so that times there do not transfer to
-            other GPUs; None without such kernels.
-        saves_memory: recipes of this technique alone that are worth trying when memory is short, the most harmless
-            first. Where one names text_encoder_2, the model's largest text encoder is meant.
-        fallback: recipes of this technique alone that are compatible with more techniques; tried in its place when a
-            technique that saves memory does not go with it.
-        trained_steps: denoising steps for which the weights that it brings were trained; None if it brings none. A
-            search expects the gain before it measures it, since the image should survive so few steps.
-        saved_share: approximate share of its targets' time that replacement weights save; None if it brings none. As
-            with `trained_steps`, a search expects the gain before it measures it.
+        made_for: the compute capability for which its own kernels were tuned: times do not transfer to other GPUs.
+        saves_memory: recipes of it alone to try when memory is short, the most harmless first; text_encoder_2 stands
+            for the model's largest text encoder.
+        fallback: recipes of it alone that go with more techniques, tried in its place beside one that saves memory.
+        trained_steps, saved_share: steps for which weights that it brings were trained, and the share of its targets'
+            time that they save, by which a search expects the gain before it measures it; None if it brings none.
         not_searched: why a search leaves it out unless asked to keep it; None: it is searched.
         not_searched_unjudged: the same for a search that does not compare images with the baseline's.
     """
@@ -105,11 +96,8 @@ class TechniqueFacts:
 
 
 class Technique(BaseModel, ABC):
-    """Base class of techniques. Named ones are final; their class name in snake_case is the registry name.
-
-    Attributes:
-        targets: the components that it is aimed at, in the order of COMPONENTS; empty: the call as a whole.
-    """
+    """Base class of techniques. Named ones are final; their class name in snake_case is the registry name. `targets`
+    are in the order of COMPONENTS; empty: the call as a whole."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -184,28 +172,14 @@ class Technique(BaseModel, ABC):
 
     @abstractmethod
     def apply(self, target: Target) -> Effect:
-        """Apply to `target.pipe`.
-
-        Raises:
-            NoEffect: there was nothing to change.
-        """
+        """Apply to `target.pipe`; NoEffect where there was nothing to change."""
 
     def predict(self, target: Target) -> Effect:
-        """Apply to a pipeline on the meta device, as far as shapes go, to predict its memory.
-
-        Raises:
-            NoEffect: as `apply`.
-            Unpredictable: its memory cannot be predicted.
-        """
+        """Apply to a pipeline on the meta device, as far as shapes go, to predict its memory; else Unpredictable."""
         return self.apply(target)
 
     def rebuild(self, target: Target, changed: Facts) -> None:
-        """Give components without values, on the meta device, the modules that `apply` left.
-
-        Args:
-            target: the components as their configurations make them; nothing else is known.
-            changed: what `apply` returned then.
-        """
+        """Give components on the meta device the modules that `apply`, which returned `changed`, left."""
         return
 
     def resume(self, target: Target) -> None:
@@ -213,10 +187,7 @@ class Technique(BaseModel, ABC):
         return
 
     def script(self, target: Target) -> Script | None:
-        """Return the same in public calls of diffusers, torch and torchao, or None if there are none.
-
-        Asked before `apply`, and only if `unsupported` returns None.
-        """
+        """Return the same in public calls, or None. Asked before `apply`, and only if `unsupported` returns None."""
         return None
 
 

@@ -136,7 +136,6 @@ class ReadImage:
 
     @classmethod
     def of(cls, kept: KeptImage | None) -> ReadImage:
-        """Read an image; what cannot be read has a reason."""
         if kept is None:
             return cls(KeptImage(None), reason="it was not drawn")
         if kept.path is None:
@@ -339,11 +338,8 @@ def noise(light: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """A fault of B's images in words, with an example, and a request that shows it, or "".
-
-    Attributes:
-        is_cause: whether it says why images differ: A itself draws B's image so, up to rounding.
-    """
+    """A fault of B's images in words, with an example, and a request that shows it. `is_cause`: A itself draws B's
+    image so."""
 
     summary: str
     example: str

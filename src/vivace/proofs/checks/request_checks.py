@@ -65,8 +65,6 @@ Reference = tuple[ReadImage, ReadImage]
 
 
 class Status(StrEnum):
-    """Whether a check passed."""
-
     PASSED = "passed"
     FAILED = "failed"
     UNCLEAR = "not checked"
@@ -165,8 +163,6 @@ def _check_repeats(plan: ProofPlan, images: StoredImages) -> ServerCheck:
 
 @dataclass(frozen=True)
 class _ProbeChecks:
-    """Whether other values change the image as they should. `repeats` says whether B draws an image twice."""
-
     plan: ProofPlan
     images: StoredImages
     repeats: bool
@@ -243,7 +239,6 @@ def _observe_size(probe: Probe, first: ReadImage, changed: ReadImage, reference:
 
 
 def _is_resized(first: ReadImage, other: ReadImage) -> bool:
-    """Return whether an image is the first one, resized or cut to another size."""
     assert other.size is not None
     width, height = other.size
     whole = first.pixels

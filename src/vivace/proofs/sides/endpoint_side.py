@@ -119,7 +119,6 @@ class EndpointSide(Side):
         return DrawnImage(images.contents[0], suffix, images.seconds, notes=images.notes + lossy)
 
     def images(self, body: dict[str, Any]) -> ServedImages:
-        """Send a request and return its images, or raise DrawingFailure."""
         try:
             answer = self.ask(body)
             if answer.status != 200:

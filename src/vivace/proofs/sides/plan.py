@@ -311,7 +311,6 @@ class ProofPlan:
 
     @property
     def own_repeat_jobs(self) -> list[DrawJob]:
-        """A's images once more, for its distance to itself."""
         return [replace(job, repeat=1) for job in self.main_jobs[:_NUM_REPEATS]] if self.a.draws else []
 
     @property
@@ -392,7 +391,6 @@ class ProofPlan:
 
 
 def _probes_of_prompts(first: DrawJob) -> list[Probe]:
-    """Return the probes of what is read of a prompt: its case, quotes, other scripts, and its end."""
     prompt = first.prompt
     changed = {
         "case of letters": prompt.swapcase(),
@@ -413,7 +411,6 @@ def _probes_of_prompts(first: DrawJob) -> list[Probe]:
 
 
 def parse_side(text: str) -> Side:
-    """Parse a side of a proof, or raise UsageError or RecipeError."""
     text = text.strip()
     if not text:
         raise UsageError(

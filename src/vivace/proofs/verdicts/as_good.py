@@ -66,8 +66,6 @@ class WitnessResult:
 # others.
 @dataclass(frozen=True)
 class SizeFigures:
-    """The mean metrics of B's images of one size against A's."""
-
     size: str
     num_pairs: int
     metrics: Metrics
@@ -102,7 +100,6 @@ def worse_at_a_size(pairs: Sequence[PairFigures], limits: dict[str, float]) -> l
 
 
 def figures_by_size(pairs: Sequence[PairFigures]) -> tuple[SizeFigures, ...]:
-    """Return the figures of each size, the worst first; empty if all images have the same size."""
     groups = _by_size([pair for pair in pairs if pair.against])
     figures = [
         SizeFigures(size, len(part), means([p.against for p in part])) for size, part in groups.items()
@@ -125,14 +122,7 @@ def as_good(
     broken: str,
     shows_something: bool,
 ) -> ProofAnswer:
-    """Return whether B's images are as good as A's.
-
-    Args:
-        is_same_picture: whether B was proven to draw A's images.
-        is_rounding: whether every image differs by rounding alone, which needs no witness.
-        broken: which images of B are broken where A's are not, in words; "" if none is.
-        shows_something: False for random weights.
-    """
+    """Return whether B's images are as good as A's; if they differ by rounding alone, no witness is needed."""
     worse, unclear, better = (
         [t for t in results if t.standing is standing]
         for standing in (Standing.WORSE, Standing.UNCLEAR, Standing.BETTER)

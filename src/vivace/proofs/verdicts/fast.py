@@ -65,8 +65,6 @@ class LoadRequest(Settings):
 
 @dataclass(frozen=True)
 class SideLoad:
-    """A load on a side, or the reason why there is none."""
-
     side: Literal["A", "B"]
     row: LoadRow | None
     reason: str = ""
@@ -74,14 +72,8 @@ class SideLoad:
 
 @dataclass(frozen=True)
 class SpeedAnswer:
-    """The answer, with its evidence.
-
-    Attributes:
-        a_s, b_s: median seconds an image; None if they were not measured.
-        test: of the logarithms of B's seconds over A's.
-        after: the same against A's when it was drawn again after B.
-        loads: the endpoints under load.
-    """
+    """The answer, with median seconds an image, the tests of B's over A's, before B and drawn again after it, and the
+    loads."""
 
     answer: ProofAnswer
     num_pairs: int = 0

@@ -92,13 +92,7 @@ class WordsPair:
 
 @dataclass(frozen=True)
 class Legibility:
-    """The answer, with its evidence.
-
-    Attributes:
-        pairs: those whose images are both there, the ones in which B loses most first.
-        a, b: mean shares of the letters missed; None if nothing was read.
-        notes: prompts whose words could not be compared.
-    """
+    """The answer, with the pairs in which B loses most first, and the mean shares of the letters missed."""
 
     answer: ProofAnswer
     pairs: tuple[WordsPair, ...] = ()
@@ -193,7 +187,6 @@ def find_reader(threads: int | None = None) -> RapidReader | None:
 # Requested words stand in quotes: "…", “…”, „…“, «…», »…«, ‹…›, 「…」, 『…』, ‘…’ and '…'. Apostrophes and marks of
 # inches quote nothing. Letters and digits are compared, but not case, spaces and punctuation, which are easily misread.
 def words_of(prompt: str) -> tuple[str, ...]:
-    """Return the texts that a prompt asks for, in their order."""
     texts = []
     for match in _QUOTED.finditer(prompt):
         text = next(group for group in match.groups() if group is not None).strip()

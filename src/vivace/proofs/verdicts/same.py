@@ -31,8 +31,6 @@ Metrics = dict[str, float]
 
 
 class ProofVerdict(StrEnum):
-    """Whether a claim holds."""
-
     PROVEN = "proven"
     FAILED = "failed"
     UNCLEAR = "cannot tell"
@@ -65,12 +63,7 @@ def difference_in_words(test: EquivalenceTest, in_words: Callable[[float], str],
 
 @dataclass(frozen=True)
 class OwnDistances:
-    """The reference's own distances.
-
-    Attributes:
-        repeats: metrics of images that A drew a second time; empty if it cannot, as a folder.
-        other_seeds: of A's images against those of the same prompt and another seed.
-    """
+    """Metrics of images that A drew a second time, if it can, and of its images against those of another seed."""
 
     repeats: tuple[Metrics, ...] = ()
     other_seeds: tuple[Metrics, ...] = ()

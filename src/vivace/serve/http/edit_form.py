@@ -53,8 +53,6 @@ _READERS = ThreadPoolExecutor(1, thread_name_prefix="read-image")
 
 @dataclass(frozen=True)
 class Uploads:
-    """The images of a form, as received."""
-
     images: tuple[bytes, ...]
     mask: bytes | None
 

@@ -28,8 +28,6 @@ _PATHS = (
 
 
 class Metrics(Collector):
-    """The text of /metrics."""
-
     def __init__(self) -> None:
         self._pool: ReplicaPool | None = None
         self._registry = CollectorRegistry()
@@ -60,11 +58,9 @@ class Metrics(Collector):
         self._answers.labels(path, status).inc()
 
     def watch(self, pool: ReplicaPool) -> None:
-        """Report the jobs and workers of a pool, too."""
         self._pool = pool
 
     def observe(self, job: ImageJob, event: dict[str, Any]) -> None:
-        """Count a finished job."""
         self._steps.observe(event["steps"])
         self._seconds.observe(time.monotonic() - job.accepted_at)
         for phase, seconds in event["phases"].items():

@@ -41,8 +41,6 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class RequestedLora:
-    """A LoRA of a request."""
-
     name: str
     path: Path
     scale: float
@@ -292,7 +290,6 @@ class JobQueue:
         return any(is_idle() for is_idle in self._takers) or any(job.attempts for job in self._jobs)
 
     async def look_again(self) -> None:
-        """Wake waiting workers, since one of them has become idle."""
         async with self._changed:
             self._changed.notify_all()
 

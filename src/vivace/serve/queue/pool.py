@@ -36,12 +36,8 @@ class WorkerSource(Protocol):
 
 
 class ReplicaPool:
-    """Jobs from their acceptance to their end, and the replicas that draw them.
-
-    Args:
-        observe: called with each finished job and the event of its worker.
-        workers: that the pool ends with itself.
-    """
+    """Jobs from their acceptance to their end, and the replicas that draw them; `observe` is called with each finished
+    job."""
 
     def __init__(self, settings: ServeSettings, observe: Observe, workers: WorkerSource) -> None:
         self.ledger = Ledger()

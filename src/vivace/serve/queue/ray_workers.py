@@ -76,14 +76,8 @@ class WorkerActor:
 
 
 class RayWorkers:
-    """Makes the workers of a server on a cluster.
-
-    Args:
-        command: the command line of a worker that is no fork.
-
-    Raises:
-        Unsupported: Ray is not installed, no cluster answers, or it has no GPU.
-    """
+    """Makes the workers of a server on a cluster; Unsupported if Ray is not installed, no cluster answers, or it has no
+    GPU."""
 
     def __init__(self, settings: ServeSettings, command: tuple[str, ...] = COMMAND) -> None:
         address = settings.ray_address or "auto"

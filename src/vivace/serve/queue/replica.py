@@ -526,7 +526,6 @@ class Replica:
 
 
 async def _ended(task: asyncio.Task[_Result]) -> _Result | None:
-    """End a task, and return its result if it had ended already."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

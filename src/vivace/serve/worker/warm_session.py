@@ -124,7 +124,6 @@ class LoraFolder:
 
 
 def fitting_loras(pipe: Any, paths: Sequence[str]) -> LoraFolder:
-    """Return the files that fit a pipeline that no technique has changed, and why others do not."""
     folder = LoraFolder()
     components = Lora.declared.default_targets
     for path in paths:
@@ -489,7 +488,6 @@ def _unread(pipe: Any, prompt: str) -> str:
 
 
 def _arguments(request: Draw) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call; for a single image these are the arguments of a session's call."""
     import torch
     from PIL import Image
 
@@ -519,7 +517,6 @@ def _memory(device: str) -> dict[str, int]:
 
 
 def memory_of(device: str) -> int | None:
-    """Return the bytes of memory of a device: of the first GPU, or of this machine or container; None if unknown."""
     import torch
 
     if device == "cuda":

@@ -62,7 +62,6 @@ class Peaks:
 
 
 def recorded(model: str, height: int | None, width: int | None) -> dict[Recipe, float]:
-    """Return the recorded peaks of a model's recipes at a size, for single images, in bytes."""
     peaks: dict[Recipe, float] = {}
     for (name, text, *size), every in all_recorded().items():
         if (name, size) != (model, [height, width]):

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vivace.errors import RecipeError
-from vivace.evidence.committed import committed_tables
-from vivace.evidence.community import community_tables
+from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
 from vivace.evidence.standing import has_records

@@ -37,12 +37,8 @@ ERNIE = ChainForm(_layers, ("self_attention", "mlp"), "rms", ("shift", "scale", 
 
 
 class ErnieChain(BlockChain):
-    """All blocks.
-
-    Attributes:
-        adaLN_sa_ln: the first block's, by whose output step caches decide.
-        norms: what is multiplied by the norms of attention's and the MLP's inputs, (blocks, 2, channels).
-    """
+    """All blocks; `adaLN_sa_ln` is the first one's, by whose output step caches decide, and `norms` the weights of the
+    norms of attention's and the MLP's inputs, (blocks, 2, channels)."""
 
     def __init__(self, blocks: Sequence[Any], how: Fusing) -> None:
         first = blocks[0]

@@ -83,13 +83,8 @@ KREA2 = ChainForm(_layers, ("attn", "ff"), "rms", ("scale", "shift", "gate"), ga
 
 
 class ModulatedChain(BlockChain):
-    """All blocks.
-
-    Attributes:
-        norm1, scale_shift_table: the first block's, by whose output step caches decide.
-        tables: what each block adds to the modulation, (blocks, 6, channels).
-        norms: what is multiplied by the norms of attention's and the MLP's inputs, (blocks, 2, channels).
-    """
+    """All blocks; step caches decide by the first one's norm1 and scale_shift_table. `tables` are added to the
+    modulation, (blocks, 6, channels); `norms` are the weights of two norms of each block, (blocks, 2, channels)."""
 
     def __init__(self, blocks: Sequence[Any], how: Fusing) -> None:
         first, attention = blocks[0], blocks[0].attn

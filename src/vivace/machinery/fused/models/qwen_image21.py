@@ -138,12 +138,7 @@ CAUSAL = ChainForm(_layers, ("attn", "img_mlp"), "layer", ("shift", "scale", "ga
 # alone, over keys and values of both; in e4m3 those that are kept are rounded again with the step's scale. Source:
 # diffusers, QwenImage21Transformer2DModel.
 class CausalChain(BlockChain):
-    """All blocks.
-
-    Attributes:
-        attn: what the transformer asks its blocks for.
-        img_norm1: the first block's, by whose output step caches decide.
-    """
+    """All blocks, with the attention that the transformer asks for, and the first norm, by which step caches decide."""
 
     _modulate = QwenImage21TransformerBlock._modulate
 

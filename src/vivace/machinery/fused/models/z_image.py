@@ -17,8 +17,7 @@ from vivace.machinery.fused.block_weights import BlockLayers, projections
 from vivace.machinery.fused.calls import cast_all, cast_all_named, cast_inputs, refuse_controlnet
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
-from vivace.machinery.fused.lora_beside import LoraOwner, LorasBeside
-from vivace.machinery.fused.lora_columns import name_layers
+from vivace.machinery.fused.lora_columns import LoraOwner, LorasBeside, name_layers
 
 _CONTROLNET_AT = 4
 """Positional arguments of diffusers' forward before those of a ControlNet."""
@@ -39,12 +38,8 @@ SANDWICH = ChainForm(_layers, ("attention", "feed_forward"), "sandwich", ("scale
 
 
 class SandwichChain(LoraOwner, BlockChain):
-    """Blocks whose norms are multiplied by what modulates them, or by nothing, for all of them alike.
-
-    Attributes:
-        norms: weights of each block's norms: in front of attention and behind it, of the MLP (blocks, 4, channels).
-        attention_norm1, first_modulation: the first block's, by whose output step caches decide.
-    """
+    """Blocks whose norms, (blocks, 4, channels), in front of attention and behind it, and of the MLP, are multiplied by
+    what modulates them, or by nothing. Step caches decide by attention_norm1 and first_modulation."""
 
     def __init__(
         self,
