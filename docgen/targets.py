@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.technique_records import read_records
 from vivace.answers.formatting import plus_minus, size
@@ -19,6 +20,7 @@ from vivace.recipes.resolve import resolve
 from vivace.report.rows import rows_of
 
 H200 = "H200"
+_NEW_PROMPTS = "new-prompts.jsonl"
 FILES = (
     "flux-fused-*.json",
     "fused-model-*.json",
@@ -44,6 +46,7 @@ class Target:
         asked_s: on one H200.
         part: recipes contain this; "": recipes that leave out no step's work.
         missed: why, in words with links; "": it is not.
+        height: of the image; 0: the model's own.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Target:
     asked_s: float
     part: str = ""
     missed: str = ""
+    height: int = 0
 
 
 TARGETS = (
@@ -148,6 +152,92 @@ TARGETS = (
 
 
 @dataclass(frozen=True)
+class Line:
+    """What else was asked for.
+
+    Attributes:
+        what: in words.
+        asked: of an H200, in words.
+        model, steps, height: of the record, the last 0 for the model's own; "" without any.
+        prompts: the source images of the record of new prompts; None: the record is one of a known prompt.
+        stands: what stands in the way, or where more is said, in words with links.
+        seconds: stands in place of a time, without a record.
+    """
+
+    what: str
+    asked: str
+    model: str = ""
+    steps: int = 0
+    height: int = 0
+    prompts: int | None = None
+    stands: str = ""
+    seconds: str = "not measured"
+
+
+_NO_CARD = "no card could be had"
+_NO_FORM = "it has no fused form"
+_SIZES = (("SDXL", "sdxl", 50), ("FLUX.1 [dev]", "flux-dev", 28), ("FLUX.2 [klein] 4B", "flux2-klein-4b", 4),
+          ("Z-Image-Turbo", "z-image-turbo", 9))  # fmt: skip
+LINES = (
+    Line("edit, FLUX.2 [klein] 4B, 4, one image", "a record", "flux2-klein-4b", 4, prompts=1),
+    Line("edit, FLUX.1 Kontext, 28, one image", "a record", "flux-kontext", 28, prompts=1),
+    Line("edit, FLUX.2 [klein] 9B, 4, one to three images", "a record", stands=_NO_CARD),
+    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", stands=_NO_CARD),
+    Line(
+        "edit, Qwen-Image-Edit-2511, 40",
+        "11 s (sglang, H100: 23.0)",
+        stands="its denoiser cannot be captured in a graph",
+    ),
+    Line("edit, Qwen-Image-Edit-2509, 40", "a record", stands=_NO_CARD),
+    Line("edit, Qwen-Image 2.1, 40", "a record", stands=_NO_CARD),
+    Line(
+        "cached references (`reference_cache`, klein 9B KV)",
+        "half of an edit's time",
+        stands="there is no such technique yet",
+    ),
+    Line("new prompt, Z-Image-Turbo, 9", "at most 3 % over a known one", "z-image-turbo", 9, prompts=0),
+    Line("new prompt, Qwen-Image 2.1, 40", "at most 3 %", "qwen-image-2.1", 40, prompts=0),
+    Line("new prompt, Qwen-Image 2512, 50", "at most 3 %", "qwen-image-2512", 50, prompts=0),
+    Line("new prompt, ERNIE-Image-Turbo, 8", "at most 3 %", "ernie-image-turbo", 8, prompts=0,
+         stands="its median is of four new prompts; why they cost more has no profile"),
+    Line("new prompt, Krea 2", "at most 3 %", stands="it was not measured again since lengths share plans"),
+    Line("Krea 2 Turbo, 8", "a record (sglang, H200: 1.56 s)", "krea-2-turbo", 8),
+    Line("Krea 2 Raw, 28", "a record", "krea-2-raw", 28),
+    Line("SD 3.5 Large, 28", "a record", "sd35-large", 28),
+    Line("SD 3.5 Medium, 40", "a record", "sd35-medium", 40),
+    Line("Sana, 20", "a record", "sana-1600m", 20, stands=_NO_FORM),
+    Line("Sana-Sprint, 2", "a record", "sana-sprint-1600m", 2, stands=_NO_FORM),
+    Line("SDXL Turbo, 1", "a record", "sdxl-turbo", 1),
+    Line("SDXL Lightning, 4", "a record", "sdxl-lightning-4step", 4),
+    Line("SDXL Hyper, 4", "a record", "hyper-sdxl-4step", 4),
+    Line("Qwen-Image 2512, 50, on two GPUs", "4.2 s", stands="two cards could not be had"),
+    Line("profile of Qwen-Image 2.1", "a record", stands="the command is above"),
+    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published", stands="none is in the catalogue",
+         seconds="-"),
+    *(
+        Line(f"{name}, {steps}, {size} px", "a record", model, steps, size,
+             stands="" if size <= 2048 else "the sweep ends at 2048 px")
+        for name, model, steps in _SIZES
+        for size in (1024, 1536, 2048, 3072, 4096)
+    ),
+    Line("where the time of 2048 px is; seams of a tiled VAE looked at", "a record", stands="no profile was taken"),
+    Line("sparse attention in fp8, by content, at 2048 px", "kept only if the gate passes it", stands="not tried"),
+    Line(
+        "cards without fp8: ComfyUI's `int8 ConvRot`", "read right",
+        stands="read, and compared with the rotation by its matrix; no published file was at hand "
+        "([formats](../compatibility.md))", seconds="-",
+    ),
+    Line(
+        "cards without fp8: `quantize(int8_dynamic, rotation=hadamard)`", "a record, proven on each model",
+        stands="computed on a CPU and compiled for 7.5 to 8.9; no such card, and no model is proven",
+    ),
+    Line("predictions for cards that nobody here has", "scored", stands="[scored](predictions.md)", seconds="-"),
+    Line("200 equal calls, equal bits, of each new fused form", "a record",
+         stands="there are records of older forms alone ([record](../../results/same-bits.jsonl))"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Timed:
     """A recipe of a model on a card, as a record has it."""
 
@@ -172,10 +262,10 @@ def _candidates(target: Target, results: Path) -> Iterator[Timed]:
         for record in read_records(path):
             workload = record.trial.workload
             is_of = record.trial.model.name == f"{SYNTHETIC}{target.model}"
-            size_of_model = CATALOGUE[target.model].height
+            height = target.height or CATALOGUE[target.model].height
             if not is_of or workload.batch != 1:
                 continue
-            if (workload.num_inference_steps, workload.height) != (target.steps, size_of_model):
+            if (workload.num_inference_steps, workload.height) != (target.steps, height):
                 continue
             (row,) = rows_of([record])
             if row.latency is None or not _counts(row.recipe, target):
@@ -211,6 +301,12 @@ figures are their authors'; those of FLUX.1 and SDXL, and the times before, were
 
 {missed}
 
+## Edits, new prompts, large images, other cards
+
+What was asked besides, of an H200 in seconds of a call, each line with its record or with what stands in the way.
+
+{lines}
+
 ## A LoRA inside
 
 `fused(fp8, attention=fp8)+cuda_graph`, rank 16 in a reserve of 32 ([record](../../results/lora-fused.jsonl)):
@@ -231,6 +327,7 @@ def page(note: str, results: Path) -> str:
         note=note,
         table="\n".join(_table(timed)),
         missed="\n".join(_missed(timed)),
+        lines="\n".join(_lines(results)),
         loras="\n".join(_loras(results / "lora-fused.jsonl")),
     )
 
@@ -283,6 +380,36 @@ def _missed(timed: Mapping[str, Sequence[Timed]]) -> Iterator[str]:
         verdicts = [verdict(target, of_card) for of_card in timed[target.name] if of_card.card == H200]
         if not any(words.startswith("reached") for words in verdicts) and target.missed:
             yield f"- **{target.name}**: {target.missed}."
+
+
+def _lines(results: Path) -> list[str]:
+    text = (results / _NEW_PROMPTS).read_text(encoding="utf-8")
+    prompts = [json.loads(line) for line in text.splitlines()]
+    rows = []
+    for line in LINES:
+        seconds, record = _measured(line, results, prompts)
+        rows.append([line.what, line.asked, seconds, record, line.stands or "-"])
+    return markdown_lines(("line", "asked", "s/image", "record", "what stands in the way"), rows)
+
+
+def _measured(line: Line, results: Path, prompts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return a line's time, in words, and its record; that it has none."""
+    if line.prompts is not None:
+        for case in prompts:
+            is_of = (case["model"], case["steps"]) == (f"{SYNTHETIC}{line.model}", line.steps)
+            if is_of and case["images"] == line.prompts:
+                known, new = (statistics.median(case[key]) for key in ("known_s", "new_s"))
+                over = f"{new:.3g} for a new prompt, {known:.3g} for a known one ({new / known:.3f}x)"
+                return over, f"[record](../../results/{_NEW_PROMPTS})"
+    elif line.model:
+        target = Target(line.what, line.model, line.steps, "", "", 0.0, height=line.height)
+        for timed in fastest_of(target, results):
+            if timed.card == H200:
+                return (
+                    f"{_seconds(timed.latency)} `{timed.recipe}`",
+                    f"[record](../../results/{timed.record})",
+                )
+    return line.seconds, "-"
 
 
 def _loras(path: Path) -> list[str]:

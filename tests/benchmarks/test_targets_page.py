@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from docgen.targets import TARGETS, Target, Timed, fastest_of, page, verdict
+from docgen.targets import LINES, TARGETS, Target, Timed, fastest_of, page, verdict
 from vivace.foundation.stats import Interval
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -55,3 +55,12 @@ def test_step_caches_and_other_step_counts_are_no_answer() -> None:
         for of_card in fastest_of(target, RESULTS):
             assert "cache" not in of_card.recipe
             assert ("steps(" in of_card.recipe) == bool(target.part)
+
+
+def test_each_line_has_a_record_or_says_what_stands_in_the_way() -> None:
+    rows = [line.strip("| ").split(" | ") for line in page("", RESULTS).splitlines() if line.startswith("| ")]
+    for line in LINES:
+        (row,) = [row for row in rows if row[:2] == [line.what, line.asked]]
+        assert row[3].startswith("[record](") or (row[3] == "-" and row[2] == line.seconds and line.stands)
+    (edit,) = [row for row in rows if row[0].startswith("edit, FLUX.1 Kontext")]
+    assert edit[2].startswith("4.39 for a new prompt, 4.42 for a known one")

@@ -11,10 +11,16 @@ Needs: torchao, which comes with vivace, or with `backend=` bitsandbytes, sdnq o
     that a scheme cannot take stay as they are; the evidence lists them with the reason.
 Source: torchao; Dettmers et al., LLM.int8(), arXiv 2208.07339; Dettmers et al., QLoRA (NF4, double quantisation),
     arXiv 2305.14314; Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; Rouhani et al., Microscaling
-    Data Formats, arXiv 2310.10537; Li et al., SVDQuant, arXiv 2411.05007.
+    Data Formats, arXiv 2310.10537; Li et al., SVDQuant, arXiv 2411.05007; ConvRot, arXiv 2512.03673.
 
 torchao's `int8`, `fp8_weight`, `nf4` (with double quantisation: its scales are in 8 bits too) and `int4` store weights
 in fewer bits and compute as before. `int8_dynamic` and `fp8` scale the inputs in each call and multiply in 8 bits.
+`int8_dynamic, rotation=hadamard` multiplies inputs and weights by ConvRot's matrix first, in blocks of 256 channels or
+64, and leaves layers of other widths: for GPUs without fp8 (RTX 20 and 30, A100), where outliers of the inputs harm
+int8 alone. One Triton kernel rotates and quantises the inputs; it was computed against a reference and compiled for
+compute capabilities 7.5 to 8.9, and measured on no GPU. Another program's rotated int8 (inference-atlas, DGX Spark)
+kept none of 24 cases of Qwen-Image 2.1 near bf16: the recipe counts as one that changes the image, to be proven on each
+model.
 `fp8_static` does too, with scales calibrated once on `pictures` images of the workload's prompts and cached in
 $VIVACE_CACHE (else ~/.cache/vivace). On a GPU `int4` is vivace's own: two weights to a byte, dequantised by one Triton
 kernel; on a CPU it is torchao's, one weight to a byte. `int4_gemm` multiplies int4 weights by fp8 inputs, in kernels of
@@ -140,6 +146,11 @@ class Quantize(Technique):
         le=1024,
         about="nvfp4, mxfp8: of a branch in 16 bits with the largest singular directions",
     )
+    rotation: Literal["none", "hadamard"] = knob(
+        "none",
+        new=True,
+        about="int8_dynamic of torchao: of the input channels, in blocks of 256 or 64, against outliers",
+    )
     skip: str = knob(
         "",
         about="layers that stay as they are: names or patterns, e.g. 'proj_out, *.ff.*', or auto: by sensitivity",
@@ -180,6 +191,10 @@ class Quantize(Technique):
             )
         if self.rank and not scheme.has_low_rank:
             raise ValueError(f"rank is for nvfp4 and mxfp8; {self.scheme} has no low-rank branch")
+        if self.rotation != "none" and not scheme.has_rotation:
+            raise ValueError(
+                f"rotation is for int8_dynamic of torchao; {self.scheme} of {self.backend} has none"
+            )
         if self.pictures != 4 and not (scheme.is_calibrated or self._is_auto):
             raise ValueError(f"pictures is for schemes that are calibrated; {self.scheme} is not")
         if self.skip_share != _SKIP_SHARE and not self._is_auto:
@@ -204,6 +219,7 @@ class Quantize(Technique):
     def facts(self) -> TechniqueFacts:
         return replace(
             self.declared,
+            same_picture=self.rotation == "none",  # until it is proven on the model
             arithmetic=self._arithmetic,
             provides=self._provides,
             loads_from_host=not self._needs_prompts,  # which run the model as it is
@@ -220,8 +236,10 @@ class Quantize(Technique):
         scheme = self._scheme()
         scales = {"row": ", a scale per output row", "tensor": ", one scale"}[self.granularity]
         branch = f", beside a branch of rank {self.rank} in 16 bits" if self.rank else ""
+        rotated = "" if self.rotation == "none" else ", input channels rotated in blocks of 256 or 64"
         return Arithmetic(
-            scheme.weights + (scales if scheme.has_tensor_scales else "") + branch, scheme.matmuls
+            scheme.weights + (scales if scheme.has_tensor_scales else "") + branch + rotated,
+            scheme.matmuls + rotated,
         )
 
     @property
@@ -361,9 +379,8 @@ class Quantize(Technique):
             return scheme.convert(layer, replace(settings, layer_name=name, input_scale=scale))
 
         how = f"{self.backend} {self.scheme} {self.granularity} {self.double_quantization}"
-        how += (
-            f" rank {self.rank}" if self.rank else ""
-        )  # what was cached before there were ranks stays valid
+        # What was cached before there were ranks and rotations stays valid.
+        how += (f" rank {self.rank}" if self.rank else "") + (f" {self.rotation}" * (self.rotation != "none"))
         measured = sensitivity.measure(target, layers, convert, how, self.pictures)
         weights = {name: float(layer.weight.numel()) for name, layer in layers.items()}
         kept = KeptLayers.of(measured, weights, self.skip_share)
@@ -377,7 +394,12 @@ class Quantize(Technique):
 
     def _settings(self, target: Target) -> SchemeSettings:
         return SchemeSettings(
-            target.machine, self.granularity, self.convolutions, self.double_quantization, self.rank
+            target.machine,
+            self.granularity,
+            self.convolutions,
+            self.double_quantization,
+            self.rank,
+            self.rotation,
         )
 
     def script(self, target: Target) -> Script | None:

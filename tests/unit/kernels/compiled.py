@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,10 +159,15 @@ def _resources(program: Any) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
-def compiled(capability: Capability, sampled: bool) -> Compiled:
+def compiled(
+    capability: Capability, sampled: bool, launch_them: Callable[[], None] | None = None
+) -> Compiled:
     """Compile what runs on a capability: each program, or a sample.
 
     Launches are collected first, since only all of them tell the smallest and the largest.
+
+    Args:
+        launch_them: launches kernels; None: all of them.
     """
     launches: list[Launch] = []
 
@@ -169,7 +175,7 @@ def compiled(capability: Capability, sampled: bool) -> Compiled:
         launches.append(Launch(kernel, args, options))
 
     with mock.patch.object(JITFunction, "run", collect):
-        launch_all(capability)
+        launch_all(capability) if launch_them is None else launch_them()
     programs = Compiled(capability, sampled)
     for launch in _sample(launches) if sampled else launches:
         programs.compile(launch)

@@ -33,7 +33,9 @@ from vivace.machinery.kernels import (
     qk_norm_rope,
     reference,
     rms_residual,
+    rotate_rows,
 )
+from vivace.machinery.quantization.rotated_int8 import block_of
 from vivace.machinery.technique import Machine, Target
 from vivace.techniques import fused
 from vivace.techniques.fused import Fused
@@ -67,6 +69,7 @@ def launch_all(capability: Capability) -> None:
         if has_fp8:
             queries_apart()
         int4_weights()
+        rotated_rows()
         barriers()
 
 
@@ -205,6 +208,13 @@ def int4_weights() -> None:
         packed = torch.zeros(channels, 1536, dtype=torch.uint8)
         scale = zero = torch.zeros(channels, 24, dtype=torch.bfloat16)
         dequantize_int4.dequantize(packed, scale, zero, torch.bfloat16)
+
+
+def rotated_rows() -> None:
+    """Of the widths of models, in the precisions of inputs."""
+    for channels in (640, 15_360):
+        for dtype in (torch.float16, torch.bfloat16):
+            rotate_rows.rotate_rows(torch.zeros(4, channels, dtype=dtype), block_of(channels))
 
 
 def barriers() -> None:

@@ -229,7 +229,7 @@ def description(kind: str) -> torch.Tensor:
         ({"weight_scale": torch.ones(1), "scale_weight": torch.ones(1)}, "beside"),
         (
             {"weight_scale": torch.ones(1), "comfy_quant": description("int8_tensorwise")},
-            "says 'int8_tensorwise'",
+            "int8_tensorwise by its description",
         ),
         ({"comfy_quant": description("float8_e4m3fn")}, "but has no scale"),
         ({"comfy_quant": torch.ones(3, dtype=torch.uint8)}, "comfy_quant cannot be read"),

@@ -19,9 +19,10 @@ from vivace.architectures import ARCHITECTURES
 from vivace.errors import UnusableModel
 from vivace.models import CATALOGUE, find_model, load_pipeline
 from vivace.models.checkpoints.gguf_file import KEPT_TYPES
+from vivace.models.checkpoints.headers import read_header
 from vivace.models.checkpoints.read_denoiser import original_layout, read_denoiser
 from vivace.models.checkpoints.single_file import contents_of
-from vivace.models.checkpoints.weight_scales import Codes, padded_shape, scales_shape
+from vivace.models.checkpoints.weight_scales import codes_of, padded_shape, scales_shape
 from vivace.models.synthetic import build_component, on_meta
 
 State = dict[str, torch.Tensor]
@@ -166,8 +167,8 @@ def test_a_unet_alone_takes_the_rest_from_the_hub(
 # Codes
 
 
-def description(kind: str) -> torch.Tensor:
-    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+def description(kind: str, **settings: Any) -> torch.Tensor:
+    return torch.tensor(list(json.dumps({"format": kind} | settings).encode()), dtype=torch.uint8)
 
 
 def tiled(scales: torch.Tensor) -> torch.Tensor:
@@ -223,25 +224,52 @@ def as_fp8(weight: torch.Tensor) -> State:
     }
 
 
-STORED = {"scaled": as_fp8, "nvfp4": as_nvfp4, "mxfp8": as_mxfp8}
+HADAMARD = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]]) / 2
 
 
-def with_codes(state: State, kind: str, layers: tuple[str, ...] = (LAYER,)) -> tuple[State, dict[str, Codes]]:
-    changed, codes = dict(state), {}
-    for layer in layers:
-        changed |= {
-            f"{layer}.{name}": value for name, value in STORED[kind](state[f"{layer}.weight"]).items()
-        }
-        second = f"{layer}.weight_scale_2" if kind == "nvfp4" else ""
-        codes[f"{layer}.weight"] = Codes(kind, f"{layer}.weight_scale", second)
-    return changed, codes
+def in_int8(weight: torch.Tensor, **settings: Any) -> State:
+    scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+    codes = (weight / scale).round().to(torch.int8)
+    return {
+        "weight": codes,
+        "weight_scale": scale,
+        "comfy_quant": description("int8_tensorwise", per_row=True, **settings),
+    }
 
 
-@pytest.mark.parametrize(("kind", "error"), [("scaled", 0.04), ("nvfp4", 0.2), ("mxfp8", 0.04)])
+def as_int8(weight: torch.Tensor) -> State:
+    return in_int8(weight, convrot=False)
+
+
+def as_convrot(weight: torch.Tensor) -> State:
+    """As ComfyUI stores it: a weight's columns times the matrix, in blocks of 16 and one scale a row."""
+    matrix = torch.kron(HADAMARD, HADAMARD)
+    rotated = torch.cat([block @ matrix for block in weight.split(16, dim=1)], dim=1)
+    return in_int8(rotated, params={"convrot": True}, convrot_groupsize=16)
+
+
+STORED = {
+    "scaled": as_fp8,
+    "int8": as_int8,
+    "convrot": as_convrot,
+    "nvfp4": as_nvfp4,
+    "mxfp8": as_mxfp8,
+}
+
+
+def with_codes(state: State, kind: str, layer: str = LAYER) -> State:
+    stored = STORED[kind](state[f"{layer}.weight"])
+    return state | {f"{layer}.{name}": value for name, value in stored.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("scaled", 0.04), ("int8", 0.02), ("convrot", 0.02), ("nvfp4", 0.2), ("mxfp8", 0.04)],
+)
 def test_codes_are_dequantised(kind: str, error: float, tmp_path: Path) -> None:
     module = denoiser("z-image-turbo")
-    state, codes = with_codes(in_the_authors_layout(module), kind)
-    path, names = written(tmp_path / "model.safetensors", state)
+    path, names = written(tmp_path / "model.safetensors", with_codes(in_the_authors_layout(module), kind))
+    codes = codes_of(path, read_header(path), {})
     read = read_denoiser(path, names, codes, skeleton("z-image-turbo"), torch.float32)
     own = module.state_dict()
     changed = [name for name, value in own.items() if not torch.equal(read[name], value)]
@@ -262,7 +290,7 @@ PROJ = "double_blocks.0.img_attn.proj"
 @pytest.mark.parametrize("described_by", ["tensor", "metadata"])
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp8"])
 def test_codes_are_told_by_their_description(kind: str, described_by: str, tmp_path: Path) -> None:
-    state, _ = with_codes({**FLUX, f"{PROJ}.weight": torch.randn(40, 70)}, kind, (PROJ,))
+    state = with_codes({**FLUX, f"{PROJ}.weight": torch.randn(40, 70)}, kind, PROJ)
     metadata = {}
     if described_by == "metadata":
         del state[f"{PROJ}.comfy_quant"]
@@ -271,6 +299,12 @@ def test_codes_are_told_by_their_description(kind: str, described_by: str, tmp_p
     contents = contents_of(path)
     assert [code.kind for code in contents.codes.values()] == [kind]
     assert f"1 weights in {kind} are dequantised as they are loaded" in contents.notes
+
+
+def test_a_file_says_how_many_weights_are_rotated(tmp_path: Path) -> None:
+    state = with_codes(FLUX | {f"{PROJ}.weight": torch.randn(40, 64)}, "convrot", PROJ)
+    path, _ = written(tmp_path / "flux.safetensors", state, "model.diffusion_model.")
+    assert any("1 in int8, 1 of them rotated" in note for note in contents_of(path).notes)
 
 
 @pytest.mark.parametrize(
@@ -291,13 +325,22 @@ def test_codes_are_told_by_their_description(kind: str, described_by: str, tmp_p
         ("mxfp8", {"weight_scale": torch.zeros(64, 4, dtype=torch.uint8)}, "[64, 4], not [128, 4]"),
         ("mxfp8", {"comfy_quant": None}, "with a scale in F8_E8M0"),
         ("scaled", {"comfy_quant": description("svdquant_w4a4")}, "says 'svdquant_w4a4'"),
+        ("scaled", {"comfy_quant": description("int8_tensorwise")}, "is int8_tensorwise by its description"),
+        ("int8", {"comfy_quant": None}, "which is I8 with a scale in F32"),
+        ("int8", {"comfy_quant": description("int8_tensorwise", convrot=True)}, "no multiple of its convrot"),
+        (
+            "int8",
+            {"comfy_quant": description("int8_tensorwise", convrot=True, convrot_groupsize=8)},
+            "no power of four",
+        ),
+        ("int8", {"weight_scale": torch.ones(3, 1)}, "does not divide"),
         ("scaled", {"weight_proj_down": torch.zeros(2)}, "weight_proj_down beside"),
     ],
 )
 def test_wrong_codes_are_one_error_of_file_and_key(
     kind: str, change: Mapping[str, torch.Tensor | None], says: str, tmp_path: Path
 ) -> None:
-    state, _ = with_codes({**FLUX, f"{PROJ}.weight": torch.randn(40, 70)}, kind, (PROJ,))
+    state = with_codes({**FLUX, f"{PROJ}.weight": torch.randn(40, 70)}, kind, PROJ)
     for name, value in change.items():
         state.pop(f"{PROJ}.{name}", None)
         if value is not None:

@@ -17,6 +17,7 @@ FP32 = {"dtype": {"class": "dtype", "fields": "float32"}}
 LAYERS = (
     "int8",
     "int8_dynamic",
+    "int8_dynamic rotated",
     "fp8_weight",
     "fp8",
     "fp8_static",
@@ -40,6 +41,7 @@ def quantised(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) ->
         return layer
     scale = torch.ones(1, 1) if kind == "fp8_static" else None
     settings |= {"rank": 16} if "low rank" in kind else {}
+    settings |= {"rotation": "hadamard"} if "rotated" in kind else {}
     scheme = SCHEMES["torchao", kind.partition(" ")[0]]
     return scheme.convert(layer, SchemeSettings(CPU, input_scale=scale, **settings))
 

@@ -38,6 +38,9 @@ _SKIPS = re.compile(
 EFFICIENCY = 0.6
 """Share of a chip's rate with fp32 accumulation that matmuls and attention of a model reach together (an H200: 0.5 to
 0.7 of a compiled FLUX's call, docs/performance/flux.md)."""
+_MOST_EFFICIENCY = 0.9
+"""The same at most, on another generation than the record's, whose power may hold it back less: an L20 reaches 0.76 of
+its data sheet in FLUX.1 [dev] (cache-dit, docs/performance/predictions.md)."""
 _UNCERTAINTY = 1.6
 """Factor by which times predicted from operations alone may be wrong, either way."""
 _HOST_S = 0.015
@@ -141,7 +144,9 @@ def _on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: st
     rest_s = measured_s - arithmetic_s
     slower = _rate(there, bits) / _rate(here, bits)
     narrower = there.bandwidth_gb_s / here.bandwidth_gb_s
-    ends = sorted((arithmetic_s * slower + rest_s, arithmetic_s * slower + rest_s * narrower))
+    most = EFFICIENCY / _MOST_EFFICIENCY if here.architecture != there.architecture else 1.0
+    ends = sorted((rest_s, rest_s * narrower))
+    ends = [arithmetic_s * slower * most + ends[0], arithmetic_s * slower + ends[1]]
     return Interval(math.sqrt(ends[0] * ends[1]), ends[0], ends[1])
 
 

@@ -125,6 +125,8 @@ class RowFilter:
     def _of_kind(self, row: EvidenceRow, table: EvidenceTable) -> JudgedQuality | None:
         """Return an embedded model's judgement of a recipe whose weights were random."""
         changing = changing_part(row.recipe)
+        if changing is not None and "rotation" in changing:
+            return None  # it is near bf16 on some models and not on others (docs/techniques.md), so each is proven
         if table.kind == "published" and (changing is None or compares_values(changing)):
             return None  # with other weights the same threshold skips other steps
         for small, steps, text, judged in _of_embedded():

@@ -318,6 +318,20 @@ def enlarging(weight: torch.Tensor) -> torch.Tensor:
     return wide.flatten(2).permute(2, 0, 1)
 
 
+def rotate(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Multiply each block of `size` channels, a power of four, by the regular Hadamard matrix; twice is nothing.
+
+    That of four is a Householder reflection, half of the sum minus the value, whose order is reversed; the larger are
+    its Kronecker powers (arXiv 2512.03673).
+    """
+    blocks = _wide(x).reshape(-1, size)
+    step = 1
+    while step < size:
+        fours = blocks.reshape(-1, 4, step)
+        blocks, step = fours.sum(1, keepdim=True) / 2 - fours, 4 * step
+    return blocks.reshape(-1, size).flip(1).reshape(x.shape)
+
+
 def to_joint(rows: torch.Tensor, tokens: TokenLayout) -> torch.Tensor:
     """Return rows of tokens as (batch, tokens, ...), the text's tokens first."""
     text, image = rows[: tokens.num_text_rows], rows[tokens.num_text_rows :]

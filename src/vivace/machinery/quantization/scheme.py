@@ -23,6 +23,7 @@ class SchemeSettings:
     convolutions: bool = False
     double_quantization: bool = True
     rank: int = 0
+    rotation: Literal["none", "hadamard"] = "none"
     layer_name: str = ""
     input_scale: torch.Tensor | None = None
 
@@ -65,6 +66,7 @@ class Scheme:
     reports_storage_dtype: bool = False
     is_calibrated: bool = False
     has_low_rank: bool = False
+    has_rotation: bool = False
     emulated_on: tuple[str, ...] = ()
 
 

@@ -49,7 +49,7 @@ def script_of(
 ) -> Script | None:
     """Return the lines that quantise the chosen layers, or None where public calls cannot."""
     modules = target.modules(COMPONENTS)
-    if settings.convolutions:
+    if settings.convolutions or settings.rotation != "none":
         return None
     layer_script = _layer_script(*scheme, settings, is_packed(settings))
     if layer_script is _INT8 and target.machine.is_cuda and any(_has_bfloat16(modules[c]) for c in choices):

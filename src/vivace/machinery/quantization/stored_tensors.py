@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.errors import Unsupported
 from vivace.machinery.quantization.block_tensors import MXFP8_BLOCK, NVFP4_BLOCK, tiled_shape
 from vivace.machinery.quantization.packed_int4 import GROUPS
+from vivace.machinery.quantization.rotated_int8 import BLOCKS, block_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ _TENSORS = {
     "PackedInt4Tensor": _OWN + "packed_int4",
     "NvFp4Tensor": _OWN + "block_tensors",
     "MxFp8Tensor": _OWN + "block_tensors",
+    "RotatedInt8Tensor": _OWN + "rotated_int8",
 }
 """Classes of quantised weights, by name, and the modules that have them."""
 _ATTRIBUTES = {
@@ -190,6 +192,11 @@ def _expected_shapes(
             groups if groups * (columns // groups) == columns and columns // groups in GROUPS else -1,
         )
         return {"packed": (rows, columns // 2), "scale": scales, "zero": scales}
+    if kind == "RotatedInt8Tensor":
+        shapes["qdata"], shapes["scale"]  # both must be there
+        if not block_of(shape[1]):
+            raise ValueError(f"its {shape[1]} columns are no multiple of {BLOCKS[-1]}")
+        return {"qdata": shape, "scale": (shape[0], 1)}
     if kind in ("NvFp4Tensor", "MxFp8Tensor"):
         return _of_blocks(kind, shapes, shape)
     if kind == "NF4Tensor":

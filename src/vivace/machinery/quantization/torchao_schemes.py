@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vivace.machinery.quantization.block_tensors import mxfp8_weight, nvfp4_weight
 from vivace.machinery.quantization.layers import ONE_ROW, matches_any
 from vivace.machinery.quantization.packed_int4 import pack
+from vivace.machinery.quantization.rotated_int8 import BLOCKS, block_of, rotate_weight
 from vivace.machinery.quantization.scheme import Scheme, SchemeSettings, no_fp8_on_apple
 from vivace.machinery.quantization.torchao_tensors import (
     PACKAGE,
@@ -214,6 +215,8 @@ def _int8(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
 
 
 def _int8_dynamic(layer: torch.nn.Module, settings: SchemeSettings) -> torch.nn.Module:
+    if settings.rotation != "none":
+        return with_weight(layer, rotate_weight(layer.weight))
     from torchao.quantization import PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
@@ -226,6 +229,8 @@ def _int8_dynamic_skips(layer: torch.nn.Module, name: str, settings: SchemeSetti
     # PyTorch's int8 matmul on GPUs wants more than 16 rows: eager falls back to fp32, compiled it fails.
     if matches_any(name, ONE_ROW):
         return "one row an image, int8 matmuls want more than 16"
+    if settings.rotation != "none" and not block_of(layer.in_features):
+        return f"{layer.in_features} inputs are not a multiple of {BLOCKS[-1]}, which are rotated together"
     return not_a_multiple(layer, 8)
 
 
@@ -361,6 +366,7 @@ TORCHAO: dict[str, Scheme] = {
         _int8_dynamic,
         skips=_int8_dynamic_skips,
         unsupported=_int8_dynamic_unsupported,
+        has_rotation=True,
     ),
     "fp8_weight": Scheme(
         PACKAGE,

@@ -188,7 +188,7 @@ def int8_dynamic_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | 
     rows = Int8Tensor.from_hp(
         inputs, kwargs.granularity, mapping_type=kwargs.mapping_type, reduce_range=kwargs.reduce_range
     )
-    sums = _int_mm(rows.qdata.reshape(-1, rows.qdata.shape[-1]), weight.qdata.t())
+    sums = int_mm(rows.qdata.reshape(-1, rows.qdata.shape[-1]), weight.qdata.t())
     scaled = (sums * rows.scale.reshape(-1, 1)).to(inputs.dtype) * weight.scale.flatten()
     output = scaled.reshape(*inputs.shape[:-1], weight.shape[0])
     if bias is not None:
@@ -196,7 +196,7 @@ def int8_dynamic_linear(inputs: torch.Tensor, weight: Any, bias: torch.Tensor | 
     return output.to(inputs.dtype)
 
 
-def _int_mm(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def int_mm(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Multiply (m, k) by (k, n), both int8, into int32; through fp32 where there are too few rows, as torchao does."""
     import torch
 

@@ -169,6 +169,10 @@ def _decoded(path: Path, file: Any, name: str, codes: Codes) -> Any:
         weight = weight.float()
         values = multiplied(weight, scale.float())
         is_lost = bool(((values == 0) & (weight != 0)).any())
+        if codes.rotation:
+            from vivace.machinery.kernels.reference import rotate
+
+            values = rotate(values, codes.rotation)
     damaged = "; the file is damaged, or was not made right"
     for own, numbers in scales.items():
         if numbers.is_floating_point() and not numbers.float().isfinite().all():

@@ -245,10 +245,13 @@ def _stored(path: Path, codes: Mapping[str, Codes], tensors: Mapping[str, Any]) 
     kinds_of = Counter(code.kind for code in codes.values())
     notes = []
     if number := kinds_of.pop("scaled", 0):
-        in_fp8 = sum(
-            tensors[n]["dtype"].startswith("F8") for n, code in codes.items() if code.kind == "scaled"
-        )
-        notes.append(f"{number} weights ({in_fp8} in fp8) are multiplied by their scales as they are loaded")
+        dtypes = [tensors[name]["dtype"] for name, code in codes.items() if code.kind == "scaled"]
+        stored = f"{sum(dtype.startswith('F8') for dtype in dtypes)} in fp8"
+        if in_int8 := dtypes.count("I8"):
+            stored += (
+                f", {in_int8} in int8, {sum(code.rotation > 0 for code in codes.values())} of them rotated"
+            )
+        notes.append(f"{number} weights ({stored}) are multiplied by their scales as they are loaded")
     notes += [f"{n} weights in {kind} are dequantised as they are loaded" for kind, n in kinds_of.items()]
     return "; ".join(notes)
 

@@ -2,8 +2,8 @@
 
 Two conventions are read. ComfyUI's older files have `X.scale_weight` beside `X.weight` in fp8, `X.scale_input`, and a
 tensor `scaled_fp8`. Its newer files, Black Forest Labs' and ModelOpt's have `X.weight_scale`, `X.input_scale`, and say
-in `X.comfy_quant` or in the metadata `_quantization_metadata` which format each layer has: fp8, nvfp4, mxfp8 (`Codes`).
-Scales of inputs are for products in few bits; vivace multiplies in 16 or 32 bits, which needs none.
+in `X.comfy_quant` or in the metadata `_quantization_metadata` which format each layer has: fp8, int8, nvfp4, mxfp8
+(`Codes`). Scales of inputs are for products in few bits; vivace multiplies in 16 or 32 bits, which needs none.
 
 Everything else beside a weight is refused by name.
 """
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vivace.errors import UnusableModel
 from vivace.foundation.untrusted.files import parse_json
@@ -32,10 +32,19 @@ _SCALES = ("weight_scale", "scale_weight")
 _SECOND = "weight_scale_2"
 INPUT_SCALE = "input_scale"
 _OF_INPUTS = (INPUT_SCALE, "scale_input")
-_KINDS: dict[str, Kind] = {FP8: "scaled", "float8_e5m2": "scaled", "nvfp4": "nvfp4", "mxfp8": "mxfp8"}
-_DTYPE_OF = {FP8: "F8_E4M3", "float8_e5m2": "F8_E5M2"}
-_SETTINGS = ("format", "full_precision_matrix_mult", "group_size", "orig_dtype", "orig_shape")
-"""Keys of a description that do not change what the codes stand for. Others may: `convrot` is a rotation."""
+_INT8 = "int8_tensorwise"
+_KINDS: dict[str, Kind] = {
+    FP8: "scaled",
+    "float8_e5m2": "scaled",
+    _INT8: "scaled",
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8",
+}
+_DTYPE_OF = {FP8: "F8_E4M3", "float8_e5m2": "F8_E5M2", _INT8: "I8"}
+_SETTINGS = ("format", "full_precision_matrix_mult", "group_size", "orig_dtype", "orig_shape", "per_row")
+"""Keys of a description that do not change what the codes stand for."""
+_ROTATED, _BLOCK_OF_ROTATION = "convrot", "convrot_groupsize"
+_ROTATIONS = [4**n for n in range(1, 9)]
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _WEIGHTS = (*_FLOATS, *_FP8)
@@ -52,7 +61,7 @@ _MAX_DESCRIPTION = 4096  # bytes
 _TAKE = "give the model in 16 bits"
 _ADVICE = (
     "vivace reads plain fp8, fp8 with one scale for a weight, a row or a block (X.weight_scale or X.scale_weight), and "
-    f"ComfyUI's nvfp4 and mxfp8; {_TAKE}"
+    f"ComfyUI's int8_tensorwise (with convrot too), nvfp4 and mxfp8; {_TAKE}"
 )
 Kind = Literal["scaled", "nvfp4", "mxfp8"]
 BLOCKS: dict[str, int] = {"nvfp4": 16, "mxfp8": 32}
@@ -64,6 +73,7 @@ _BLOCK = 128
 
 
 #     scaled  values times one scale, one for each row, or one for each block; the last of blocks may be smaller
+#             (int8_tensorwise: values in I8, one scale or one for each row, and perhaps a rotation, ConvRot's)
 #     nvfp4   two values of four bits (E2M1) to a byte, the first in the high half; blocks of 16 in a row have a scale
 #             in E4M3 (`X.weight_scale`), and all have one more in fp32 (`X.weight_scale_2`)
 #     mxfp8   values in E4M3; blocks of 32 in a row have a power of two (`X.weight_scale`, E8M0)
@@ -71,13 +81,29 @@ _BLOCK = 128
 # The last two are ComfyUI's (the package comfy-kitchen): rows and columns are padded to multiples of 16 or 32, and the
 # scales of blocks lie in tiles of 128 rows by 4 blocks, in the order that cuBLAS reads (docs.nvidia.com/cuda/cublas,
 # "Block scaling factors layout").
+#
+# ConvRot (arXiv 2512.03673) in ComfyUI (comfy/ops.py and comfy/quant_ops.py; comfy_kitchen/tensor/int8.py;
+# docs/int8_convrot.md of leejet/stable-diffusion.cpp): {"format": "int8_tensorwise", "convrot": true,
+# "convrot_groupsize": 256}, the last two also in "params"; 256 where it is not said, a power of four that divides the
+# columns. The file has W R instead of W, R the regular Hadamard matrix for each block of columns; R is its own inverse.
 @dataclass(frozen=True)
 class Codes:
-    """How a weight is stored: names of the tensors with its scales."""
+    """How a weight is stored: names of the tensors with its scales.
+
+    rotation: columns that were rotated together; 0: none were.
+    """
 
     kind: Kind
     scale: str
     scale_of_scales: str = ""
+    rotation: int = 0
+
+
+class _Format(NamedTuple):
+    """What a description says of a weight."""
+
+    name: str
+    rotation: int = 0
 
 
 @dataclass
@@ -145,39 +171,46 @@ def _companions(tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _checked(
-    path: Path, tensors: Mapping[str, Any], beside: Mapping[str, _Scales], formats: Mapping[str, str]
+    path: Path, tensors: Mapping[str, Any], beside: Mapping[str, _Scales], formats: Mapping[str, _Format]
 ) -> dict[str, Codes]:
     """Return the codes of weights with scales, whose dtypes and shapes fit."""
     codes: dict[str, Codes] = {}
     for weight in dict.fromkeys((*beside, *formats)):
-        scales, about = beside.get(weight, _Scales()), formats.get(weight)
-        if not scales.scale and about is not None:
+        scales, (about, rotation) = beside.get(weight, _Scales()), formats.get(weight, _Format(""))
+        if not scales.scale and about:
             raise UnusableModel(
                 f"{path}: {weight} is {about} by its description, but has no scale; {_ADVICE}"
             )
         if not scales.scale and not scales.second:
             continue
-        kind: Kind = _KINDS[about] if about is not None else "scaled"
+        kind: Kind = _KINDS.get(about, "scaled")
         if (kind == "nvfp4") != bool(scales.second):
             name = scales.second or scales.scale
             why = "and no weight_scale_2" if kind == "nvfp4" else f"and no {DESCRIPTION} that says nvfp4"
             raise _refusal(path, name, weight, why)
         if kind == "scaled":
-            _check_scale(path, tensors, scales.scale, weight)
-            if tensors[weight]["dtype"] != _DTYPE_OF.get(about or "", tensors[weight]["dtype"]):
+            _check_scale(path, tensors, scales.scale, weight, (*_WEIGHTS, _DTYPE_OF.get(about, "")))
+            if tensors[weight]["dtype"] != _DTYPE_OF.get(about, tensors[weight]["dtype"]):
                 raise UnusableModel(
                     f"{path}: {weight} is {about} by its description, and {tensors[weight]['dtype']}; {_ADVICE}"
                 )
+            if rotation and (len(tensors[weight]["shape"]) != 2 or tensors[weight]["shape"][1] % rotation):
+                raise UnusableModel(
+                    f"{path}: {weight} has the shape {list(tensors[weight]['shape'])}, whose columns are no multiple "
+                    f"of its {_BLOCK_OF_ROTATION}, {rotation}; the file is damaged, or was not made right"
+                )
         else:
             _check_blocks(path, tensors, kind, scales, weight)
-        codes[weight] = Codes(kind, scales.scale, scales.second)
+        codes[weight] = Codes(kind, scales.scale, scales.second, rotation)
     return codes
 
 
-def _check_scale(path: Path, tensors: Mapping[str, Any], scale: str, weight: str) -> None:
+def _check_scale(
+    path: Path, tensors: Mapping[str, Any], scale: str, weight: str, dtypes: Sequence[str]
+) -> None:
     """Raise UnusableModel unless the weight can be multiplied by the scale."""
     shape, own = tensors[weight]["shape"], tensors[scale]["shape"]
-    if tensors[weight]["dtype"] not in _WEIGHTS or tensors[scale]["dtype"] not in _FLOATS:
+    if tensors[weight]["dtype"] not in dtypes or tensors[scale]["dtype"] not in _FLOATS:
         kinds = f"{tensors[weight]['dtype']} with a scale in {tensors[scale]['dtype']}"
         raise _refusal(path, scale, weight, f"which is {kinds}")
     if not fits(own, shape):
@@ -229,7 +262,7 @@ def _check_alone(path: Path, tensors: Mapping[str, Any], codes: Mapping[str, Cod
         )
 
 
-def _described(path: Path, name: str, content: bytes) -> str:
+def _described(path: Path, name: str, content: bytes) -> _Format:
     """Return the format that a layer's description names."""
     try:
         description = parse_json(content)
@@ -238,20 +271,31 @@ def _described(path: Path, name: str, content: bytes) -> str:
     return _format_of(description, f"{path}: {name} says")
 
 
-def _format_of(description: Any, where: str) -> str:
+def _format_of(description: Any, where: str) -> _Format:
     """Return the format in a description."""
-    settings = description if isinstance(description, dict) else {"format": description}
+    settings = dict(description) if isinstance(description, dict) else {"format": description}
     kind = settings.get("format")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise UnusableModel(f"{where} {str(kind)[:80]!r}; {_ADVICE}")
+    rotation = 0
+    if kind == _INT8:
+        inner = settings.pop("params", None)
+        settings = (inner if isinstance(inner, dict) else {}) | settings
+        size = settings.pop(_BLOCK_OF_ROTATION, 256)
+        if settings.pop(_ROTATED, False):
+            if type(size) is not int or size not in _ROTATIONS:
+                raise UnusableModel(
+                    f"{where} {_BLOCK_OF_ROTATION} {str(size)[:80]!r}, which is no power of four; {_ADVICE}"
+                )
+            rotation = size
     if more := [key for key, value in settings.items() if key not in _SETTINGS and value]:
         raise UnusableModel(f"{where} {more[0][:80]!r}, which vivace does not know; {_ADVICE}")
-    return kind
+    return _Format(kind, rotation)
 
 
 def _formats_in_metadata(
     path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]
-) -> dict[str, str]:
+) -> dict[str, _Format]:
     """Return each weight's format by the metadata."""
     if METADATA not in metadata:
         return {}
@@ -262,7 +306,7 @@ def _formats_in_metadata(
             raise ValueError("it has no layers")
     except (ValueError, KeyError) as error:
         raise UnusableModel(f"{path}: its {METADATA} cannot be read: {error}") from None
-    formats: dict[str, str] = {}
+    formats: dict[str, _Format] = {}
     for layer, description in layers.items():
         kind = _format_of(description, f"{path}: its {METADATA} says of {layer[:200]}")
         # Names of layers often lack the denoiser's prefix.
