@@ -183,10 +183,12 @@ def _predict(
     defaults = model.defaults | call
     _check_size(model.name, pipe, defaults)
     footprint = Footprint()
-    networks = _networks(pipe).values()
-    footprint.hold(tensor for module in networks for tensor in _tensors(module))
+    # Nothing here may keep the networks alive: those that a recipe replaces are freed.
+    footprint.hold(tensor for module in _networks(pipe).values() for tensor in _tensors(module))
     footprint.stage = "loading"
-    largest = max((p.numel() * p.element_size() for m in networks for p in m.parameters()), default=0)
+    largest = max(
+        (p.numel() * p.element_size() for m in _networks(pipe).values() for p in m.parameters()), default=0
+    )
     loaded = footprint.held
     footprint.start_peak()
     facts = ModelFacts(
