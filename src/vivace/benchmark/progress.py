@@ -29,6 +29,9 @@ class Progress:
     def quality(self, what: str, done: int, total: int) -> None: ...
     def end_quality(self, num_scored: int, num_drawn: int, seconds: float) -> None: ...
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"  # in signatures
+
 
 SILENT = Progress()
 
