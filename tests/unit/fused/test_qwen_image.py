@@ -10,6 +10,7 @@ from tests.fused_kernels import error
 from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
 from tests.unit.techniques.test_cuda_graph import capture
+from vivace.architectures import family_of
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.prompt_lengths import PaddedTexts
@@ -150,6 +151,8 @@ def test_what_it_does_not_compute_is_refused() -> None:
     layered = transformer(use_additional_t_cond=True)
     assert "use_additional_t_cond" in str(Fused(precision="bf16").unsupported(target(layered)))
     made = transformer(zero_cond_t=True)
+    assert "copies from the host" in family_of(made).not_captured(made)
     Fused(precision="bf16").apply(target(made))
+    assert not family_of(made).not_captured(made)
     with pytest.raises(Unsupported, match="one image at a time"):
         made(**inputs((5, 5), (4, 6), (2, 2)))
