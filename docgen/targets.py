@@ -186,7 +186,7 @@ LINES = (
     Line(
         "edit, Qwen-Image-Edit-2511, 40",
         "11 s (sglang, H100: 23.0)",
-        stands="its denoiser cannot be captured in a graph",
+        stands="its fused form is captured in a graph since, and no card could be had",
     ),
     Line("edit, Qwen-Image-Edit-2509, 40", "a record", stands=_NO_CARD),
     Line("edit, Qwen-Image 2.1, 40", "a record", stands=_NO_CARD),
