@@ -15,7 +15,6 @@ import click
 from vivace import __version__, is_command
 from vivace.cli.watched.failures import check_arguments, status_of
 from vivace.cli.watched.fresh import CommandPart, settings_of
-from vivace.foundation.processes.resident import die_with_parent
 from vivace.foundation.untrusted.streams import plain_output
 
 _MEASURING = ("bench", "calibrate", "compare", "demo", "profile", "prove", "quality", "study", "tune")
@@ -103,6 +102,8 @@ def run(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":  # the process that does a part of a command, see `vivace.cli.watched.fresh`
+    from vivace.foundation.processes.resident import die_with_parent  # imports pydantic
+
     die_with_parent()
     number, is_read, *arguments = sys.argv[1:]
     sys.argv = ["vivace", *arguments]

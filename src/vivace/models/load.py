@@ -170,6 +170,8 @@ def _lacking(located: LocatedModel) -> Iterator[None]:
         yield
     except (NotImplementedError, ValueError) as error:
         is_lacking, contents = "meta tensor" in str(error), located.contents
+        if contents is None:
+            _check_shape(located.weights, str(error))
         if contents is None or not (is_lacking or isinstance(error, ValueError)):
             raise
         _check_names(located, contents)
@@ -326,6 +328,10 @@ _LEAST_LENGTH = 3
 """Tokens of a prompt of one word, with start and end."""
 _OLDER = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 """Names of VAEs' attention in older folders, which diffusers reads."""
+_OTHER_SHAPE = re.compile(
+    r"because (\S+) expected shape torch\.Size\((\[[\d, ]*\])\), but got torch\.Size\((\[[\d, ]*\])\)"
+)
+"""diffusers' message."""
 _NUMBERED = re.compile(r"(.+?)\.\d+\.")
 
 
@@ -431,3 +437,18 @@ def _report_unused(where: Path, part: str, component: Any, names: Iterable[str])
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         text = f"{where} has weights that its {part} does not use: {', '.join(names[:3])}{more}"
         warnings.warn(text, UnusedWeightsWarning, stacklevel=2)
+
+
+def _check_shape(files: Iterable[Path], problem: str) -> None:
+    """Raise UnusableModel with the file whose tensor has another shape, if that is the problem."""
+    match = _OTHER_SHAPE.search(problem)
+    if match is None:
+        return
+    name, expected, stored = match.groups()
+    for file in files:
+        about = read_header(file).get(name)
+        if about is not None and str(about["shape"]) == stored:
+            raise UnusableModel(
+                f"{file} has {name} with the shape {stored}, and its config.json means {expected}; it is another "
+                "model's"
+            )
