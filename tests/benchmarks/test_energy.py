@@ -47,6 +47,7 @@ def test_a_calls_joules_are_power_by_time(watts: float, call_s: float) -> None:
     assert row["calls"] == pytest.approx(1.3 / call_s, rel=0.05)
 
 
+@pytest.mark.long
 def test_a_record_is_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ class Counting(Progress):
         self.num_rounds += 1
 
 
+@pytest.mark.long
 def test_each_recipe_has_a_copy_and_its_images_are_compared(pipe: Any, tmp_path: Path) -> None:
     dtype, weights = pipe.dtype, pipe.unet.state_dict()["conv_in.weight"].clone()
     baseline, fewer, half, tiny = run = bench(pipe, ["baseline", "steps(1)", "bf16", "tiny_vae"], tmp_path)

@@ -142,6 +142,7 @@ def test_pictures_that_are_none(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert "a/x.png cannot be read as an image: it is a named pipe" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_first_call_that_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """The scheduler loads, and fails when it is used; the traceback is there for those who ask."""
     folder = _copy("model")

@@ -31,6 +31,7 @@ def _without_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 GENERATE = ("generate", "a red circle", "--recipe", "steps:1", "--threads", "1", "-o", "image.png")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_foreign_model_draws_the_same_image(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

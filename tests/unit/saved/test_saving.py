@@ -368,6 +368,7 @@ def test_files_that_were_added_or_removed(copy: Path) -> None:
 # The command line
 
 
+@pytest.mark.long
 def test_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_an_exchange_reaches_every_process(family: str, recipe: str, tmp_path: P
         sharded.set_lora(scale=0.5)
 
 
+@pytest.mark.long
 def test_a_session_that_is_shared_out_already_takes_none(tmp_path: Path) -> None:
     path = write_lora(build("sd"), tmp_path / "lora.safetensors", 4)
     with (

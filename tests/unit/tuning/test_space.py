@@ -171,6 +171,7 @@ def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.Mon
 GRAPHS = "cuda_graph@denoiser,text_encoder,text_encoder_2,vae"
 
 
+@pytest.mark.long
 def test_a_technique_judges_what_those_before_it_have_made_and_left_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
