@@ -122,7 +122,7 @@ def jpeg(image: Pixels, quality: int) -> Pixels:
     return np.asarray(Image.open(file), dtype=np.float64)
 
 
-def saturated(image: Pixels, percent: float) -> Pixels:
+def saturate(image: Pixels, percent: float) -> Pixels:
     """Return an image of more saturation, or with a negative number of less."""
     grey = luminance(image)[..., None]
     return np.asarray(grey + (1 + percent / 100) * (image - grey))
@@ -196,7 +196,7 @@ def noisy(image: Pixels, sigma: float, random: np.random.Generator) -> Pixels:
     return image + sigma * random.standard_normal(image.shape)
 
 
-def banded(image: Pixels, step: float, _: object) -> Pixels:
+def band(image: Pixels, step: float, _: object) -> Pixels:
     """Round each channel to multiples of a step, in grey levels."""
     return np.asarray(np.rint(image / step) * step)
 
@@ -208,12 +208,12 @@ DAMAGE = (
     DamageKind("coarse frequencies", "quantised weights", "levels", (4, 8, 16, 32, 64), frequencies_rounded),
     DamageKind("noise", "too few steps", "levels", (1, 2, 4, 8, 16), noisy),
     DamageKind("halos", "too much guidance", "times", (0.1, 0.25, 0.5, 1, 2), sharpened),
-    DamageKind("banding", "a coarse dtype", "levels", (2, 4, 8, 16, 32), banded),
+    DamageKind("banding", "a coarse dtype", "levels", (2, 4, 8, 16, 32), band),
     DamageKind(
-        "more saturation", "too much guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturated(i, by)
+        "more saturation", "too much guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturate(i, by)
     ),
     DamageKind(
-        "less saturation", "too little guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturated(i, -by)
+        "less saturation", "too little guidance", "%", (5, 10, 20, 40, 80), lambda i, by, _: saturate(i, -by)
     ),
     DamageKind(
         "colour cast", "a wrong scale or VAE", "levels", (1, 2, 5, 10, 20), lambda i, by, _: i + by * _RED

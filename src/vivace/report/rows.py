@@ -235,7 +235,7 @@ class Row:
         busy = min(1.0, self.gpu_busy_s / self.latency.median.point)
         return f"the interval allows for it, since the GPU was busy {busy:.0%} of the time"
 
-    def skipped(self, baseline: Row) -> tuple[str, ...]:
+    def describe_skipping(self, baseline: Row) -> tuple[str, ...]:
         """Return what the row leaves out of the baseline's steps, in words."""
         hits = float(str(self.record.rounds[0].evidence.get("cache_hit_rate", 0.0))) if self.latency else 0.0
         words = [f"skips {hits:.0%} of its steps, or parts of them"] if hits else []

@@ -104,7 +104,7 @@ def results_table(rows: Sequence[Row]) -> Table:
         tuple(
             TableRow(
                 tuple(_cell(of, row) for _, of in _COLUMNS),
-                (*row.skipped(rows[0]), *_notes(row, shared, doubts)),
+                (*row.describe_skipping(rows[0]), *_notes(row, shared, doubts)),
                 "open" if row.latency is None else "bad" if row.failed_quality else "",
             )
             for row in rows

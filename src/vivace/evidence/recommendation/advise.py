@@ -12,7 +12,6 @@ from vivace.architectures import CATALOGUE
 from vivace.errors import RecipeError, Unpredictable, UsageError, VivaceError
 from vivace.evidence.committed import committed_tables, community_tables
 from vivace.evidence.measured import DISTURBED, tables_of_store
-from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.answer import assess, next_commands, quality_of, why_lost
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.predicted import (
@@ -59,6 +58,7 @@ from vivace.foundation.stats import Gate, Interval
 from vivace.models.find import SYNTHETIC
 from vivace.models.tasks import own_task
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve_cached
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.predict import Prediction
 from vivace.runtime.memory.remembered import footprints, predicted
@@ -544,7 +544,8 @@ def _stretched(figure: Interval, point: float) -> Interval:
 def _sets_steps(recipe: str) -> bool:
     try:
         return any(
-            isinstance(technique, Steps) or technique.facts.trained_steps for technique in resolve(recipe)
+            isinstance(technique, Steps) or technique.facts.trained_steps
+            for technique in resolve_cached(recipe)
         )
     except RecipeError:
         return False
@@ -560,7 +561,7 @@ def _objection(answer: Recommendation, judge: RowFilter) -> LeftOut | None:
         return LeftOut(recipe=chosen.recipe, label=chosen.label, kind=kind, why=why, score=chosen.score.point)
 
     try:
-        recipe = resolve(chosen.recipe)
+        recipe = resolve_cached(chosen.recipe)
     except RecipeError as error:
         return out("hardware", f"this version of vivace cannot read it: {error.problem}")
     if limit is not None and chosen.latency is not None and chosen.batch == 1:
@@ -588,7 +589,7 @@ def _predicted_bytes(chosen: RecipeFigures, judge: RowFilter) -> float:
     )
     try:
         model = find_weightless(name)
-        return prediction_of(model, resolve(chosen.recipe), published, chosen.peak_bytes).needed_bytes
+        return prediction_of(model, resolve_cached(chosen.recipe), published, chosen.peak_bytes).needed_bytes
     except (VivaceError, OSError):
         return chosen.peak_bytes or 0
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from vivace.answers.answer import Answer, Fact, Facts, Section
 from vivace.answers.formatting import count, few, plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
-from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.kin import Download, download_of
 from vivace.evidence.standing import only_compiled
 from vivace.foundation.hardware import Gpu, capability_of, known_gpu
@@ -19,6 +18,7 @@ from vivace.foundation.spec.recipe_syntax import BASELINE, BEST
 from vivace.foundation.spec.settings import DEFAULT_STORE
 from vivace.foundation.stats import ONE_ROUND_MARGIN, Gate, Interval
 from vivace.models.find import SYNTHETIC
+from vivace.recipes.resolve import resolve_cached
 from vivace.runtime.memory.fit import CARDS_GB, RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Brief:
                 "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model",
                 more,
             )
-        techniques = list(resolve(self.recipe))
+        techniques = list(resolve_cached(self.recipe))
         if not techniques:
             return _line(
                 "baseline, the model as published", "nothing known is faster" if self.confidence else "", more
@@ -534,7 +534,7 @@ def assess(answer: Recommendation) -> tuple[Sure, tuple[str, ...]]:
     differing = _differing(answer) if answer.gpu is None else ""
     compiled: list[str] = []
     if answer.gpu is not None and (basis.near != "same" or basis.kind == "predicted"):
-        compiled = only_compiled(resolve(chosen.recipe), capability_of(answer.gpu))
+        compiled = only_compiled(resolve_cached(chosen.recipe), capability_of(answer.gpu))
     grave = {
         f"it was measured on {basis.model}, another model of the family": basis.model != answer.model,
         f"on {differing} another recipe is best: give --gpu": differing,

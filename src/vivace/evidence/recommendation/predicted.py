@@ -17,7 +17,6 @@ from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import Embedded
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
-from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.tables import EvidenceRow, EvidenceTable
 from vivace.foundation.hardware import CHIPS, Chip, Gpu, Near, known_gpu, near
@@ -25,6 +24,7 @@ from vivace.foundation.spec.base import Spec
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.stats import Interval
 from vivace.machinery.technique import DENOISERS
+from vivace.recipes.resolve import resolve_cached
 from vivace.runtime.memory.fit import RESERVE_BYTES, Saving, Scheme, largest_encoder, need_of
 from vivace.runtime.memory.predict import Prediction
 from vivace.runtime.memory.remembered import footprints
@@ -123,7 +123,7 @@ def _flop(published: Prediction, component: str = "") -> int:
 def fewest_bits(recipe: str) -> int:
     """Return the bits of the numbers that a recipe multiplies: 16, 8 or 4; 8 if this version cannot read it."""
     try:
-        precisions = [technique.facts.arithmetic.precision or "" for technique in resolve(recipe)]
+        precisions = [technique.facts.arithmetic.precision or "" for technique in resolve_cached(recipe)]
     except RecipeError:
         return 8
     return min((_BITS.get(precision, 16) for precision in precisions), default=16)
@@ -187,11 +187,14 @@ class Speeds:
         Quantising other components than the denoiser hardly changes the time, so such records count as well.
         """
         try:
-            parts = resolve(recipe)
+            parts = resolve_cached(recipe)
         except RecipeError:
             return None
         plain = "+".join(technique.text.partition("@")[0] for technique in parts)
-        for text in (parts.text, resolve(plain).text if all("denoiser" in t.targets for t in parts) else ""):
+        for text in (
+            parts.text,
+            resolve_cached(plain).text if all("denoiser" in t.targets for t in parts) else "",
+        ):
             if text in self.gains:
                 return self.gains[text]
         return None
@@ -312,7 +315,11 @@ def _saving_rows(
     speeds = known_speeds(kin.architecture)
     seconds, origin = base
     for saving in _savings(kin, published, chip):
-        recipe, need, is_plain = resolve(saving.recipe), need_of(saving, published), saving.recipe == BASELINE
+        recipe, need, is_plain = (
+            resolve_cached(saving.recipe),
+            need_of(saving, published),
+            saving.recipe == BASELINE,
+        )
         latency = seconds
         if not is_plain:
             copies_s = _copies_s(saving, published, chip)
@@ -371,13 +378,13 @@ def _gain(saving: Saving, speeds: Speeds) -> float:
     """Return the speed-up of a recipe without its offloading, by records of the model or its family."""
     parts = [
         part.text.partition("@")[0]
-        for part in resolve(saving.recipe)
+        for part in resolve_cached(saving.recipe)
         if part.name not in ("offload", "channels_last")
         and (part.name != "quantize" or "denoiser" in part.targets)
     ]
     if not parts:
         return 1.0
-    plain = resolve("+".join(parts)).text.replace("compile(blocks=repeated)", "compile")
+    plain = resolve_cached("+".join(parts)).text.replace("compile(blocks=repeated)", "compile")
     repeated = plain.replace("compile", "compile(blocks=repeated)")
     return speeds.of(plain) or speeds.of(repeated) or _GAINS[plain]
 
@@ -402,13 +409,15 @@ def known_speeds(model: str) -> Speeds:
     mine = mine or [table for table in tables if kin.is_family(kin_of(table.model, frozenset({table.model})))]
     gains: dict[str, float] = {}
     for table in sorted(mine, key=lambda table: -len(table.rows)):
-        common = {technique.text for technique in resolve(table.baseline)}
+        common = {technique.text for technique in resolve_cached(table.baseline)}
         for row in table.rows:
             if row.gain is None:
                 continue
             try:
-                extra = [technique.text for technique in resolve(row.recipe) if technique.text not in common]
-                gains.setdefault(resolve("+".join(extra) or BASELINE).text, row.gain.point)
+                extra = [
+                    technique.text for technique in resolve_cached(row.recipe) if technique.text not in common
+                ]
+                gains.setdefault(resolve_cached("+".join(extra) or BASELINE).text, row.gain.point)
             except RecipeError:
                 continue  # it needs the baseline's techniques, or is one that vivace had once
     return Speeds(gains, mine[0].gpu if mine else "")

@@ -10,7 +10,6 @@ from vivace.answers.formatting import size
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables
 from vivace.evidence.measured import decides_on_values
-from vivace.evidence.parsed import resolve
 from vivace.evidence.recommendation.kin import Kin, kin_of
 from vivace.evidence.recommendation.predicted import Card, is_bf16
 from vivace.evidence.recommendation.recommendation import Criteria, LeftOut, Reason, RecipeFigures
@@ -20,6 +19,7 @@ from vivace.foundation.spec.limits import ONE_VIEW, Limits
 from vivace.foundation.stats import Gate, gate
 from vivace.machinery.technique import Machine, Target
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve_cached
 from vivace.runtime.memory.fit import RESERVE_BYTES
 from vivace.runtime.memory.predict import Prediction
 from vivace.techniques.quantize import Quantize
@@ -92,7 +92,7 @@ class RowFilter:
         if published is None or not self.is_planned or row.is_estimated:
             return 0
         is_halved = any(part.dtype.startswith("fp32") for part in published.components)
-        return 0 if is_halved or resolve(row.recipe).loads_from_host else published.model_bytes
+        return 0 if is_halved or resolve_cached(row.recipe).loads_from_host else published.model_bytes
 
     def most_needed(self, row: EvidenceRow | RecipeFigures) -> float:
         """Return the most bytes that `vivace plan` may count for a recipe.
@@ -168,7 +168,7 @@ class RowFilter:
     def _hardware(self, row: EvidenceRow, table: EvidenceTable, near: Near) -> str:
         """Return why a recipe measured elsewhere cannot run on the requested GPU; "" if it can, or is unknown."""
         try:
-            recipe = resolve(row.recipe)
+            recipe = resolve_cached(row.recipe)
         except RecipeError as error:
             return f"this version of vivace cannot read it: {error.problem}"
         if table.kind != "own" and (number := max((t.facts.num_gpus for t in recipe), default=1)) > 1:
@@ -202,7 +202,7 @@ def _other_scheme(recipe: str) -> str:
     return next(
         (
             technique.text
-            for technique in resolve(recipe)
+            for technique in resolve_cached(recipe)
             if isinstance(technique, Quantize)
             and "denoiser" in technique.targets
             and not technique.scheme.startswith("fp8")
@@ -241,14 +241,14 @@ def held_to(judged: JudgedQuality, limits: Limits, same_picture: bool) -> Judged
 
 @cache
 def compares_values(text: str) -> bool:
-    return decides_on_values(resolve(text).spec)
+    return decides_on_values(resolve_cached(text).spec)
 
 
 @cache
 def changing_part(text: str) -> str | None:
     """Return the techniques of a recipe that change the image, as a recipe; None if it cannot be read."""
     try:
-        return Recipe(tuple(t for t in resolve(text) if not t.facts.same_picture)).text
+        return Recipe(tuple(t for t in resolve_cached(text) if not t.facts.same_picture)).text
     except RecipeError:
         return None
 

@@ -7,12 +7,12 @@ from functools import cache
 from itertools import groupby
 
 from vivace.errors import RecipeError
-from vivace.evidence.parsed import resolve
 from vivace.evidence.studies.study_columns import Published
 from vivace.evidence.studies.study_file import StudyFile, published_studies, read_study
 from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, JudgedQuality
 from vivace.foundation.stats import Gate, Interval
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve_cached
 
 TIMES = ("p50", "latency", "mean")
 """Metrics that are the time of an image, the most robust first."""
@@ -140,7 +140,7 @@ def _against(mine: JudgedQuality | None, reference: JudgedQuality | None) -> Jud
 def _canonical(text: str) -> tuple[str, Recipe | None]:
     """Return a recipe in canonical form; as the source's CSV has it if this version of vivace cannot read it."""
     try:
-        recipe = resolve(text)
+        recipe = resolve_cached(text)
     except RecipeError:
         return text, None
     return recipe.text, recipe

@@ -202,7 +202,7 @@ def _table(view: PartView, figure: str) -> Table:
                 *(_cell(figure, row.cells[figure][k], view.columns[k].kind == "measured") for k in columns),
                 *(Cell(quotient(row.cells[figure][k].over)) for k in over),
             ),
-            () if row.row is None or base is None else row.row.skipped(base),
+            () if row.row is None or base is None else row.row.describe_skipping(base),
             look="open" if row.row is None or row.row.latency is None else "",
         )
         for row in view.rows

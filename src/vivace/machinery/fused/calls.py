@@ -9,11 +9,11 @@ from typing import Any
 from vivace.errors import Unsupported
 from vivace.machinery.compilation.captured import num_writes
 
-_REMEMBERED = 2
+_MOST_TENSORS = 2
 """Tensors whose values are remembered: guidance may take two calls."""
 
 
-class Remembered:
+class TensorValueCache:
     """What is read from the device once for a tensor, not in each step, unless it is written to; not for copies."""
 
     def __init__(self, read: Callable[..., Any]) -> None:
@@ -29,7 +29,7 @@ class Remembered:
             if seen is tensor and number == version:
                 return known
         new = self._read(tensor, *more)
-        self._seen = [*self._seen[1 - _REMEMBERED :], (tensor, version, new)]
+        self._seen = [*self._seen[1 - _MOST_TENSORS :], (tensor, version, new)]
         return new
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from vivace.architectures.entry import FewSteps
 from vivace.errors import RecipeError
 from vivace.evidence.committed import committed_tables, community_tables
-from vivace.evidence.parsed import resolve
 from vivace.evidence.recorded import RecordedFigures, all_recorded
 from vivace.evidence.standing import has_records
 from vivace.evidence.studies.published_tables import published_tables
@@ -24,6 +23,7 @@ from vivace.machinery.step_caching.step_cache import StepCache
 from vivace.machinery.technique import TEXT_ENCODERS, Technique, Trait
 from vivace.models.find import SYNTHETIC
 from vivace.recipes.recipe import Recipe
+from vivace.recipes.resolve import resolve_cached
 from vivace.techniques.distilled import Distilled
 from vivace.techniques.steps import Steps
 from vivace.tuning.model.regression import Datum, Prior
@@ -238,7 +238,7 @@ def _error(same_model: bool, theirs: str | None, mine: str | None) -> float:
 def _data(gains: Mapping[str, float], error: float) -> Iterable[Datum]:
     for text, gain in gains.items():
         try:
-            recipe = resolve(text)
+            recipe = resolve_cached(text)
         except RecipeError:  # of an older vivace
             continue
         if not recipe.is_baseline and (gain > _MUCH_SLOWER or len(recipe.techniques) == 1):

@@ -15,7 +15,7 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import Remembered, cast_all, cast_inputs, cast_last
+from vivace.machinery.fused.calls import TensorValueCache, cast_all, cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
@@ -81,7 +81,7 @@ class TextTrim:
 
     def __init__(self, pads: bool) -> None:
         self._pads = pads
-        self._longest = Remembered(_largest)
+        self._longest = TensorValueCache(_largest)
 
     def __call__(
         self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

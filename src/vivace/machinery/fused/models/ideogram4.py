@@ -15,7 +15,13 @@ from torch import nn
 
 from vivace.errors import Unsupported
 from vivace.machinery.fused.block_weights import BlockLayers, paired
-from vivace.machinery.fused.calls import Remembered, cast_all, cast_all_named, cast_inputs, refuse_extras
+from vivace.machinery.fused.calls import (
+    TensorValueCache,
+    cast_all,
+    cast_all_named,
+    cast_inputs,
+    refuse_extras,
+)
 from vivace.machinery.fused.chain import take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
@@ -70,7 +76,7 @@ class DroppedTokens:
 
     def __init__(self) -> None:
         self.num_dropped = 0
-        self._of = Remembered(_without_padding)
+        self._of = TensorValueCache(_without_padding)
         self._kept: torch.Tensor | None = None
         self._length = 0
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from vivace.machinery.compilation.prompt_lengths import padded_length
 from vivace.machinery.fused.block_weights import BlockLayers, projections
-from vivace.machinery.fused.calls import Remembered, cast_all, cast_inputs, cast_last, refuse_extras
+from vivace.machinery.fused.calls import TensorValueCache, cast_all, cast_inputs, cast_last, refuse_extras
 from vivace.machinery.fused.chain import BlockChain, ChainForm, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.lora_columns import name_layers
@@ -31,7 +31,7 @@ class DroppedPadding:
     def __init__(self, pads: bool) -> None:
         self.num_dropped = 0
         self._pads = pads
-        self._kept = Remembered(_kept)
+        self._kept = TensorValueCache(_kept)
 
     def __call__(
         self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
