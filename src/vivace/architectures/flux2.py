@@ -277,11 +277,13 @@ FLUX2 = family.Family(
         family.Pipeline(
             "Flux2Pipeline",
             last_text_state=30,
+            appends_sources=True,
             run_without_values=_run_without_values,
         ),
         family.Pipeline(
             "Flux2KleinPipeline",
             last_text_state=27,
+            appends_sources=True,
         ),
     ),
     files=_FILES,
@@ -307,5 +309,6 @@ FLUX2 = family.Family(
         grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
+    sources=family.SourceTokens(family.without_last_ids),
     fused="flux2",
 )

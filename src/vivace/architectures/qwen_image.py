@@ -274,6 +274,24 @@ def _edit_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
 
 
+def _without_sources(call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Leave out the tokens of source images. Their sizes stay, since the largest is where the text's positions begin;
+    with no frames they have no tokens."""
+    shapes = [[own, *((0, *size) for _, *size in sources)] for own, *sources in call["img_shapes"]]
+    return call | {"hidden_states": call["hidden_states"][:, :-number], "img_shapes": shapes}
+
+
+def _take_images_without_tokens(transformer: Any) -> None:
+    positions = transformer.pos_embed
+    of_image = positions._compute_video_freqs
+
+    def compute(frames: int, height: int, width: int, index: int = 0, device: Any = None) -> Any:
+        some = of_image(max(frames, 1), height, width, index, device)
+        return some if frames else some[:0]
+
+    positions._compute_video_freqs = compute
+
+
 _HAS = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight")
 _FILES = family.SingleFiles(
     (
@@ -320,6 +338,7 @@ QWEN_IMAGE = family.Family(
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
+            appends_sources=True,
         ),
         family.Pipeline(
             "QwenImageEditPlusPipeline",
@@ -327,6 +346,7 @@ QWEN_IMAGE = family.Family(
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
+            appends_sources=True,
             one_a_call=True,
             most_images=3,
         ),
@@ -346,6 +366,7 @@ QWEN_IMAGE = family.Family(
         grid=_grid,
         added_between=("controlnet_block_samples",),
     ),
+    sources=family.SourceTokens(_without_sources, _take_images_without_tokens),
     text_of_any_length=True,
     not_captured=_not_captured,
     fused="qwen_image",

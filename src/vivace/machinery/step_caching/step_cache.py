@@ -51,9 +51,13 @@ class StepDecision:
 
 @dataclass(frozen=True)
 class Attached:
+    """What a cache attached; `evidence` and `refuted` are its own, beside the counter's."""
+
     counter: StepCounter
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
     contexts: Mapping[Component, CallContext] = field(default_factory=dict)
+    evidence: Callable[[], Mapping[str, int | float | str]] = dict
+    refuted: Callable[[], str | None] = lambda: None
 
 
 class StepCache(Technique):
@@ -211,8 +215,10 @@ class StepCache(Technique):
             },
             contexts=dict(attached.contexts),
             around=_reset_before_call(target.module("denoiser")),
-            evidence=attached.counter.evidence,
-            refuted=lambda evidence: decision.refuted() or attached.counter.refuted(evidence),
+            evidence=lambda: {**attached.counter.evidence(), **attached.evidence()},
+            refuted=lambda evidence: (
+                decision.refuted() or attached.refuted() or attached.counter.refuted(evidence)
+            ),
         )
 
     def _decided_by(self) -> float | str:
