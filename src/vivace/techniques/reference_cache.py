@@ -1,16 +1,16 @@
-"""Keep keys and values of source images from the first step of an edit; later steps compute text and noisy image alone.
+"""Keep keys and values of source images from the first step of an edit; later steps compute text and image alone.
 
 Why: models that edit get a source image as further tokens, as many as the image has that they draw: half of the work,
-    with three sources two thirds, and more of attention. What those tokens become changes little from step to step,
-    since the source does not.
-Costs: the source's tokens attend to the noisy image, so the image changes. Two tensors of each attention are kept (FLUX.1
-    Kontext, a source of 1024 px: 2.9 GB per image in bf16).
-Needs: a pipeline that gives its denoiser source images as tokens: FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit. Qwen-Image 2.1
-    and FLUX.2 [klein] 9B KV do the same by themselves, since they were trained so.
-Source: FLUX.2 [klein] 9B KV (Flux2KleinKVPipeline of diffusers), without its masks and its fixed timestep of the sources.
+    with three sources three quarters, and more of attention. What becomes of those tokens changes little from step to
+    step, since the source does not.
+Costs: the source's tokens attend to the noisy image, so the image changes. Two tensors of each attention are kept
+    (FLUX.1 Kontext, a source of 1024 px: 2.9 GB per image in bf16).
+Needs: a pipeline that gives its denoiser source images as tokens: FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit. Qwen-Image
+    2.1 and FLUX.2 [klein] 9B KV do the same by themselves, since they were trained so.
+Source: FLUX.2 [klein] 9B KV (diffusers' Flux2KleinKVPipeline), without its masks and the sources' fixed timestep.
 
-With `refresh` the source's tokens are computed again every so many steps; `hits` and `mask` choose those steps otherwise.
-A call without a source image is as it was.
+With `refresh` sources are computed again every so many steps; `hits` and `mask` choose those steps otherwise. A call
+without a source image is as it was.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class _SourceTokens:
     """Counts the tokens of source images: those of a denoiser's call that are not the noisy image's.
 
     Attributes:
-        largest: their largest number so far, 0 if no call had any; None: nothing was drawn.
+        num_calls: of the denoiser so far; largest: their largest number in one of them.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -181,7 +181,9 @@ class _AttentionKeys:
         self._number = 0
         self._current: _Attention | None = None
         self._attentions = [
-            _Attention(part, self.enter) for part in denoiser.modules() if hasattr(type(part), "set_processor")
+            _Attention(part, self.enter)
+            for part in denoiser.modules()
+            if hasattr(type(part), "set_processor")
         ]
         self._dispatch = self._dispatching(self._module.dispatch_attention_fn)
 
@@ -219,9 +221,7 @@ class _AttentionKeys:
             if current is not None and query.shape[1] == key.shape[1]:  # not an adapter's, to other keys
                 if current.kept:
                     own = key.shape[1]
-                    key, value = (
-                        torch.cat(pair, 1) for pair in zip((key, value), current.kept, strict=True)
-                    )
+                    key, value = (torch.cat(pair, 1) for pair in zip((key, value), current.kept, strict=True))
                     if attn_mask is not None:
                         more = (0, key.shape[1] - own)
                         attn_mask = torch.nn.functional.pad(attn_mask, more, value=True)

@@ -127,10 +127,10 @@ def test_without_a_source_image_nothing_changes_and_it_says_so() -> None:
 
 
 def test_pipelines_without_source_images_are_refused() -> None:
-    with pytest.raises(Unsupported, match="FluxPipeline gives its denoiser no source images .* FluxKontext"):
+    with pytest.raises(Unsupported, match=r"FluxPipeline gives its denoiser no source images .* FluxKontext"):
         apply(build("flux"), "reference_cache")
     for other in ("teacache(hits=0.5)", "parallel(ulysses)"):
-        with pytest.raises(RecipeError, match="step cache|own part of the tokens"):
+        with pytest.raises(RecipeError, match=r"step cache|own part of the tokens"):
             resolve(f"reference_cache+{other}")
 
 
