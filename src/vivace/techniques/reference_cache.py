@@ -32,8 +32,7 @@ from vivace.machinery.step_caching.engine import (
     latents_of,
 )
 from vivace.machinery.step_caching.step_cache import Attached, StepCache, StepDecision
-from vivace.machinery.technique import Rule, Target, TechniqueFacts, Trait, knob
-from vivace.machinery.technique.traits import traits_of
+from vivace.machinery.technique import CallContext, Component, Rule, Target, TechniqueFacts, Trait, knob
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +71,6 @@ class ReferenceCache(StepCache):
                 f"{pipeline} gives its denoiser no source images whose keys and values could be kept; known to do so "
                 f"are {', '.join(names)}"
             )
-        if Trait.FUSED in traits_of(denoiser) and _fused_keys(denoiser) is None:
-            return (
-                f"the fused form of {family.name} keeps no keys and values of source images; leave fused out, or "
-                "leave this out"
-            )
         return None
 
     def decision(self, target: Target) -> StepDecision:
@@ -92,9 +86,10 @@ class ReferenceCache(StepCache):
         sources = family.sources
         assert sources is not None
         sources.prepare(denoiser)
-        contexts = {}
-        if (keys := _fused_keys(denoiser)) is None:
-            keys = _AttentionKeys(denoiser)
+        contexts: dict[Component, CallContext] = {}
+        keys = getattr(denoiser.forward, "source_keys", None)  # of fused blocks
+        if keys is None:
+            keys = DispatchedKeys(denoiser)
             contexts["denoiser"] = keys.dispatched
         tokens = _SourceTokens(target.pipe)
         denoiser.register_forward_pre_hook(tokens.count, with_kwargs=True)
@@ -121,11 +116,6 @@ class ReferenceCache(StepCache):
             evidence=lambda: {"denoiser.source_tokens": tokens.largest},
             refuted=tokens.never,
         )
-
-
-def _fused_keys(denoiser: Any) -> Any:
-    """Return what takes and gives keys and values in fused blocks; None: there are none, or they cannot."""
-    return getattr(denoiser.forward, "source_keys", None)
 
 
 class _SourceTokens:
@@ -169,7 +159,7 @@ class _SourceTokens:
         return "no call had a source image whose keys and values could be kept"
 
 
-class _AttentionKeys:
+class DispatchedKeys:
     """Takes keys and values of the last tokens in diffusers' attention, or gives it more of them.
 
     All attention of these transformers is dispatched by one function of their module, which is replaced while the

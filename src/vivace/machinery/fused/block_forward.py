@@ -405,6 +405,7 @@ class FusedForward:
         self.num_calls = 0
         self._transformer = transformer
         self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
+        self.source_keys = self._blocks.source_keys
 
     def _predicted(self, image: torch.Tensor, embedding: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         self.num_calls += 1

@@ -24,7 +24,6 @@ from vivace.machinery.fused.block_weights import (
 from vivace.machinery.fused.calls import cast_inputs, cast_last, refuse_extras
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
 from vivace.machinery.fused.hoisted_blocks import FirstBlock
-from vivace.machinery.fused.kept_keys import SourceKeys
 
 
 def _double(block: Any) -> BlockLayers:
@@ -55,10 +54,6 @@ FLUX2 = FusedArchitecture("swiglu", _double, _single, shares_modulations=True)
 class Flux2Forward(FusedForward):
     """Replaces a transformer's forward; the embedders, the modulations, the last norm and projection stay
     diffusers'."""
-
-    @property
-    def source_keys(self) -> SourceKeys:
-        return self._blocks.source_keys
 
     def __call__(
         self,

@@ -1,0 +1,91 @@
+"""Fused blocks with keys and values of source images that an earlier step kept, on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fused_kernels import error
+from tests.unit.fused import test_flux, test_flux2, test_qwen_image
+from tests.unit.fused.rounded import attend_in_e4m3
+from tests.unit.fused.test_flux import target
+from vivace.architectures import family_of
+from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.techniques.fused import Fused
+from vivace.techniques.reference_cache import DispatchedKeys
+
+SOURCES = 15
+"""Tokens of source images."""
+
+
+def with_sources(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Add tokens of a source image to the image's 24."""
+    torch.manual_seed(5)
+    own, ids = arguments["hidden_states"], arguments["img_ids"]
+    more = torch.randn(len(own), SOURCES, own.shape[2])
+    places = ids[..., :SOURCES, :].clone()
+    places[..., 0] = 1
+    return arguments | {
+        "hidden_states": torch.cat([own, more], dim=1),
+        "img_ids": torch.cat([ids, places], dim=-2),
+    }
+
+
+def qwen(words: tuple[int, ...]) -> dict[str, Any]:
+    return test_qwen_image.inputs(words, (4, 6), (3, 5))
+
+
+CASES: list[tuple[Callable[[], Any], dict[str, Any]]] = [
+    (test_flux.transformer, with_sources(test_flux.inputs(1, 5, 4, 6))),
+    (test_flux.transformer, with_sources(test_flux.inputs(2, 5, 4, 6))),
+    (test_flux2.transformer, with_sources(test_flux2.inputs(1, 5, 4, 6))),
+    (test_flux2.transformer, with_sources(test_flux2.inputs(2, 5, 4, 6))),
+    (test_qwen_image.transformer, qwen((7,))),
+    (test_qwen_image.transformer, qwen((7, 3))),
+    (lambda: test_qwen_image.transformer(zero_cond_t=True), qwen((7,))),
+]
+IDS = ("flux", "flux-batch", "flux2", "flux2-batch", "qwen", "qwen-batch", "qwen-zero")
+
+
+def steps(made: Any, keys: Any, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Return what a first step makes of the image, what a later one makes, and how many tensors were kept."""
+    family = family_of(made)
+    assert family is not None
+    assert family.sources is not None
+    family.sources.prepare(made)
+    keys.begin(SOURCES)
+    first = made(**arguments)[0][:, :-SOURCES]
+    kept = keys.end()
+    later = {name: arguments[name] * 0.5 for name in ("timestep", "hidden_states")}
+    keys.begin(0, kept)
+    (second,) = made(**family.sources.without(arguments | later, SOURCES))
+    keys.end()
+    assert second.shape == first.shape
+    return first, second, len(kept)
+
+
+@pytest.mark.parametrize(("make", "arguments"), CASES, ids=IDS)
+@torch.no_grad()
+def test_steps_are_diffusers(
+    make: Callable[[], Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    plain = make()
+    keys = DispatchedKeys(plain)
+    with keys.dispatched():
+        first, second, number = steps(plain, keys, arguments)
+    for how, allowed in (
+        ({"precision": "bf16"}, 0.015),
+        ({"precision": "fp8", "attention": "fp8"}, 0.085),  # as much as of a step that computes all tokens
+    ):
+        made = make()
+        Fused(**how).apply(target(made))  # type: ignore[arg-type]
+        pads = getattr(made.forward, "pads", False)
+        for padded in {False, pads}:
+            if pads:
+                made.forward.pads = padded
+            fused = steps(made, made.forward.source_keys, arguments)
+            assert error(fused[0], first) < allowed
+            assert error(fused[1], second) < allowed
+            assert number <= fused[2] <= number + 1, "scales beside keys and values"
