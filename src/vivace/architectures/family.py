@@ -160,6 +160,7 @@ class Pipeline:
         one_a_call: whether a call takes one prompt alone.
         most_images: that it edits as one: as many as its models were trained for.
         appends_sources: whether it gives the denoiser source images as tokens behind the noisy image's.
+        keeps_sources: whether it gives them in the first step alone, and the denoiser keeps what it makes of them.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
@@ -175,6 +176,7 @@ class Pipeline:
     one_a_call: bool = False
     most_images: int = 1
     appends_sources: bool = False
+    keeps_sources: bool = False
     rounds_steps_down: bool = False
     run_without_values: Callable[[Any, int, int], None] | None = None
 

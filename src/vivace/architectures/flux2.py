@@ -285,6 +285,7 @@ FLUX2 = family.Family(
             last_text_state=27,
             appends_sources=True,
         ),
+        family.Pipeline("Flux2KleinKVPipeline", last_text_state=27, keeps_sources=True),
     ),
     files=_FILES,
     original=family.OriginalNames(_NAMES),
