@@ -166,8 +166,8 @@ class CudaGraph(Technique):
                 of_texts = prompt_lengths.PaddedTexts(called.forward, module.device, capturer, kept)
                 captured[component] = of_texts.graphs
                 replace_forward(called, of_texts)
-            elif hasattr(called.forward, "later_step"):
-                # Its first step reads back from the GPU, and is not captured.
+            elif hasattr(called.forward, "later_step") and not is_compiled(module):
+                # Its first step reads back from the GPU, or keeps much of what it computes, and is not captured.
                 later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, most)
                 captured[component] = called.forward.later_step = later_steps
             else:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vivace.architectures import FAMILIES, family_of, pipeline_named
 from vivace.machinery.step_caching.engine import (
+    MODE,
     CachedDenoiser,
     CacheState,
     IsHit,
@@ -106,16 +107,40 @@ class ReferenceCache(StepCache):
             keys.end()
             return output
 
+        denoiser.register_forward_hook(_mark_kept)
         cached = CachedDenoiser(
             denoiser, StepForwards(compute, reuse), is_hit, can_reuse=lambda kwargs: kwargs[_NUMBER] > 0
         )
         denoiser._reset_stateful_cache = tokens.resetting(cached.reset)
+        denoiser.forward = _with_first_step_apart(denoiser.forward)
         return Attached(
             cached.counter,
             contexts=contexts,
             evidence=lambda: {"denoiser.source_tokens": tokens.largest},
             refuted=tokens.never,
         )
+
+
+def _mark_kept(_: Any, args: Any, result: tuple[Any, tuple[torch.Tensor, ...]]) -> None:
+    """Tell captured graphs that what is kept is not written again."""
+    from vivace.machinery.compilation.captured import never_written_again
+
+    for tensor in result[1]:
+        never_written_again(tensor)
+
+
+def _with_first_step_apart(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward whose `later_step` computes steps that keep nothing, and what captures those may replace it.
+
+    A graph of the first step would hold all keys and values a second time, for as long as it is there.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        keeps = kwargs[MODE] == "compute" and kwargs[_NUMBER] > 0
+        return (whole if keeps else forward.later_step)(*args, **kwargs)  # type: ignore[attr-defined]
+
+    forward.later_step = whole  # type: ignore[attr-defined]
+    return forward
 
 
 class _SourceTokens:

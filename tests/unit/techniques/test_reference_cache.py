@@ -136,14 +136,17 @@ def test_pipelines_without_source_images_are_refused() -> None:
 
 @pytest.mark.parametrize("model", [KLEIN, EDIT])
 def test_captured(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph for the first step and one for later ones, of each text; a source of another size takes others."""
-    alone, session = (flow_models.session(model, "reference_cache") for _ in range(2))
+    """The first step is not; another size, another text and a call without a source have graphs of their own."""
+    alone, session = (flow_models.session(model, "fused(bf16)+reference_cache") for _ in range(2))
     effect = apply_cuda_graph(session.pipe, monkeypatch)
     assert effect.evidence is not None
-    sizes = [several(model)] if model == EDIT else [several(model), {"image": image(2)}]
-    for call in (*sizes, several(model)):
+    calls = [several(model), {"image": image(2)}, several(model), *([{}] if model == KLEIN else [])]
+    for call in calls:
         assert psnr(flow_models.latents(session, **call), flow_models.latents(alone, **call)) > 90
-    assert effect.evidence()["cuda_graphs_recorded"] == 4
+    evidence, num_texts = effect.evidence(), 2 if model == EDIT else 1
+    assert evidence["cuda_graphs_recorded"] == 2 * num_texts + (model == KLEIN)
+    whole = flow_models.STEPS if model == KLEIN else 0
+    assert evidence["cuda_graph_replays"] == 3 * num_texts * (flow_models.STEPS - 1) + whole
 
 
 @pytest.mark.parametrize("blocks", ["whole", "repeated"])
