@@ -19,12 +19,12 @@ SOURCES = 15
 """Tokens of source images."""
 
 
-def with_sources(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Add tokens of a source image to the image's 24."""
-    torch.manual_seed(5)
+def with_sources(arguments: dict[str, Any], number: int = SOURCES) -> dict[str, Any]:
+    """Add so many tokens of a source image, no more than the image has, behind the image's."""
     own, ids = arguments["hidden_states"], arguments["img_ids"]
-    more = torch.randn(len(own), SOURCES, own.shape[2])
-    places = ids[..., :SOURCES, :].clone()
+    generator = torch.Generator(own.device).manual_seed(5)
+    more = torch.randn(len(own), number, own.shape[2], generator=generator, device=own.device).to(own)
+    places = ids[..., :number, :].clone()
     places[..., 0] = 1
     return arguments | {
         "hidden_states": torch.cat([own, more], dim=1),
@@ -48,18 +48,20 @@ CASES: list[tuple[Callable[[], Any], dict[str, Any]]] = [
 IDS = ("flux", "flux-batch", "flux2", "flux2-batch", "qwen", "qwen-batch", "qwen-zero")
 
 
-def steps(made: Any, keys: Any, arguments: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
+def steps(
+    made: Any, keys: Any, arguments: dict[str, Any], number: int = SOURCES
+) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return what a first step makes of the image, what a later one makes, and how many tensors were kept."""
     family = family_of(made)
     assert family is not None
     assert family.sources is not None
     family.sources.prepare(made)
-    keys.begin(SOURCES)
-    first = made(**arguments)[0][:, :-SOURCES]
+    keys.begin(number)
+    first = made(**arguments)[0][:, :-number]
     kept = keys.end()
     later = {name: arguments[name] * 0.5 for name in ("timestep", "hidden_states")}
     keys.begin(0, kept)
-    (second,) = made(**family.sources.without(arguments | later, SOURCES))
+    (second,) = made(**family.sources.without(arguments | later, number))
     keys.end()
     assert second.shape == first.shape
     return first, second, len(kept)
