@@ -28,7 +28,7 @@ from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 
 RECORD = RESULTS / "call-profiles.jsonl"
-FASTEST = throughput.FASTEST | new_prompts.FASTEST
+FASTEST = new_prompts.FASTEST | throughput.FASTEST
 _NUM_KERNELS = 24
 Text = Literal["prompts", "repeated"]
 
