@@ -278,7 +278,10 @@ def _without_sources(call: dict[str, Any], number: int) -> dict[str, Any]:
     """Leave out the tokens of source images. Their sizes stay, since the largest is where the text's positions begin;
     with no frames they have no tokens."""
     shapes = [[own, *((0, *size) for _, *size in sources)] for own, *sources in call["img_shapes"]]
-    return call | {"hidden_states": call["hidden_states"][:, :-number], "img_shapes": shapes}
+    left = {"hidden_states": call["hidden_states"][:, :-number], "img_shapes": shapes}
+    if "num_keys" in call:  # a fused forward's, in front of its text's padding
+        left["num_keys"] = call["num_keys"] - number
+    return call | left
 
 
 def _take_images_without_tokens(transformer: Any) -> None:

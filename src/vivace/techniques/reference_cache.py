@@ -112,7 +112,7 @@ class ReferenceCache(StepCache):
             denoiser, StepForwards(compute, reuse), is_hit, can_reuse=lambda kwargs: kwargs[_NUMBER] > 0
         )
         denoiser._reset_stateful_cache = tokens.resetting(cached.reset)
-        denoiser.forward = _with_first_step_apart(denoiser.forward)
+        denoiser.forward = _with_first_step_apart(denoiser.forward, whole)
         return Attached(
             cached.counter,
             contexts=contexts,
@@ -129,17 +129,21 @@ def _mark_kept(_: Any, args: Any, result: tuple[Any, tuple[torch.Tensor, ...]]) 
         never_written_again(tensor)
 
 
-def _with_first_step_apart(whole: Callable[..., Any]) -> Callable[..., Any]:
+def _with_first_step_apart(by_mode: Callable[..., Any], whole: Any) -> Callable[..., Any]:
     """Return a forward whose `later_step` computes steps that keep nothing, and what captures those may replace it.
 
-    A graph of the first step would hold all keys and values a second time, for as long as it is there.
+    A graph of the first step would hold all keys and values a second time, for as long as it is there. Where the
+    `whole` forward pads texts to a few lengths, that is done here, so that texts of a length share a graph.
     """
+    pads = bool(getattr(whole, "pads", False))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        keeps = kwargs[MODE] == "compute" and kwargs[_NUMBER] > 0
-        return (whole if keeps else forward.later_step)(*args, **kwargs)  # type: ignore[attr-defined]
+        if kwargs[MODE] == "compute" and kwargs[_NUMBER] > 0:
+            return by_mode(*args, **kwargs)
+        call = whole.padded(kwargs) if pads else kwargs
+        return forward.later_step(*args, **call)  # type: ignore[attr-defined]
 
-    forward.later_step = whole  # type: ignore[attr-defined]
+    forward.later_step, forward.pads = by_mode, pads  # type: ignore[attr-defined]
     return forward
 
 

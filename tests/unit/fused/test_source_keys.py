@@ -1,19 +1,23 @@
 """Fused blocks with keys and values of source images that an earlier step kept, on a CPU."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.fused_kernels import error
+from tests.targets import target_of
 from tests.unit.fused import test_flux, test_flux2, test_qwen_image
 from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
+from tests.unit.techniques.test_cuda_graph import capture
 from vivace.architectures import family_of
 from vivace.machinery.attention_backends import cudnn_fp8
+from vivace.machinery.compilation.captured import CapturedFunction
 from vivace.techniques.fused import Fused
-from vivace.techniques.reference_cache import DispatchedKeys
+from vivace.techniques.reference_cache import DispatchedKeys, ReferenceCache
 
 SOURCES = 15
 """Tokens of source images."""
@@ -91,3 +95,31 @@ def test_steps_are_diffusers(
             assert error(fused[0], first) < allowed
             assert error(fused[1], second) < allowed
             assert number <= fused[2] <= number + 1, "scales beside keys and values"
+
+
+@torch.no_grad()
+def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are attended to in front of the text's padding, which is not."""
+    monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
+    plain, made = test_qwen_image.transformer(), test_qwen_image.transformer()
+    Fused(precision="fp8", attention="fp8").apply(target(made))
+    arguments = qwen((3,))
+    own = arguments["hidden_states"][:, :-SOURCES]
+    pipes = [SimpleNamespace(transformer=each, prepare_latents=lambda: (own,)) for each in (plain, made)]
+    attached = [
+        ReferenceCache().attach(target_of(pipe=pipe), lambda state, _: state.step > 0) for pipe in pipes
+    ]
+    graphs = CapturedFunction(made.forward.later_step, torch.device("cpu"), capture, 4)
+    made.forward.later_step = graphs
+    assert made.forward.pads
+    for words in (3, 40, 64, 65):
+        arguments = qwen((words,))
+        for pipe in pipes:
+            pipe.transformer._reset_stateful_cache()
+            pipe.prepare_latents()
+        for time in (1.0, 0.5):
+            call = arguments | {"timestep": arguments["timestep"] * time}
+            with attached[0].contexts["denoiser"]():
+                expected = plain(**call)[0][:, : own.shape[1]]
+            assert error(made(**call)[0][:, : own.shape[1]], expected) < 0.085
+    assert graphs.num_captured == 2
