@@ -99,7 +99,7 @@ def test_source_images_that_attend_to_themselves_alone(batch: int, monkeypatch: 
         ({"precision": "fp8", "attention": "fp8"}, 0.085),
     ):
         made = transformer(guidance=False)
-        Fused(**how).apply(target(made))  # type: ignore[arg-type]
+        Fused(**how).apply(target(made))
         for output, right in zip(steps(made, arguments, 12), expected, strict=True):
             assert error(output, right) < allowed
 

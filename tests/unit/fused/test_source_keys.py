@@ -86,7 +86,7 @@ def test_steps_are_diffusers(
         ({"precision": "fp8", "attention": "fp8"}, 0.085),  # as much as of a step that computes all tokens
     ):
         made = make()
-        Fused(**how).apply(target(made))  # type: ignore[arg-type]
+        Fused(**how).apply(target(made))
         pads = getattr(made.forward, "pads", False)
         for padded in {False, pads}:
             if pads:

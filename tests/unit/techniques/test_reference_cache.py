@@ -1,5 +1,6 @@
 """Keys and values of source images, kept from an edit's first step."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def first_step_s_keys(pipe: Any, num_calls: int, num_own: int) -> Iterator[None]
         num_own: tokens of the image.
     """
     module: Any = sys.modules[type(pipe.transformer).__module__]
-    attend, first, places = module.dispatch_attention_fn, list[Any](), list[int]()
+    attend, first, places, numbers = module.dispatch_attention_fn, list[Any](), list[int](), itertools.count()
     attentions = [part for part in pipe.transformer.modules() if hasattr(type(part), "set_processor")]
     in_step = num_calls * len(attentions)
 
@@ -55,12 +56,9 @@ def first_step_s_keys(pipe: Any, num_calls: int, num_own: int) -> Iterator[None]
         if len(first) < in_step:
             first.append((key[:, -number:].clone(), value[:, -number:].clone()))
         else:
-            kept = first[forced.count % in_step]
-            key[:, -number:], value[:, -number:] = kept
-        forced.count += 1
+            key[:, -number:], value[:, -number:] = first[next(numbers) % in_step]
         return attend(query, key, value, **how)
 
-    forced.count = 0  # type: ignore[attr-defined]
     handle = pipe.transformer.register_forward_pre_hook(note, with_kwargs=True)
     with mock.patch.object(module, "dispatch_attention_fn", forced):
         yield
