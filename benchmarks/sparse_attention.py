@@ -34,7 +34,7 @@ import click
 from benchmarks.command import run
 from benchmarks.record_files import write_text
 from vivace.errors import Unsupported
-from vivace.measure.machine import choose_device
+from vivace.measure.machine import choose_device, this_machine
 from vivace.measure.this_environment import environment
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ CHOICES = (
 )
 PROMPTS = ("a red circle above a blue square", "a small yellow star left of a purple diamond")
 _TILES = {128: (8, 16), 64: (8, 8)}
+"""By tokens of a block of keys; a block of queries is two neighbours of the smaller ones."""
 _CALLS = 3
 _TURNS = 9
 _LARGEST = 448.0
@@ -89,7 +90,7 @@ def sparse_attention(
     kinds: dict[str, Callable[[], Iterator[dict[str, Any]]]]
     if chosen == "cpu":
         kinds = {
-            "structured": partial(_structured_on_cpu),
+            "structured": _structured_on_cpu,
             "trained": partial(_trained, models or tuple(TEXTS), PROMPTS[:prompts]),
         }
     else:
@@ -116,7 +117,10 @@ def _rates(models: Sequence[str]) -> Iterator[dict[str, Any]]:
     import torch
 
     from benchmarks.sparse_attention_reference import Layout
+    from vivace.machinery.attention_backends.cudnn_fp8 import unsupported_on
 
+    if (why := unsupported_on(this_machine("cuda"))) is not None:
+        raise Unsupported(why)
     divisions: dict[int, Division] = {}
     for model in models:
         heads, text = HEADS[model]
@@ -349,15 +353,13 @@ def _structured() -> Iterator[dict[str, Any]]:
     from benchmarks.sparse_attention_reference import Layout, blocks_of, structured
 
     heads, text = HEADS["flux-dev"]
+    made = structured(text, SIDE, heads, CHANNELS, torch.Generator().manual_seed(0))
+    tensors = [x.to("cuda", torch.bfloat16) for x in made]
     division: dict[int, Division] = {}
     for keys, order in ((128, "lines"), (128, "tiles"), (64, "tiles")):
         layout = Layout(text, 128, keys)
-        tokens = _order(text, SIDE, order, _TILES[keys] if keys == 128 else _TILES[128])
-        generator = torch.Generator().manual_seed(0)
-        wide = [
-            x[tokens].to("cuda", torch.bfloat16) for x in structured(text, SIDE, heads, CHANNELS, generator)
-        ]
-        inputs = _Inputs(wide, layout)
+        tokens = _order(text, SIDE, order, _TILES[keys]).to("cuda")
+        inputs = _Inputs([x[tokens] for x in tensors], layout)
         if keys not in division:
             took = _divisions(inputs)
             division[keys] = min(took, key=lambda each: took[each])

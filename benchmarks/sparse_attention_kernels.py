@@ -18,7 +18,6 @@ from benchmarks.sparse_attention_reference import Layout
 
 ROUNDED_BITS = 8.0
 """The softmax's numerators are scaled by 2 to this before they are rounded to e4m3, as cuDNN's are."""
-_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ DIVISIONS = tuple(
         (128, 128, 8, 3),
         (128, 64, 8, 3),
         (128, 64, 8, 4),
-        (128, 64, 4, 3),
         (64, 128, 4, 2),
         (64, 128, 4, 3),
         (64, 64, 4, 3),
@@ -188,7 +186,7 @@ def attend(
         qk_scales: (2,), fp32, of queries and keys.
         counts: (heads, blocks of queries), int32: how many blocks of keys are visited, at least one.
         lists: (heads, blocks of queries, blocks of keys + 1), int32: which; what is behind them does not matter.
-        out: like q.
+        out: of q's shape: e4m3, or wider.
     """
     tokens, heads, channels = q.shape
     assert all(x.is_contiguous() for x in (q, k, v, out))
@@ -259,16 +257,19 @@ def _means(x: torch.Tensor, rows: int) -> torch.Tensor:
     return means
 
 
-def arrange(x: torch.Tensor, order: torch.Tensor, out: torch.Tensor, transpose: bool = False) -> None:
+def arrange(
+    x: torch.Tensor, order: torch.Tensor, out: torch.Tensor, transpose: bool = False, rows: int = 64
+) -> None:
     """Write tokens in another order.
 
     Args:
         x: (tokens, heads, channels), e4m3.
         order: (tokens,), int32: which token comes there.
         out: like x; with `transpose` (heads, channels, tokens).
+        rows: tokens of a program; they divide all of them.
     """
     tokens, heads, channels = x.shape
-    assert tokens % _ROWS == 0
-    _arrange[(tokens // _ROWS, heads)](
-        x, order, out, x.stride(0), tokens, ROWS=_ROWS, CHANNELS=channels, TRANSPOSE=transpose, num_warps=4
+    assert tokens % rows == 0
+    _arrange[(tokens // rows, heads)](
+        x, order, out, x.stride(0), tokens, ROWS=rows, CHANNELS=channels, TRANSPOSE=transpose, num_warps=4
     )
