@@ -326,10 +326,10 @@ def _rate(model: str, inputs: _Inputs, division: Division) -> Iterator[dict[str,
         "sparse_error": inputs.error(ways["sparse 1.0"](), exact),
         "cudnn_fp8_error": inputs.error(ways["cudnn fp8"](), exact),
     }
-    yield {"what": "break-even", **case, "division": asdict(division)} | _break_even(model, ms)
+    yield {"what": "break-even", **case, "division": asdict(division)} | break_even(model, ms)
 
 
-def _break_even(model: str, ms: dict[str, float]) -> dict[str, Any]:
+def break_even(model: str, ms: dict[str, float]) -> dict[str, Any]:
     """Return at which density the kernel, the choice and the transposed values take as long as cuDNN's fp8, and what a
     call gains at each density if every attention in it has that one."""
     fixed, per_density = statistics.linear_regression(DENSITIES, [ms[f"sparse {d}"] for d in DENSITIES])[::-1]

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from benchmarks.sparse_attention import CALLS, DENSITIES, break_even
 from benchmarks.sparse_attention_reference import (
     Layout,
     attend,
@@ -76,6 +77,17 @@ def test_tiles_hold_neighbours() -> None:
     assert order[:8].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
     assert order[16:20].tolist() == [8, 9, 18, 19]  # the last of a row is narrower
     assert order.sort().values.tolist() == list(range(60))
+
+
+def test_what_a_call_gains_counts_the_choice() -> None:
+    ms = {f"sparse {density}": 1 + 4 * density for density in DENSITIES}
+    ms |= {"cudnn fp8": 4.0, "choice": 0.1, "values transposed": 0.1}
+    figures = break_even("flux-dev", ms)
+    assert figures["break_even_density"] == pytest.approx(0.7)
+    gains = figures["times_as_fast"]
+    assert gains["1.0"] < 1 < gains["0.5"] < gains["0.25"]
+    number, seconds = CALLS["flux-dev"]
+    assert gains["0.25"] == pytest.approx(seconds / (seconds - number * 1.8e-3), abs=1e-3)
 
 
 _INPUTS = """
