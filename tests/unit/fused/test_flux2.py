@@ -15,13 +15,16 @@ import vivace
 from tests import flow_models
 from tests.families import psnr
 from tests.fused_kernels import error
+from tests.targets import target_of
 from tests.unit.fused.rounded import attend_in_e4m3
 from tests.unit.fused.test_flux import target
+from tests.unit.techniques.test_cuda_graph import GPU
 from tests.unit.techniques.test_cuda_graph import apply as apply_cuda_graph
 from vivace.errors import Unsupported
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.models.synthetic import fill
 from vivace.models.tasks import for_task
+from vivace.techniques.cuda_graph import CudaGraph
 from vivace.techniques.fused import Fused
 
 HEADS, CHANNELS = 2, 128
@@ -116,7 +119,10 @@ def test_a_pipeline_that_keeps_its_sources(monkeypatch: pytest.MonkeyPatch) -> N
         for recipe in ("baseline", "bf16@denoiser", "fused(bf16)")
     )
     assert psnr(fused, expected) > psnr(by_diffusers, expected) - 1
+    why = CudaGraph().unsupported(target_of(machine=GPU, pipe=kv_session("baseline").pipe))
+    assert "add fused" in str(why)
     session = kv_session("fused(bf16)")
+    assert CudaGraph().unsupported(target_of(machine=GPU, pipe=session.pipe)) is None
     effect = apply_cuda_graph(session.pipe, monkeypatch)
     for _ in range(2):
         assert np.array_equal(flow_models.latents(session, **call), fused)
