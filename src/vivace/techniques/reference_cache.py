@@ -4,7 +4,7 @@ Why: models that edit get a source image as further tokens, as many as the image
     with three sources three quarters, and more of attention. What becomes of those tokens changes little from step to
     step, since the source does not.
 Costs: the source's tokens attend to the noisy image, so the image changes. Two tensors of each attention are kept
-    (FLUX.1 Kontext, a source of 1024 px: 2.9 GB per image in bf16).
+    (FLUX.1 Kontext, a source of 1024 px: 2.9 GB per image in bf16; captured, a graph holds as much again).
 Needs: a pipeline that gives its denoiser source images as tokens: FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit. Qwen-Image
     2.1 and FLUX.2 [klein] 9B KV do the same by themselves, since they were trained so.
 Source: FLUX.2 [klein] 9B KV (diffusers' Flux2KleinKVPipeline), without its masks and the sources' fixed timestep.
