@@ -65,11 +65,15 @@ def first_step_s_keys(pipe: Any, num_calls: int, num_own: int) -> Iterator[None]
     handle.remove()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_later_steps_attend_to_the_first_step_s_keys_and_values(model: str) -> None:
-    call = several(model)
+GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
+
+
+@pytest.mark.parametrize(("model", "more"), [*((model, {}) for model in MODELS), ("flux-kontext", GUIDED)])
+def test_later_steps_attend_to_the_first_step_s_keys_and_values(model: str, more: dict[str, Any]) -> None:
+    """Guidance in two calls has keys and values for each."""
+    call = several(model) | more
     plain = flow_models.session(model)
-    with first_step_s_keys(plain.pipe, 2 if model.startswith("qwen") else 1, TOKENS):
+    with first_step_s_keys(plain.pipe, 2 if more or model.startswith("qwen") else 1, TOKENS):
         expected = flow_models.latents(plain, **call)
     usual = flow_models.latents(flow_models.session(model), **call)
     session = flow_models.session(model, "reference_cache")
