@@ -16,6 +16,10 @@ from tests.unit.techniques.test_cuda_graph import capture
 from vivace.architectures import family_of
 from vivace.machinery.attention_backends import cudnn_fp8
 from vivace.machinery.compilation.captured import CapturedFunction
+from vivace.machinery.fused.kept_keys import SourceKeys
+from vivace.machinery.fused.operations import AttentionPreparation
+from vivace.machinery.fused.scales import StepScales
+from vivace.machinery.kernels.reference import TokenLayout
 from vivace.techniques.fused import Fused
 from vivace.techniques.reference_cache import DispatchedKeys, ReferenceCache
 
@@ -123,3 +127,26 @@ def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> 
                 expected = plain(**call)[0][:, : own.shape[1]]
             assert error(made(**call)[0][:, : own.shape[1]], expected) < 0.085
     assert graphs.num_captured == 2
+
+
+def test_kept_values_do_not_exceed_a_later_step_s_scale() -> None:
+    """The bound of a later timestep's values may be smaller than that of the kept ones."""
+
+    def scales(*values: float) -> StepScales:
+        of_values = torch.tensor([[value, 1 / value] for value in values])
+        return StepScales(torch.ones(1, 2, 2), torch.ones(1), of_values, None)
+
+    keys, tokens = SourceKeys(), TokenLayout(1, 0, 4)
+    keys.begin(3)
+    assert keys.bounded(scales(2.0, 1.0)) is not None
+    for _ in range(2):
+        preparation = AttentionPreparation(
+            None, torch.ones(1, 2, 8), (torch.ones(4, 4),) * 2, tokens, 1, None
+        )
+        keys.take(torch.zeros(4, 24), preparation, (torch.ones(1, 4, 1, 8), torch.ones(1, 4, 1, 8)), False)
+    kept = keys.end()
+    assert [tensor.shape[1] for tensor in kept[:-1]] == [3] * 4
+    keys.begin(0, kept)
+    later = keys.bounded(scales(1.0, 4.0))
+    assert later is not None
+    assert later.values[:, :2].tolist() == [[2.0, 0.5], [4.0, 0.25]]

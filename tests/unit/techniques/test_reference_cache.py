@@ -122,6 +122,13 @@ def test_without_a_source_image_nothing_changes_and_it_says_so() -> None:
     session = flow_models.session(KLEIN, "reference_cache")
     assert np.array_equal(flow_models.latents(session), flow_models.latents(flow_models.session(KLEIN)))
     assert "no call had a source image" in str(session.refuted(session.evidence()))
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        flow_models.latents(session, image=image(2), callback_on_step_end=fail)
+    assert np.array_equal(flow_models.latents(session), flow_models.latents(flow_models.session(KLEIN)))
     edited = flow_models.latents(session, image=image(1))
     assert session.refuted(session.evidence()) is None
     again = flow_models.session(KLEIN, "reference_cache")
