@@ -17,11 +17,11 @@ from pydantic import Field
 from vivace.architectures.entry import Entry
 from vivace.foundation.spec.base import Spec
 
-Library = Literal["diffusers", "transformers"]
+Library = Literal["diffusers", "transformers", "vivace.models.tiny_vaes"]
 
 
 class ComponentConfig(Spec):
-    """A class of diffusers or transformers and its constructor arguments (lists, since JSON has no tuples)."""
+    """A network's class, its library, and its constructor arguments (lists, since JSON has no tuples)."""
 
     library: Library
     class_name: str
@@ -29,7 +29,7 @@ class ComponentConfig(Spec):
 
 
 class Architecture(Spec):
-    """A whole pipeline without its weights, of a native size in pixels; without a `tiny_vae` diffusers has none.
+    """A whole pipeline without its weights, of a native size in pixels; without a `tiny_vae` none is known.
 
     `components` and further `arguments` are those of the pipeline's constructor; `text_lengths` is the number of tokens
     per prompt for each text encoder.
@@ -92,6 +92,10 @@ def reconfigure(component: ComponentConfig, **config: Any) -> ComponentConfig:
 
 def of_diffusers(class_name: str, **config: Any) -> ComponentConfig:
     return ComponentConfig(library="diffusers", class_name=class_name, config=config)
+
+
+def of_vivace(class_name: str) -> ComponentConfig:
+    return ComponentConfig(library="vivace.models.tiny_vaes", class_name=class_name, config={})
 
 
 def of_transformers(class_name: str, **config: Any) -> ComponentConfig:
@@ -164,6 +168,7 @@ FLUX_VAE = of_diffusers(
 )
 # madebyollin/taef1; taesd3 has the same architecture.
 TAEF1 = of_diffusers("AutoencoderTiny", latent_channels=16)
+TAEF2 = of_vivace("AutoencoderTinyFlux2")
 
 
 def rope(theta: float) -> dict[str, Any]:
@@ -186,6 +191,7 @@ QWEN3_4B: dict[str, Any] = QWEN3 | {
 }
 # Qwen/Qwen-Image, which Krea 2 has too: a video VAE, called with one frame. Its configuration is the class's default.
 QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
+TAEW21 = of_vivace("AutoencoderTinyQwenImage")
 FLOW = "FlowMatchEulerDiscreteScheduler"
 # madebyollin/taesd and taesdxl differ in their weights alone.
 TAESD = of_diffusers("AutoencoderTiny")

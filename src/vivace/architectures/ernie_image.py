@@ -10,8 +10,8 @@ import math
 from typing import Any
 
 from vivace.architectures import family
-from vivace.architectures.components import FLOW, Architecture, of_diffusers, of_transformers, rope
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.components import FLOW, TAEF2, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures.entry import TAEF2_FILES, Entry, Hub
 from vivace.architectures.flux2 import FLUX2_VAE
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
 
@@ -109,12 +109,17 @@ def _publish(
         name=name,
         licence="Apache-2.0",
         # Without the language model that rewrites prompts, 3 B parameters more; a benchmark's prompt is meant as it is.
-        origin=Hub(repo=f"baidu/{repo}", without=("pe", "pe_tokenizer"), download_bytes=24_000_000_000),
+        origin=Hub(
+            repo=f"baidu/{repo}",
+            without=("pe", "pe_tokenizer"),
+            tiny_vae=TAEF2_FILES,
+            download_bytes=24_000_000_000,
+        ),
         pipeline="ErnieImagePipeline",
         **own,
     )
     parts = {"transformer": _TRANSFORMER, "vae": FLUX2_VAE, "text_encoder": _MINISTRAL_3B}
-    architecture = Architecture.of(entry, parts, _SAMPLER, {"text_encoder": 512})
+    architecture = Architecture.of(entry, parts, _SAMPLER, {"text_encoder": 512}, TAEF2)
     return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 

@@ -125,6 +125,14 @@ QWEN3_VL_8B = components.of_transformers(
 )
 # Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
 _VAE = components.of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
+_TAEQI21 = components.of_vivace("AutoencoderTinyQwenImage21")
+# Its commit is not known.
+_TAEQI21_FILES = StoredPart(
+    repo="madebyollin/taeqi2_1",
+    revision="main",
+    files=("taeqi2_1.safetensors",),
+    class_name=_TAEQI21.class_name,
+)
 # Qwen/Qwen-Image-2.1: the class's default.
 _QWEN_IMAGE21 = components.of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 
@@ -134,7 +142,7 @@ _ENTRY = Entry(
     name="qwen-image-2.1",
     summary="Qwen-Image 2.1, 7 B parameters, one stream of text and image; drawn without guidance",
     licence="Qwen Research",
-    origin=Hub(repo="Qwen/Qwen-Image-2.1", download_bytes=33_120_000_000),
+    origin=Hub(repo="Qwen/Qwen-Image-2.1", tiny_vae=_TAEQI21_FILES, download_bytes=33_120_000_000),
     pipeline="QwenImage21Pipeline",
     size_multiple=32,
     num_inference_steps=40,
@@ -159,7 +167,7 @@ _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B
 _MODELS = (
     family.PublishedModel(
         _ENTRY,
-        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
+        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}, _TAEQI21),
         title="Qwen-Image 2.1",
         labels=r"qwen[ _-]?image[ _-]?2\.1(?!.*turbo)",
         step_flop=66_003_600_356_147,

@@ -15,7 +15,7 @@ from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import reading
-from vivace.machinery.technique.script import literal
+from vivace.machinery.technique.script import Script, literal, written_call
 from vivace.models.checkpoints.gguf_file import SUFFIX
 from vivace.models.checkpoints.headers import check_whole, main_dtype, read_header
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
@@ -100,20 +100,24 @@ def load_pipeline(
 
 
 def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
-    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU."""
+    """Load a tiny VAE from a folder, from the hub, or with random weights; fp32, on the CPU."""
     import torch
 
     if isinstance(source, ComponentConfig):
         from vivace.models.synthetic import build_component
 
         return build_component(source, "cpu", torch.float32)
-    folder = source if isinstance(source, Path) else fetch_part(source)
-    check_whole(folder.glob("*.safetensors"))
-    with quiet(), reading(folder):
+    path = source if isinstance(source, Path) else fetch_part(source)
+    with quiet(), reading(path):
         from diffusers import AutoencoderTiny
 
+        if isinstance(source, StoredPart) and source.class_name is not None:
+            from vivace.models.tiny_vaes import read_tiny_vae
+
+            return read_tiny_vae(path, source.class_name)
+        check_whole(path.glob("*.safetensors"))
         vae = AutoencoderTiny.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
+            str(path), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
 
@@ -312,16 +316,27 @@ def _convert(component: Any, dtype: Any) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
-    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE. Empty if
-    it has none."""
+def write_tiny_vae(located: LocatedModel, dtype: str) -> Script | None:
+    """Write how this model's tiny VAE is loaded in a dtype ("torch.bfloat16"); None if it has random weights."""
     tiny = located.tiny_vae
+    if isinstance(tiny, StoredPart) and tiny.class_name is not None:
+        file = written_call(
+            "tiny_vae = hf_hub_download",
+            *map(literal, (tiny.repo, *tiny.files)),
+            revision=literal(tiny.revision),
+        )
+        made = f"pipe.vae = read_tiny_vae(tiny_vae, {literal(tiny.class_name)}, {dtype})"
+        imports = ("torch", "huggingface_hub:hf_hub_download", "vivace.models.tiny_vaes:read_tiny_vae")
+        return Script(imports=imports, lines=(*file.splitlines(), made))
     if isinstance(tiny, Path):
         is_embedded = located.model.source == "embedded"
-        return (f"WEIGHTS / {literal(tiny.name)}",) if is_embedded else (literal(str(tiny)),)
-    if isinstance(tiny, StoredPart):
-        return literal(tiny.repo), f"revision={literal(tiny.revision)}"
-    return ()
+        where = [f"WEIGHTS / {literal(tiny.name)}" if is_embedded else literal(str(tiny))]
+    elif isinstance(tiny, StoredPart):
+        where = [literal(tiny.repo), f"revision={literal(tiny.revision)}"]
+    else:
+        return None
+    made = written_call("pipe.vae = AutoencoderTiny.from_pretrained", *where, dtype=dtype)
+    return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))
 
 
 _LEAST_LENGTH = 3

@@ -6,7 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures.entry import few_steps_of
@@ -24,7 +24,7 @@ from vivace.machinery.technique.pipeline_code import call_code
 from vivace.machinery.technique.traits import traits_by_techniques, with_traits
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
-from vivace.models.load import load_tiny_vae, tiny_vae_arguments
+from vivace.models.load import load_tiny_vae, write_tiny_vae
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -200,7 +200,7 @@ def target_of(
             name=located.model.identity,
             defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
-            tiny_vae_arguments=tiny_vae_arguments(located),
+            write_tiny_vae=partial(write_tiny_vae, located),
             distillations=few_steps_of(located.entry),
             has_random_weights=located.model.is_synthetic,
             stored=stored_effects(located),

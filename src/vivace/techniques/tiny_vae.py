@@ -3,8 +3,10 @@
 Why: with small images and few steps, VAE decoding is a large part of the call; the tiny decoder has 1.2 M parameters
     against 49.5 M (SD 1.5 at 512 px: 0.141 TFLOP against 2.515). It needs much less peak memory.
 Costs: fine detail is slightly softer, so the image differs.
-Needs: a tiny VAE trained for the same latents.
-Source: github.com/madebyollin/taesd.
+Needs: a tiny VAE trained for the same latents: SD's, SDXL's, SD 3.5's, FLUX.1's, FLUX.2's (ERNIE-Image has the same),
+    Qwen-Image's (Krea 2) or Qwen-Image 2.1's. For the last three diffusers has no class; vivace has, and exported
+    scripts import it.
+Source: github.com/madebyollin/taesd and taehv.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import ClassVar
 
 from vivace.errors import NoEffect
 from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts
-from vivace.machinery.technique.script import Script, written_call
+from vivace.machinery.technique.script import Script
 
 
 class TinyVae(Technique):
@@ -40,7 +42,7 @@ class TinyVae(Technique):
 
         assert target.model.load_tiny_vae is not None
         old = target.module("vae")
-        if type(old).__name__ == "AutoencoderTiny":
+        if type(old).__name__.startswith("AutoencoderTiny"):
             raise NoEffect("the pipeline already has a tiny VAE", already_so=True)
         tiny = torch.nn.Module.to(target.model.load_tiny_vae(), old.device, old.dtype)
         target.pipe.vae = tiny
@@ -51,10 +53,6 @@ class TinyVae(Technique):
             }
         )
 
-    def script(self, target: Target) -> Script:
-        made = written_call(
-            "pipe.vae = AutoencoderTiny.from_pretrained",
-            *target.model.tiny_vae_arguments,
-            dtype=str(target.module("vae").dtype),
-        )
-        return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))
+    def script(self, target: Target) -> Script | None:
+        write = target.model.write_tiny_vae
+        return None if write is None else write(str(target.module("vae").dtype))
