@@ -73,7 +73,7 @@ class _NeutralNorm(nn.Module):
         self.register_buffer("running_var", torch.full((channels,), 1 - _EPS), persistent=False)
 
 
-class _PooledBlock(AutoencoderTinyBlock):  # type: ignore[misc]
+class _PooledBlock(AutoencoderTinyBlock):
     """A block that also sees statistics of the whole image."""
 
     def __init__(self, width: int = 64) -> None:
@@ -90,7 +90,7 @@ class _PooledBlock(AutoencoderTinyBlock):  # type: ignore[misc]
         return out
 
 
-class AutoencoderTinyFlux2(AutoencoderTiny):  # type: ignore[misc]
+class AutoencoderTinyFlux2(AutoencoderTiny):
     """TAEF2: `AutoencoderTiny` with other blocks where the image is smallest."""
 
     def __init__(self, latent_channels: int = 32) -> None:
@@ -131,7 +131,7 @@ class _Decoder(_Encoder):
         return self.run(torch.tanh(latents / 3) * 3).mul(2).sub(1)
 
 
-class _ImageVae(ModelMixin, AutoencoderMixin, ConfigMixin):  # type: ignore[misc]
+class _ImageVae(ModelMixin, AutoencoderMixin, ConfigMixin):
     """Encodes and decodes images as Qwen-Image's pipelines ask: (batch, channels, 1, height, width)."""
 
     temperal_downsample = (False, True, True)  # diffusers' spelling: its length tells the scale, 8
@@ -142,12 +142,12 @@ class _ImageVae(ModelMixin, AutoencoderMixin, ConfigMixin):  # type: ignore[misc
         self.use_slicing = False
         self.register_to_config(z_dim=channels, latents_mean=[0.0] * channels, latents_std=[1.0] * channels)
 
-    @apply_forward_hook  # type: ignore[untyped-decorator]
+    @apply_forward_hook
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> Any:
         latents = self._run(self.encoder, x)
         return AutoencoderTinyOutput(latents=latents) if return_dict else (latents,)
 
-    @apply_forward_hook  # type: ignore[untyped-decorator]
+    @apply_forward_hook
     def decode(self, z: torch.Tensor, return_dict: bool = True) -> Any:
         images = self._run(self.decoder, z)
         return DecoderOutput(sample=images) if return_dict else (images,)
@@ -242,7 +242,7 @@ def _last_frame(layers: nn.Sequential, frames: Frames) -> torch.Tensor:
     for place, layer in enumerate(layers):
         frames = layer(frames) if isinstance(layer, _OfFrames) else [layer(frame) for frame in frames]
         if place >= looks_back:
-            del frames[:-1]  # nothing depends on them any more
+            frames = frames[-1:]  # nothing depends on the others any more
     return frames[0]
 
 
