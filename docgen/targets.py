@@ -212,8 +212,8 @@ LINES = (
     Line("SDXL Hyper, 4", "a record", "hyper-sdxl-4step", 4),
     Line("Qwen-Image 2512, 50, on two GPUs", "4.2 s", stands="two cards could not be had"),
     Line("profile of Qwen-Image 2.1", "a record", stands="the command is above"),
-    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published", stands="none is in the catalogue",
-         seconds="-"),
+    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published",
+         stands="TAEF2, TAEW2.1 and TAEQI2.1 are in the catalogue"),
     *(
         Line(f"{name}, {steps}, {size} px", "a record", model, steps, size,
              stands="" if size <= 2048 else "the sweep ends at 2048 px")
