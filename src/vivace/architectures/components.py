@@ -17,7 +17,7 @@ from pydantic import Field
 from vivace.architectures.entry import Entry
 from vivace.foundation.spec.base import Spec
 
-Library = Literal["diffusers", "transformers", "vivace.models.tiny_vaes"]
+Library = Literal["diffusers", "transformers", "vivace.machinery.tiny_vaes"]
 
 
 class ComponentConfig(Spec):
@@ -95,7 +95,7 @@ def of_diffusers(class_name: str, **config: Any) -> ComponentConfig:
 
 
 def of_vivace(class_name: str) -> ComponentConfig:
-    return ComponentConfig(library="vivace.models.tiny_vaes", class_name=class_name, config={})
+    return ComponentConfig(library="vivace.machinery.tiny_vaes", class_name=class_name, config={})
 
 
 def of_transformers(class_name: str, **config: Any) -> ComponentConfig:

@@ -12,7 +12,7 @@ from vivace.foundation.spec.base import Spec
 class StoredPart(Spec):
     """Files of a Hugging Face hub repository at a commit: as a component, a folder's (config.json and weights), or one
     .safetensors file that takes its configuration from the pipeline, or is of a `class_name` of
-    `vivace.models.tiny_vaes`."""
+    `vivace.machinery.tiny_vaes`."""
 
     repo: str
     revision: str

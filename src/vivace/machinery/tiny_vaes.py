@@ -9,7 +9,6 @@ github.com/madebyollin/taehv (TAEW2.1, which its page gives for Qwen-Image), and
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,43 +21,8 @@ from diffusers.models.unets.unet_2d_blocks import AutoencoderTinyBlock
 from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import nn
 
-from vivace.errors import UnusableModel
-from vivace.models.checkpoints.headers import check_whole, read_header
-
 _EPS = 1e-5
 """That ERNIE-Image's pipeline adds to a variance whatever its VAE's configuration says."""
-
-
-def read_tiny_vae(path: str | Path, class_name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Read one of these VAEs from its published file, in evaluation mode, on the CPU.
-
-    Raises:
-        UnusableModel: the file is incomplete, or its tensors are not those of the class.
-    """
-    from safetensors.torch import load_file
-
-    path = Path(path)
-    check_whole([path])
-    vae = globals()[class_name]()
-    expected = {name: list(tensor.shape) for name, tensor in vae.state_dict().items()}
-    found = {_own_name(name): about["shape"] for name, about in read_header(path).items()}
-    for name in expected | found:
-        if expected.get(name) != found.get(name):
-            raise UnusableModel(
-                f"{path} is no {class_name}: its tensor {name[:80]} is {_described(found.get(name))}, and should be "
-                f"{_described(expected.get(name))}; delete the file, so that it is downloaded again, or update vivace"
-            )
-    vae.load_state_dict({_own_name(name): tensor for name, tensor in load_file(path).items()})
-    return nn.Module.to(vae, dtype).eval().requires_grad_(False)
-
-
-def _own_name(name: str) -> str:
-    """TAEW2.1's names are "decoder.3.conv.0.weight"."""
-    return name if ".layers." in name else name.replace(".", ".layers.", 1)
-
-
-def _described(shape: list[int] | None) -> str:
-    return "not there" if shape is None else f"of the shape {shape}"
 
 
 class _NeutralNorm(nn.Module):

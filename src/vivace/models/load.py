@@ -15,7 +15,7 @@ from vivace.architectures.entry import StoredPart
 from vivace.errors import Unsupported, UnusableModel
 from vivace.foundation.spec.workload import Task
 from vivace.foundation.untrusted.files import reading
-from vivace.machinery.technique.script import Script, literal, written_call
+from vivace.machinery.technique.script import literal
 from vivace.models.checkpoints.gguf_file import SUFFIX
 from vivace.models.checkpoints.headers import check_whole, main_dtype, read_header
 from vivace.models.checkpoints.read_denoiser import check_tensors, original_layout, read_denoiser
@@ -112,14 +112,45 @@ def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
         from diffusers import AutoencoderTiny
 
         if isinstance(source, StoredPart) and source.class_name is not None:
-            from vivace.models.tiny_vaes import read_tiny_vae
-
             return read_tiny_vae(path, source.class_name)
         check_whole(path.glob("*.safetensors"))
         vae = AutoencoderTiny.from_pretrained(
             str(path), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
+
+
+def read_tiny_vae(path: str | Path, class_name: str, dtype: Any = None) -> Any:
+    """Read a VAE of `vivace.machinery.tiny_vaes` from its published file, in evaluation mode, on the CPU.
+
+    Args:
+        dtype: of its weights; None for fp32.
+
+    Raises:
+        UnusableModel: the file is incomplete, or its tensors are not those of the class.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    import vivace.machinery.tiny_vaes as tiny_vaes
+
+    path = Path(path)
+    check_whole([path])
+    vae = getattr(tiny_vaes, class_name)()
+    # TAEW2.1's names are "decoder.3.conv.0.weight".
+    names = {
+        name: name if ".layers." in name else name.replace(".", ".layers.", 1) for name in read_header(path)
+    }
+    found = {names[name]: f"of the shape {about['shape']}" for name, about in read_header(path).items()}
+    expected = {name: f"of the shape {list(tensor.shape)}" for name, tensor in vae.state_dict().items()}
+    for name in expected | found:
+        if expected.get(name) != found.get(name):
+            raise UnusableModel(
+                f"{path} is no {class_name}: its tensor {name[:80]} is {found.get(name, 'not there')}, and should be "
+                f"{expected.get(name, 'not there')}; delete the file, so that it is downloaded again, or update vivace"
+            )
+    vae.load_state_dict({names[name]: tensor for name, tensor in load_file(path).items()})
+    return torch.nn.Module.to(vae, dtype or torch.float32).eval().requires_grad_(False)
 
 
 def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
@@ -316,27 +347,17 @@ def _convert(component: Any, dtype: Any) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def write_tiny_vae(located: LocatedModel, dtype: str) -> Script | None:
-    """Write how this model's tiny VAE is loaded in a dtype ("torch.bfloat16"); None if it has random weights."""
+def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
+    """Return the source text of the arguments that load this model's tiny VAE: of `AutoencoderTiny.from_pretrained`, or
+    of `hf_hub_download` if it is of a class of vivace. Empty if it has none."""
     tiny = located.tiny_vae
-    if isinstance(tiny, StoredPart) and tiny.class_name is not None:
-        file = written_call(
-            "tiny_vae = hf_hub_download",
-            *map(literal, (tiny.repo, *tiny.files)),
-            revision=literal(tiny.revision),
-        )
-        made = f"pipe.vae = read_tiny_vae(tiny_vae, {literal(tiny.class_name)}, {dtype})"
-        imports = ("torch", "huggingface_hub:hf_hub_download", "vivace.models.tiny_vaes:read_tiny_vae")
-        return Script(imports=imports, lines=(*file.splitlines(), made))
     if isinstance(tiny, Path):
         is_embedded = located.model.source == "embedded"
-        where = [f"WEIGHTS / {literal(tiny.name)}" if is_embedded else literal(str(tiny))]
-    elif isinstance(tiny, StoredPart):
-        where = [literal(tiny.repo), f"revision={literal(tiny.revision)}"]
-    else:
-        return None
-    made = written_call("pipe.vae = AutoencoderTiny.from_pretrained", *where, dtype=dtype)
-    return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))
+        return (f"WEIGHTS / {literal(tiny.name)}",) if is_embedded else (literal(str(tiny)),)
+    if isinstance(tiny, StoredPart):
+        files = () if tiny.class_name is None else map(literal, tiny.files)
+        return literal(tiny.repo), *files, f"revision={literal(tiny.revision)}"
+    return ()
 
 
 _LEAST_LENGTH = 3

@@ -6,10 +6,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures.entry import few_steps_of
+from vivace.architectures.entry import StoredPart, few_steps_of
 from vivace.errors import Unsupported, UsageError, VivaceError
 from vivace.foundation.spec.workload import Task
 from vivace.machinery.technique import (
@@ -24,7 +24,7 @@ from vivace.machinery.technique.pipeline_code import call_code
 from vivace.machinery.technique.traits import traits_by_techniques, with_traits
 from vivace.measure.machine import check_works, choose_device, this_machine, torch_type
 from vivace.models.find import LocatedModel, find_model
-from vivace.models.load import load_tiny_vae, write_tiny_vae
+from vivace.models.load import load_tiny_vae, tiny_vae_arguments
 from vivace.models.prompts import NUM_DEFAULT, PROMPT_SETS
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
@@ -200,7 +200,8 @@ def target_of(
             name=located.model.identity,
             defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
-            write_tiny_vae=partial(write_tiny_vae, located),
+            tiny_vae_arguments=tiny_vae_arguments(located),
+            tiny_vae_class=(isinstance(tiny, StoredPart) and tiny.class_name) or "",
             distillations=few_steps_of(located.entry),
             has_random_weights=located.model.is_synthetic,
             stored=stored_effects(located),

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from vivace.errors import NoEffect
 from vivace.machinery.technique import Effect, Stage, Target, Technique, TechniqueFacts
-from vivace.machinery.technique.script import Script
+from vivace.machinery.technique.script import Script, literal, written_call
 
 
 class TinyVae(Technique):
@@ -54,6 +54,13 @@ class TinyVae(Technique):
             }
         )
 
-    def script(self, target: Target) -> Script | None:
-        write = target.model.write_tiny_vae
-        return None if write is None else write(str(target.module("vae").dtype))
+    def script(self, target: Target) -> Script:
+        arguments, dtype = target.model.tiny_vae_arguments, str(target.module("vae").dtype)
+        if kind := target.model.tiny_vae_class:
+            file = written_call("tiny_vae = hf_hub_download", *arguments)
+            return Script(
+                imports=("torch", "huggingface_hub:hf_hub_download", "vivace.models.load:read_tiny_vae"),
+                lines=(*file.splitlines(), f"pipe.vae = read_tiny_vae(tiny_vae, {literal(kind)}, {dtype})"),
+            )
+        made = written_call("pipe.vae = AutoencoderTiny.from_pretrained", *arguments, dtype=dtype)
+        return Script(imports=("torch", "diffusers:AutoencoderTiny"), lines=tuple(made.splitlines()))

@@ -21,8 +21,7 @@ from vivace.architectures.entry import TAEF2_FILES, TAEW21_FILES
 from vivace.architectures.entry import Hub as Origin
 from vivace.architectures.qwen_image21 import _TAEQI21_FILES
 from vivace.errors import NoEffect, UnusableModel
-from vivace.models.load import load_tiny_vae, write_tiny_vae
-from vivace.models.tiny_vaes import read_tiny_vae
+from vivace.models.load import load_tiny_vae, read_tiny_vae, tiny_vae_arguments
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
@@ -292,8 +291,10 @@ def test_plan_counts_it(model: str, kind: str, least_gb: float) -> None:
 
 def test_a_script_reads_it_from_the_hub(tmp_path: Path) -> None:
     path = write(tmp_path, TAEF2_FILES)
-    script = write_tiny_vae(SimpleNamespace(tiny_vae=TAEF2_FILES), "torch.bfloat16")
-    assert script is not None
+    arguments = tiny_vae_arguments(SimpleNamespace(tiny_vae=TAEF2_FILES))
+    facts = SimpleNamespace(tiny_vae_arguments=arguments, tiny_vae_class=TAEF2_FILES.class_name)
+    old = SimpleNamespace(dtype=torch.bfloat16)
+    script = TinyVae().script(SimpleNamespace(model=facts, module=lambda _: old))
     imports = [
         f"from {m} import {n}" if n else f"import {m}"
         for m, _, n in (x.partition(":") for x in script.imports)
