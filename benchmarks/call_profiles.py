@@ -99,11 +99,12 @@ def row_of(made: Profile) -> dict[str, Any]:
         "width": workload.width,
         "steps": workload.num_inference_steps,
         "text": workload.text,
-        "images": len(workload.sources),
+        "images": 1 if workload.sources else 0,
         "call_s": made.plain_s,
         "traced_s": made.traced_s,
         "busy_s": made.gpu_busy_s,
         "host_late_s": made.host_late_s,
+        "peak_bytes": None if made.memory is None else made.memory.peak_bytes,
         "kinds_s": _by_time({share.name: share.cuda_s for share in made.families}),
         "components_s": _by_time({share.name: share.cuda_s for share in made.components}),
         "kernels": [
