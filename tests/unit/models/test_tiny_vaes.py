@@ -20,11 +20,12 @@ from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import TAEF2_FILES, TAEW21_FILES
 from vivace.architectures.entry import Hub as Origin
 from vivace.architectures.qwen_image21 import _TAEQI21_FILES
-from vivace.errors import NoEffect, UnusableModel
+from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.models.load import load_tiny_vae, read_tiny_vae, tiny_vae_arguments
 from vivace.recipes.resolve import resolve
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
+from vivace.runtime.saved import write_pipeline
 from vivace.techniques.tiny_vae import TinyVae
 
 Shapes = dict[str, tuple[int, ...]]
@@ -262,6 +263,12 @@ def test_it_composes(model: str, recipe: str, prompts: list[str]) -> None:
     assert picture.shape == (len(prompts), SIDE, SIDE, 3)
     assert np.isfinite(picture).all()
     assert opened.refuted({}) is None
+
+
+def test_it_cannot_be_saved(tmp_path: Path) -> None:
+    pipe = session("qwen-image-2.1", "tiny_vae").pipe
+    with pytest.raises(Unsupported, match="AutoencoderTinyQwenImage21 is not a public class of diffusers"):
+        write_pipeline(pipe, SimpleNamespace(files={}), tmp_path)
 
 
 def test_it_is_applied_once() -> None:
