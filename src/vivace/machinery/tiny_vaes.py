@@ -8,7 +8,6 @@ github.com/madebyollin/taehv (TAEW2.1, which its page gives for Qwen-Image), and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ class _NeutralNorm(nn.Module):
 class _PooledBlock(AutoencoderTinyBlock):
     """A block that also sees statistics of the whole image."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__(width, width, "relu")
         self.pool = nn.Sequential(
             nn.Conv2d(width, 4 * width, 1, bias=False),
@@ -57,12 +56,12 @@ class _PooledBlock(AutoencoderTinyBlock):
 class AutoencoderTinyFlux2(AutoencoderTiny):
     """TAEF2: `AutoencoderTiny` with other blocks where the image is smallest."""
 
-    def __init__(self, latent_channels: int = 32) -> None:
-        super().__init__(latent_channels=latent_channels)
+    def __init__(self) -> None:
+        super().__init__(latent_channels=32)
         for layers, places in ((self.encoder.layers, (11, 12, 13)), (self.decoder.layers, (2, 3, 4))):
             for place in places:
-                layers[place] = _PooledBlock()
-        self.bn = _NeutralNorm(4 * latent_channels)  # of patches of 2 x 2
+                layers[place] = _PooledBlock(64)
+        self.bn = _NeutralNorm(4 * 32)  # of patches of 2 x 2
         self.register_to_config(batch_norm_eps=_EPS)
 
     def _tiled_encode(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,25 +124,35 @@ class AutoencoderTinyQwenImage21(_ImageVae):
     """TAEQI2.1: 16 x 16 pixels a cell, images with an alpha channel."""
 
     def __init__(self) -> None:
-        def blocks(width: int, number: int = 3) -> Iterable[nn.Module]:
-            return (AutoencoderTinyBlock(width, width, "relu") for _ in range(number))
+        def blocks(width: int, number: int = 3) -> tuple[nn.Module, ...]:
+            return tuple(AutoencoderTinyBlock(width, width, "relu") for _ in range(number))
 
-        def smaller(inputs: int, outputs: int) -> Iterable[nn.Module]:
+        def smaller(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
             return (_conv(inputs, outputs, stride=2, bias=False), *blocks(outputs))
 
-        def larger(inputs: int, outputs: int) -> Iterable[nn.Module]:
+        def larger(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
             return (*blocks(inputs), nn.Upsample(scale_factor=2), _conv(inputs, outputs, bias=False))
 
         super().__init__(
             _Encoder(
-                *(nn.PixelUnshuffle(2), _conv(16, 64), nn.ReLU(), *blocks(64, 1)),
-                *(*smaller(64, 64), *smaller(64, 128), *smaller(128, 256)),
+                nn.PixelUnshuffle(2),
+                _conv(16, 64),
+                nn.ReLU(),
+                *blocks(64, 1),
+                *smaller(64, 64),
+                *smaller(64, 128),
+                *smaller(128, 256),
                 _conv(256, 64),
             ),
             _Decoder(
-                *(_conv(64, 256), nn.ReLU()),
-                *(*larger(256, 128), *larger(128, 64), *larger(64, 64)),
-                *(*blocks(64, 1), _conv(64, 16), nn.PixelShuffle(2)),
+                _conv(64, 256),
+                nn.ReLU(),
+                *larger(256, 128),
+                *larger(128, 64),
+                *larger(64, 64),
+                *blocks(64, 1),
+                _conv(64, 16),
+                nn.PixelShuffle(2),
             ),
             channels=64,
         )
@@ -175,29 +184,18 @@ class _FrameBlock(_OfFrames):
         return [torch.relu(self.conv(torch.cat(pair, 1)) + pair[0]) for pair in pairs]
 
 
-class _FewerFrames(_OfFrames):
-    """Makes one frame of `factor` frames."""
+class _OtherFrames(_OfFrames):
+    """Makes `made` frames of `taken` frames, which are beside each other in the channels."""
 
-    def __init__(self, width: int, factor: int) -> None:
+    def __init__(self, width: int, taken: int = 1, made: int = 1) -> None:
         super().__init__()
-        self.factor = factor
-        self.conv = nn.Conv2d(factor * width, width, 1, bias=False)
+        self.taken, self.made = taken, made
+        self.conv = nn.Conv2d(taken * width, made * width, 1, bias=False)
 
     def forward(self, frames: Frames) -> Frames:
-        starts = range(0, len(frames), self.factor)
-        return [self.conv(torch.cat(frames[start : start + self.factor], 1)) for start in starts]
-
-
-class _MoreFrames(_OfFrames):
-    """Makes `factor` frames of one frame."""
-
-    def __init__(self, width: int, factor: int) -> None:
-        super().__init__()
-        self.factor = factor
-        self.conv = nn.Conv2d(width, factor * width, 1, bias=False)
-
-    def forward(self, frames: Frames) -> Frames:
-        return [part for frame in frames for part in self.conv(frame).chunk(self.factor, 1)]
+        starts = range(0, len(frames), self.taken)
+        groups = [torch.cat(frames[k : k + self.taken], 1) for k in starts] if self.taken > 1 else frames
+        return [frame for group in groups for frame in self.conv(group).chunk(self.made, 1)]
 
 
 def _last_frame(layers: nn.Sequential, frames: Frames) -> torch.Tensor:
@@ -212,7 +210,8 @@ def _last_frame(layers: nn.Sequential, frames: Frames) -> torch.Tensor:
 
 class _VideoEncoder(_Encoder):
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        return _last_frame(self.layers, [x] * 4)  # an image is a video whose frames are alike
+        # An image is a video of four frames that are alike. The first two layers see each alone.
+        return _last_frame(self.layers[2:], [self.layers[:2](x)] * 4)
 
 
 class _VideoDecoder(_Decoder):
@@ -224,25 +223,26 @@ class AutoencoderTinyQwenImage(_ImageVae):
     """TAEW2.1, a tiny VAE of Wan 2.1's videos, whose latents Qwen-Image's are: for a single image."""
 
     def __init__(self) -> None:
-        def smaller(factor: int) -> Iterable[nn.Module]:
+        def smaller(taken: int) -> tuple[nn.Module, ...]:
             blocks = (_FrameBlock(64) for _ in range(3))
-            return (_FewerFrames(64, factor), _conv(64, 64, stride=2, bias=False), *blocks)
+            return (_OtherFrames(64, taken=taken), _conv(64, 64, stride=2, bias=False), *blocks)
 
-        def larger(inputs: int, outputs: int, factor: int) -> Iterable[nn.Module]:
+        def larger(inputs: int, outputs: int, made: int) -> tuple[nn.Module, ...]:
             blocks = (_FrameBlock(inputs) for _ in range(3))
             up = nn.Upsample(scale_factor=2)
-            return (*blocks, up, _MoreFrames(inputs, factor), _conv(inputs, outputs, bias=False))
+            return (*blocks, up, _OtherFrames(inputs, made=made), _conv(inputs, outputs, bias=False))
 
         super().__init__(
-            _VideoEncoder(
-                *(_conv(3, 64), nn.ReLU()),
-                *(*smaller(2), *smaller(2), *smaller(1)),
-                _conv(64, 16),
-            ),
+            _VideoEncoder(_conv(3, 64), nn.ReLU(), *smaller(2), *smaller(2), *smaller(1), _conv(64, 16)),
             _VideoDecoder(
-                *(nn.Identity(), _conv(16, 256), nn.ReLU()),
-                *(*larger(256, 128, 1), *larger(128, 64, 2), *larger(64, 64, 2)),
-                *(nn.ReLU(), _conv(64, 3)),
+                nn.Identity(),
+                _conv(16, 256),
+                nn.ReLU(),
+                *larger(256, 128, 1),
+                *larger(128, 64, 2),
+                *larger(64, 64, 2),
+                nn.ReLU(),
+                _conv(64, 3),
             ),
             channels=16,
         )
