@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vivace.architectures.entry import Entry
+from vivace.architectures.entry import Entry, StoredPart
 from vivace.foundation.spec.base import Spec
 
 Library = Literal["diffusers", "transformers", "vivace.machinery.tiny_vaes"]
@@ -55,7 +55,12 @@ class Architecture(Spec):
         tiny_vae: ComponentConfig | None = None,
         **arguments: Any,
     ) -> Architecture:
-        """Return the architecture of a model of the catalogue, whose name, pipeline and size it has."""
+        """Return the architecture of a model of the catalogue, whose name, pipeline and size it has. A tiny VAE of
+        vivace's own class is named by the entry's files of it."""
+        stored = entry.origin.tiny_vae
+        if isinstance(stored, StoredPart) and stored.class_name is not None:
+            kind = stored.class_name
+            tiny_vae = ComponentConfig(library="vivace.machinery.tiny_vaes", class_name=kind, config={})
         return cls(
             name=entry.name,
             pipeline=entry.pipeline,
@@ -92,10 +97,6 @@ def reconfigure(component: ComponentConfig, **config: Any) -> ComponentConfig:
 
 def of_diffusers(class_name: str, **config: Any) -> ComponentConfig:
     return ComponentConfig(library="diffusers", class_name=class_name, config=config)
-
-
-def of_vivace(class_name: str) -> ComponentConfig:
-    return ComponentConfig(library="vivace.machinery.tiny_vaes", class_name=class_name, config={})
 
 
 def of_transformers(class_name: str, **config: Any) -> ComponentConfig:
@@ -168,7 +169,6 @@ FLUX_VAE = of_diffusers(
 )
 # madebyollin/taef1; taesd3 has the same architecture.
 TAEF1 = of_diffusers("AutoencoderTiny", latent_channels=16)
-TAEF2 = of_vivace("AutoencoderTinyFlux2")
 
 
 def rope(theta: float) -> dict[str, Any]:
@@ -191,7 +191,6 @@ QWEN3_4B: dict[str, Any] = QWEN3 | {
 }
 # Qwen/Qwen-Image, which Krea 2 has too: a video VAE, called with one frame. Its configuration is the class's default.
 QWEN_IMAGE_VAE = of_diffusers("AutoencoderKLQwenImage", base_dim=96, z_dim=16)
-TAEW21 = of_vivace("AutoencoderTinyQwenImage")
 FLOW = "FlowMatchEulerDiscreteScheduler"
 # madebyollin/taesd and taesdxl differ in their weights alone.
 TAESD = of_diffusers("AutoencoderTiny")

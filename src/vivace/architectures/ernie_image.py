@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from vivace.architectures import family
-from vivace.architectures.components import FLOW, TAEF2, Architecture, of_diffusers, of_transformers, rope
+from vivace.architectures.components import FLOW, Architecture, of_diffusers, of_transformers, rope
 from vivace.architectures.entry import TAEF2_FILES, Entry, Hub
 from vivace.architectures.flux2 import FLUX2_VAE
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
@@ -119,7 +119,7 @@ def _publish(
         **own,
     )
     parts = {"transformer": _TRANSFORMER, "vae": FLUX2_VAE, "text_encoder": _MINISTRAL_3B}
-    architecture = Architecture.of(entry, parts, _SAMPLER, {"text_encoder": 512}, TAEF2)
+    architecture = Architecture.of(entry, parts, _SAMPLER, {"text_encoder": 512})
     return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 

@@ -117,10 +117,7 @@ def _publish(
     **arguments: Any,
 ) -> family.PublishedModel:
     parts = {"transformer": transformer, "vae": FLUX2_VAE, "text_encoder": text_encoder}
-    lengths = {"text_encoder": 512}
-    architecture = components.Architecture.of(
-        entry, parts, _FLUX2_FLOW, lengths, components.TAEF2, **arguments
-    )
+    architecture = components.Architecture.of(entry, parts, _FLUX2_FLOW, {"text_encoder": 512}, **arguments)
     return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 

@@ -158,12 +158,7 @@ SHARED: dict[str, RandomWeights] = {
     "AutoencoderKL": RandomWeights(vae_gains),
     "AutoencoderKLQwenImage": RandomWeights(_qwen_vae),
     **dict.fromkeys(
-        (
-            "AutoencoderTiny",
-            "AutoencoderTinyFlux2",
-            "AutoencoderTinyQwenImage",
-            "AutoencoderTinyQwenImage21",
-        ),
+        (f"AutoencoderTiny{latents}" for latents in ("", "Flux2", "QwenImage", "QwenImage21")),
         RandomWeights(_tiny_vae, finish=_brighten),
     ),
     "CLIPTextModel": _CLIP,

@@ -93,7 +93,7 @@ def _publish(
     )
     parts = {"transformer": _KREA2, "vae": components.QWEN_IMAGE_VAE, "text_encoder": QWEN3_VL_4B_BODY}
     architecture = components.Architecture.of(
-        entry, parts, _KREA2_FLOW, {"text_encoder": 512}, components.TAEW21, is_distilled=is_distilled
+        entry, parts, _KREA2_FLOW, {"text_encoder": 512}, is_distilled=is_distilled
     )
     return family.PublishedModel(entry, architecture, f"Krea 2 {kind}", labels, step_flop)
 

@@ -103,9 +103,7 @@ def _publish(
         **own,
     )
     parts = {"transformer": transformer, "vae": components.QWEN_IMAGE_VAE, "text_encoder": QWEN25_VL_7B}
-    architecture = components.Architecture.of(
-        entry, parts, QWEN_FLOW, {"text_encoder": 1024}, components.TAEW21
-    )
+    architecture = components.Architecture.of(entry, parts, QWEN_FLOW, {"text_encoder": 1024})
     return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 

@@ -125,13 +125,12 @@ QWEN3_VL_8B = components.of_transformers(
 )
 # Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
 _VAE = components.of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
-_TAEQI21 = components.of_vivace("AutoencoderTinyQwenImage21")
 # Its commit is not known.
 _TAEQI21_FILES = StoredPart(
     repo="madebyollin/taeqi2_1",
     revision="main",
     files=("taeqi2_1.safetensors",),
-    class_name=_TAEQI21.class_name,
+    class_name="AutoencoderTinyQwenImage21",
 )
 # Qwen/Qwen-Image-2.1: the class's default.
 _QWEN_IMAGE21 = components.of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
@@ -167,7 +166,7 @@ _PARTS = {"transformer": _QWEN_IMAGE21, "vae": _VAE, "text_encoder": QWEN3_VL_8B
 _MODELS = (
     family.PublishedModel(
         _ENTRY,
-        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}, _TAEQI21),
+        components.Architecture.of(_ENTRY, _PARTS, QWEN_FLOW, {"text_encoder": 1024}),
         title="Qwen-Image 2.1",
         labels=r"qwen[ _-]?image[ _-]?2\.1(?!.*turbo)",
         step_flop=66_003_600_356_147,

@@ -19,7 +19,6 @@ from tests.narrow import SIDE
 from vivace.architectures import CATALOGUE
 from vivace.architectures.entry import TAEF2_FILES, TAEW21_FILES
 from vivace.architectures.entry import Hub as Origin
-from vivace.architectures.qwen_image21 import _TAEQI21_FILES
 from vivace.errors import NoEffect, Unsupported, UnusableModel
 from vivace.models.load import load_tiny_vae, read_tiny_vae, tiny_vae_arguments
 from vivace.recipes.resolve import resolve
@@ -28,6 +27,7 @@ from vivace.runtime.memory.weightless import find_weightless
 from vivace.runtime.saved import write_pipeline
 from vivace.techniques.tiny_vae import TinyVae
 
+TAEQI21_FILES: Any = CATALOGUE["qwen-image-2.1"].origin.tiny_vae
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -89,7 +89,7 @@ def _taew21() -> Shapes:
 
 PUBLISHED = {
     TAEF2_FILES: (_taef2, 1_338_499),
-    _TAEQI21_FILES: (_taeqi21, 7_644_560),
+    TAEQI21_FILES: (_taeqi21, 7_644_560),
     TAEW21_FILES: (_taew21, 9_844_611),
 }
 """The names and shapes of each file, and how many values the decoder has."""
@@ -323,4 +323,4 @@ def test_models_with_these_latents_have_it() -> None:
         if name.startswith(("flux2", "ernie")):
             assert part == TAEF2_FILES
         elif name.startswith(("qwen", "krea")):
-            assert part == (_TAEQI21_FILES if name == "qwen-image-2.1" else TAEW21_FILES)
+            assert part == (TAEQI21_FILES if name == "qwen-image-2.1" else TAEW21_FILES)
