@@ -38,5 +38,16 @@ def test_a_prediction_does_not_know_the_card(figure: Published) -> None:
     assert twice.predicted.point == pytest.approx(2 * answer.predicted.point)
 
 
+def test_a_time_that_no_card_can_reach_is_told_with_the_least_of_its_data_sheet() -> None:
+    (row,) = [line for line in predictions.page("").splitlines() if line.startswith("| ideogram-4")]
+    assert "26.3 s is the least in bf16" in row
+
+
+def test_one_cards_records_hold_for_its_sibling() -> None:
+    inside, pairs = predictions.between_cards()
+    assert pairs > 100
+    assert inside / pairs > 0.95
+
+
 def test_every_figure_has_a_source() -> None:
     assert all("](https://" in figure.source for figure in FIGURES)

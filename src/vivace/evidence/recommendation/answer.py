@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.answers.answer import Answer, Fact, Facts, Section
-from vivace.answers.formatting import count, few, plus_minus, ratio, seconds, size
+from vivace.answers.formatting import between_s, count, few, plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
 from vivace.evidence.recommendation.kin import Download, download_of
 from vivace.evidence.standing import only_compiled
@@ -123,7 +123,9 @@ class Brief:
         if self.latency is None:
             return _line(self.known or "not known", sure)
         about = "about " if self.known == "predicted" else ""
-        return _line(f"{about}{seconds(self.latency.point)} an image, {self.known}", sure, self.origin)
+        return _line(
+            f"{about}{seconds(self.latency.point)} an image, {self.known}", sure, *self.origin.split("; ")
+        )
 
     def _recipe(self) -> str:
         more = "--why says more"
@@ -177,15 +179,12 @@ def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
     if figures.is_counted:
         return "counted, not timed", ""
     if figures.predicted_from is not None:
+        latency, there = figures.latency, known_gpu(figures.predicted_from)
+        ends = None if latency is None else between_s(latency)
         if figures.measured_s is None:
-            latency = figures.latency
-            ends = (
-                "" if latency is None else f"from {seconds(latency.low or 0)} to {seconds(latency.high or 0)}"
-            )
-            return "predicted", ends
-        there = known_gpu(figures.predicted_from)
+            return "predicted", ends or ""
         name = figures.predicted_from if there is None else there.chip.name
-        return "predicted", f"from {seconds(figures.measured_s)} on {name}"
+        return "predicted", "; ".join(filter(None, (ends, f"from {seconds(figures.measured_s)} on {name}")))
     who = {"own": "here", "committed": "by vivace", "predicted": "by vivace"}
     return f"measured {who.get(basis.kind, 'by others')}", ""
 
@@ -429,8 +428,9 @@ def time_of(figures: RecipeFigures) -> str:
     if figures.predicted_from is None and figures.latency is not None:
         return plus_minus(figures.latency)
     parts = []
-    if figures.latency is not None:
-        parts.append(f"about {seconds(figures.latency.point)} predicted")
+    if (latency := figures.latency) is not None:
+        ends = between_s(latency)
+        parts.append(f"about {seconds(latency.point)}{f' ({ends})' if ends else ''} predicted")
     if figures.measured_s is not None:
         parts.append(f"{seconds(figures.measured_s)} measured on {figures.predicted_from}")
     return ", ".join(parts) or "time unknown"
