@@ -102,8 +102,11 @@ def test_the_command_line(
         return output.err if code else output.out
 
     asked = ("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture")
-    assert len(run_recommend(*asked).splitlines()) <= 8
+    short = run_recommend(*asked)
+    assert len(short.splitlines()) <= 8
+    assert "--why" in short
     lines = run_recommend(*asked, "--why").splitlines()
+    assert not any("--why" in line for line in lines), "it was said already"
     long = [line for line in lines if len(line) > 80 and not line.startswith("draw")]
     assert all(len(max(re.findall(r"'[^']*'|\S+", line), key=len)) > 40 for line in long), (
         "only recipes that cannot be broken"

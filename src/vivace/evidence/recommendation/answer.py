@@ -111,7 +111,8 @@ class Brief:
         note = f"{size(RESERVE_BYTES)} must stay free" if self.fits == "no" else self.note
         yield Fact("memory", _line(peak, published, note) or "not known")
         yield Fact("images", self.images or "nothing is known of them")
-        yield Fact("recipe", self._recipe())
+        recipe = self._recipe()
+        yield Fact("recipe", recipe, where_short=_line(recipe, "--why says more").removeprefix(recipe))
         if self.command:
             yield Fact("draw", self.command, is_command=True, is_whole=True)
         else:
@@ -128,23 +129,17 @@ class Brief:
         )
 
     def _recipe(self) -> str:
-        more = "--why says more"
         if self.recipe is None:
-            return _line(
-                "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model",
-                more,
-            )
+            return "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model"
         techniques = list(resolve_cached(self.recipe))
         if not techniques:
-            return _line(
-                "baseline, the model as published", "nothing known is faster" if self.confidence else "", more
-            )
+            better = "nothing known is faster" if self.confidence else ""
+            return _line("baseline, the model as published", better)
         texts = [technique.text.partition("@")[0] for technique in techniques]
         names = [technique.name for technique in techniques]
-        shown = next(
+        return next(
             (line for line in (", ".join(texts), ", ".join(names)) if len(line) <= _ROOM), few(names, 4)
         )
-        return _line(shown, more)
 
 
 def _line(*parts: str) -> str:
