@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.answers.answer import Answer, Fact, Facts, Section
 from vivace.answers.formatting import between_s, count, few, plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
+from vivace.evidence.measured import DISTURBED_BY
 from vivace.evidence.recommendation.kin import Download, download_of
 from vivace.evidence.standing import only_compiled
 from vivace.foundation.hardware import Gpu, capability_of, known_gpu
@@ -290,8 +291,13 @@ def _word(answer: Recommendation) -> str:
 def answer_of(answer: Recommendation) -> Answer:
     """Return the answer of a recommendation; what its short form leaves out is marked."""
     facts = [Fact(label, text, is_detail=True) for label, text in _details(answer)]
-    commands = [Fact("measure", line, is_command=True, is_detail=True) for line in answer.next]
-    return brief_of(answer).answer("recommend", answer.to_json(), facts, commands=commands)
+    disturbance = disturbance_of(answer)
+    commands = [
+        Fact("measure", line, is_command=True, is_detail=bool(i) or not disturbance)
+        for i, line in enumerate(answer.next)
+    ]
+    made = brief_of(answer).answer("recommend", answer.to_json(), facts, commands=commands)
+    return replace(made, notes=(disturbance,)) if disturbance else made
 
 
 def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
@@ -596,10 +602,22 @@ def _differing(answer: Recommendation) -> str:
     return ""
 
 
-def next_commands(
-    answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
-) -> tuple[str, ...]:
+def disturbance_of(answer: Recommendation) -> str:
+    """Return that the user's own records were disturbed, and what to do, in words; "" if they were not."""
+    if not answer.disturbed:
+        return ""
+    recipes = few(answer.disturbed[1:], _MOST)
+    return f"{DISTURBED_BY} disturbed your own times of {recipes}: they claim no gain; measure again when all is quiet"
+
+
+def next_commands(answer: Recommendation, tried: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Return the commands to run next, the most useful first."""
+    again = [_bench(answer, [*answer.disturbed[: _MOST + 1]]) + " --rerun"] if answer.disturbed else []
+    return tuple(dict.fromkeys((*again, *_unmeasured(answer, tried))))
+
+
+def _unmeasured(answer: Recommendation, tried: frozenset[str]) -> tuple[str, ...]:
+    """Return the commands that measure what would make the answer surer."""
     criteria, basis, chosen = answer.criteria, answer.basis, answer.chosen
     if basis is None or chosen is None:
         plan = ["vivace", "plan", criteria.model.strip()]
@@ -618,19 +636,18 @@ def next_commands(
         recipes += [candidate.recipe for candidate in unproven[:2]]
     if answer.runner_up is not None and answer.runner_up.recipe != basis.baseline:
         recipes.append(answer.runner_up.recipe)
-    again = " --rerun" if is_disturbed else ""
     mine = [other for other in answer.elsewhere if other.basis.model == answer.model]
     if basis.kind == "own" and basis.is_direct and basis.model == answer.model:
         untried = [other.best.recipe for other in answer.elsewhere if other.best.recipe not in tried]
         commands = []
         if untried:
-            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]) + again)
+            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]))
         if answer.sure != "high" or not untried:
-            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else "") + again)
-        return tuple(dict.fromkeys(commands))
+            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else ""))
+        return tuple(commands)
     others = sorted(mine, key=lambda other: not other.gains_more)
     others = [other for other in others if other.gains_more or other.basis.is_direct]
-    return (_bench(answer, [*recipes, *(other.best.recipe for other in others[:1])]) + again,)
+    return (_bench(answer, [*recipes, *(other.best.recipe for other in others[:1])]),)
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:
