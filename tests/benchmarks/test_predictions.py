@@ -38,9 +38,10 @@ def test_a_prediction_does_not_know_the_card(figure: Published) -> None:
     assert twice.predicted.point == pytest.approx(2 * answer.predicted.point)
 
 
-def test_a_time_that_no_card_can_reach_is_told_with_the_least_of_its_data_sheet() -> None:
-    (row,) = [line for line in predictions.page("").splitlines() if line.startswith("| ideogram-4")]
-    assert "26.3 s is the least in bf16" in row
+def test_a_time_is_predicted_for_the_size_that_was_published() -> None:
+    ideogram = FIGURES[-1]
+    own = scored(replace(ideogram, plan="")).predicted
+    assert scored(ideogram).predicted.point < 0.5 * own.point, "1024 px instead of 2048"
 
 
 def test_one_cards_records_hold_for_its_sibling() -> None:
