@@ -71,6 +71,11 @@ def test_each_line_has_a_record_or_says_what_stands_in_the_way() -> None:
     rows = [line.strip("| ").split(" | ") for line in page("", RESULTS).splitlines() if line.startswith("| ")]
     for line in LINES:
         (row,) = [row for row in rows if row[:2] == [line.what, line.asked]]
-        assert row[3].startswith("[record](") or (row[3] == "-" and row[2] == line.seconds and line.stands)
+        assert row[3].startswith("[record](") or (row[3] == "-" and row[2] == line.seconds and row[4] != "-")
     (edit,) = [row for row in rows if row[0].startswith("edit, FLUX.1 Kontext")]
     assert edit[2].startswith("4.39 for a new prompt, 4.42 for a known one")
+    (krea,) = [row for row in rows if row[0] == "Krea 2 Turbo, 8"]
+    assert krea[2].startswith("0.917 s")
+    (sana,) = [row for row in rows if row[0] == "Sana, 20"]
+    assert sana[2].startswith("0.446 s")
+    assert sana[3].startswith("[record](")
