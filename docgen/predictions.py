@@ -143,9 +143,9 @@ FLUX.1 [dev] took it 3.82 s, diffusers 4.92 s, and 3.77 s compiled. That choice 
 lie inside. CI's times are those of 2026-08-16 (RTX 5090) and of sglang 0.5.23 (H100), the slowest of five runs and
 5 % more. The cookbook's are over HTTP, and of a 4090 perhaps with a part of the model on the host; times of 2024 are of
 older PyTorch. cache-dit's times of an RTX 5090 were not found in public text, and its L20's Qwen-Image, with the model
-partly on the host, is not compared. Ideogram 4's own size is 2048 px; it is
-predicted for 1024, at which sglang's CI draws with [its file in fp8](https://github.com/sgl-project/sglang/pull/27279),
-whose weights alone are: as far as is known they are widened in each call, which a prediction for bf16 knows nothing of.
+partly on the host, is not compared. Ideogram 4's own size is 2048 px. It is
+predicted for 1024 px, at which sglang's CI draws, but in bf16, and CI takes [a file with weights in
+fp8](https://github.com/sgl-project/sglang/pull/27279).
 
 How the intervals come about:
 
@@ -174,7 +174,7 @@ def page(note: str) -> str:
         summary=summary(results),
         table="\n".join(_table(results)),
         plain=f"{sum(each.is_inside for each in of_sglang)} of its {len(of_sglang)}",
-        both=f"in {inside} of {pairs} pairs of records\nthe time on one lies inside what the other's record predicts",
+        both=f"in {inside} of {pairs} pairs\nof records the time on one lies inside what the other's record predicts",
     )
 
 
