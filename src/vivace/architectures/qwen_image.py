@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import components, family
-from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
+from vivace.architectures.entry import TAEW21_FILES, Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _publish(
     entry = Entry(
         name=name,
         licence="Apache-2.0",
-        origin=Hub(repo=f"Qwen/{repo}", download_bytes=57_700_000_000),
+        origin=Hub(repo=f"Qwen/{repo}", tiny_vae=TAEW21_FILES, download_bytes=57_700_000_000),
         pipeline=pipeline,
         num_inference_steps=steps,
         # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
