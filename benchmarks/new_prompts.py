@@ -45,6 +45,7 @@ FASTEST = {
     "ernie-image-turbo": f"fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS_OF_ALL}",
     "flux2-klein-4b": _EDITS,
     "flux2-klein-9b": _EDITS,
+    "flux2-klein-9b-kv": _EDITS,
     "flux2-dev": _EDITS,
     "flux-kontext": _EDITS,
     "qwen-image-edit-2511": "fused(fp8, attention=fp8)+cuda_graph@denoiser+gpu_postprocess",

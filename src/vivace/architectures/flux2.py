@@ -158,7 +158,7 @@ def _klein(
     )
     of_base = title.replace("] ", "] base ")
     return (
-        _publish(distilled, *networks, title, f"^(?!.*base){labels}", step_flop, is_distilled=True),
+        _publish(distilled, *networks, title, f"^(?!.*(?:base|kv)){labels}", step_flop, is_distilled=True),
         _publish(base, *networks, of_base, f"^(?=.*base){labels}", 2 * step_flop, is_distilled=False),
     )
 
@@ -175,6 +175,29 @@ _MODELS = (
         34_710_000_000,
         licence="FLUX Non-Commercial",
         gated=True,
+    ),
+    # Trained to read sources that attend to themselves alone. Steps and licence are its card's; its pipeline takes no
+    # guidance, and draws without sources, too. Its networks and bytes are taken to be klein 9B's: its files are gated,
+    # and were not checked.
+    _publish(
+        Entry(
+            name="flux2-klein-9b-kv",
+            summary="FLUX.2 [klein] 9B KV, distilled to 4 steps: keeps the keys and values of source images",
+            licence="FLUX Non-Commercial",
+            gated=True,
+            origin=_hub("klein-9b-kv", 34_710_000_000),
+            pipeline="Flux2KleinKVPipeline",
+            num_inference_steps=4,
+            guidance_scale=1.0,
+            ignores_guidance=True,
+            max_sequence_length=512,
+        ),
+        FLUX2_KLEIN_9B,
+        _QWEN3_8B,
+        "FLUX.2 [klein] 9B KV",
+        r"^(?!.*base).*klein.*9b.*kv",
+        75_514_721_075_200,
+        is_distilled=True,
     ),
     # Guidance is an input of the transformer. The card's example has 50 steps, and says that 28 are a good compromise.
     _publish(
@@ -289,7 +312,12 @@ FLUX2 = family.Family(
             last_text_state=27,
             appends_sources=True,
         ),
-        family.Pipeline("Flux2KleinKVPipeline", last_text_state=27, keeps_sources=True),
+        family.Pipeline(
+            "Flux2KleinKVPipeline",
+            last_text_state=27,
+            keeps_sources=True,
+            run_without_values=_run_without_values,
+        ),
     ),
     files=_FILES,
     original=family.OriginalNames(_NAMES),
