@@ -83,8 +83,8 @@ def test_the_count_is_that_of_the_benchmark(recipe: str) -> None:
         assert counted.attention_flop == component.attention_flop
 
 
-@pytest.mark.parametrize("model", [*MODELS, *EDITING])
-@pytest.mark.quick("sana-sprint-1600m")
+@pytest.mark.parametrize("model", [*MODELS, *EDITING, "flux2-klein-9b-kv"])
+@pytest.mark.quick("sana-sprint-1600m", "flux2-klein-9b-kv")
 def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
     opened = session(model)
     calls: list[int] = []

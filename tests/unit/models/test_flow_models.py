@@ -9,11 +9,14 @@ from tests.flow_models import MODELS, PROMPT, STEPS, draw, reference, session
 from tests.narrow import SIDE
 from vivace.architectures import ARCHITECTURES
 from vivace.errors import WorkloadError
+from vivace.evidence.lint.model_limits import flops_of
+from vivace.models.sources import example_images
 from vivace.models.synthetic import on_meta, tokenizer_for
 from vivace.recipes.resolve import resolve
 from vivace.runtime.export import _call_block
 from vivace.runtime.memory.predict import predict
 from vivace.runtime.memory.weightless import find_weightless
+from vivace.runtime.workloads import checked_request
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -104,6 +107,37 @@ def test_the_text_is_computed_in_the_first_step_alone() -> None:
     draw(opened)
     tokens = (SIDE // 16) ** 2
     assert lengths == [tokens + 15, *[tokens] * (STEPS - 1)]
+
+
+def test_klein_9b_kv_draws_with_and_without_a_source_which_is_computed_once() -> None:
+    opened = session("flux2-klein-9b-kv")
+    lengths: list[int] = []
+    opened.pipe.transformer.register_forward_pre_hook(
+        lambda _, __, kwargs: lengths.append(kwargs["hidden_states"].shape[1]), with_kwargs=True
+    )
+    plain = draw(opened)
+    edited = draw(opened, **example_images("FluxKontextPipeline", {"height": SIDE, "width": SIDE}))
+    tokens = (SIDE // 16) ** 2
+    assert lengths == [*[tokens] * STEPS, 2 * tokens, *[tokens] * (STEPS - 1)]
+    assert np.isfinite(edited).all()
+    assert np.abs(edited - plain).max() > 0.01
+    with pytest.raises(WorkloadError, match="ignores it; leave it out"):
+        checked_request("synthetic:flux2-klein-9b-kv", "baseline", guidance_scale=4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("FLUX.2 [klein] 9B KV", "flux2-klein-9b-kv"),
+        ("FLUX.2-klein-9b-kv-fp8", "flux2-klein-9b-kv"),
+        ("FLUX.2 [klein] 9B", "flux2-klein-9b"),
+        ("FLUX.2 [klein] base 9B", "flux2-klein-base-9b"),
+    ],
+)
+def test_tables_name_each_klein_of_9b(name: str, model: str) -> None:
+    found = flops_of(name)
+    assert found is not None
+    assert found.entry.name == model
 
 
 def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
