@@ -115,6 +115,13 @@ def _temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _read_once() -> None:
+    from tests.copies import read_embedded_models_once
+
+    read_embedded_models_once()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _workers_last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Share one worker process between the benches of many tests: see tests/shared_worker.py.
 
