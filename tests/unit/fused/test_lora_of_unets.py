@@ -46,7 +46,7 @@ def files(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.diagonal
-@pytest.mark.quick("*-sd")
+@pytest.mark.quick("fused(fp8*-sd")
 def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     family: str, recipe: str, files: tuple[str, str]
 ) -> None:

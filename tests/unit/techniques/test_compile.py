@@ -22,7 +22,7 @@ BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd*", "flux*")
+@pytest.mark.quick("sd", "flux")
 def test_repeated_blocks_share_their_graphs(family: str) -> None:
     made = session(family, "compile(backend=eager, blocks=repeated)")
     assert np.array_equal(draw(made), drawn(family))

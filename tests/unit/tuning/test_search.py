@@ -74,6 +74,7 @@ def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_a
     assert least_regret(recorded) < 0.005, "the rounds that a search may see name the best recipe"
 
 
+@pytest.mark.long
 def test_proposals_pass_by_other_images_too() -> None:
     """Finals draw new images here, so luck in the final could propose what the record's mean refuses."""
     figures = gate_figures(grid("tiny-sd"), 4)
