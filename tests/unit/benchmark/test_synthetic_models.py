@@ -227,6 +227,7 @@ def test_each_pipeline_is_measured(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.long
 def test_on_random_weights_a_threshold_must_be_a_fixed_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
     "tiny-flux-fuse_qkv*",
     "tiny-flux-schnell-tiny_vae*",
 )
+@pytest.mark.quick("tiny-sd-tiny_vae*", "tiny-flux-fuse*")
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")
@@ -258,6 +259,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.quick("baseline*", "cfg_cutoff*", "compile(max*")
+@pytest.mark.quick("cfg_cutoff*", "baseline*")
 def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

@@ -339,6 +339,7 @@ def test_a_cache_of_whole_steps_goes_with_it(model: str, cache: str) -> None:
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
 @pytest.mark.parametrize("model", [name for name, model in MODELS.items() if model.share or model.blocks])
 @pytest.mark.quick("*-fused(bf16)*")
+@pytest.mark.slow("krea*", "qwen-image-fused*", "flux2*")
 def test_its_memory_and_work_are_predicted(model: str, recipe: str) -> None:
     about, is_fp8 = MODELS[model], "fp8" in recipe
     smaller = {model: ARCHITECTURES[model].changed(transformer=about.changed)} if about.blocks else {}

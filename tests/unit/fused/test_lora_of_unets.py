@@ -95,6 +95,7 @@ def test_kohyas_names_and_several_at_once(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["sd"])
+@pytest.mark.long
 def test_layers_that_were_not_reserved_are_refused_by_name(family: str, files: tuple[str, str]) -> None:
     of_all, of_some = files
     hot = session(family, f"fused(fp8)+lora({of_some!r}, hot=True)")

@@ -134,6 +134,7 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
     ],
 )
 @pytest.mark.quick("sd35*", "flux2-dev*", "z-image*")
+@pytest.mark.quick("sd35*")
 def test_memory_of_a_flow_model_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
     """At full size. The model's bytes follow from the number of parameters; the peak was not measured yet."""
     predicted = predict(find_weightless(model), resolve("baseline"))

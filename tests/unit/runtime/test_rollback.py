@@ -43,6 +43,7 @@ def whole() -> np.ndarray:
         "compile(backend=eager)+attention(cudnn)",
     ],
 )
+@pytest.mark.slow("deepcache+scheduler*", "compile*")
 def test_what_can_be_put_back_is(recipe: str) -> None:
     pipe = build("sd")
     before = attributes_of(pipe)

@@ -322,6 +322,7 @@ def test_schedulers_and_guidance(recipe: str, monkeypatch: pytest.MonkeyPatch) -
     assert effect.evidence()["cuda_graphs_recorded"] == (2 if "cutoff" in recipe else 1)
 
 
+@pytest.mark.long
 def test_a_round_says_how_many_graphs_were_captured_in_timed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """With guidance for half of the steps a call has two kinds of steps; where one graph is kept, both come anew."""
     monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)

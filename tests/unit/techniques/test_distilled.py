@@ -181,6 +181,7 @@ def test_a_script_of_tiny_sds_takes_the_file_that_ships() -> None:
     assert "vivace.apply" not in text
 
 
+@pytest.mark.long
 def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
     plain, few = (
         predict(find_weightless("sd15"), resolve(text)) for text in ("baseline", "distilled(hyper, steps=2)")

@@ -104,6 +104,7 @@ def test_what_diffusers_would_ignore_or_break_on_is_refused(family: str, recipe:
 @pytest.mark.parametrize(
     "recipe", ["scheduler(euler, karras=True, spacing=leading)", "scheduler(ddim, spacing=leading)"]
 )
+@pytest.mark.quick("*karras*")
 def test_what_is_not_ignored_is_taken(recipe: str) -> None:
     plain = draw(session("sd", recipe.split(",")[0] + ")"))
     assert not np.array_equal(drawn("sd", recipe), plain)
