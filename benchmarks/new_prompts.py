@@ -1,7 +1,7 @@
 """Time prompts of lengths that were never drawn before, beside one that was, with random weights on one GPU.
 
     python -m benchmarks.new_prompts qwen-image-2.1 qwen-image-2512 z-image-turbo --limit-s 300
-    python -m benchmarks.new_prompts flux2-klein-4b --images 1               with a source image
+    python -m benchmarks.new_prompts flux2-klein-9b --images 1 --images 3    with one source image, then with three
     python -m benchmarks.new_prompts flux-kontext --recipe "fused(fp8, attention=fp8)@denoiser+cuda_graph@denoiser"
 
 A session is warmed as a server warms it, which captures graphs of each length of prompts in two steps. Then one prompt
@@ -35,14 +35,17 @@ RECORD = RESULTS / "new-prompts.jsonl"
 NUM_WORDS = (90, 5, 175, 12, 27, 115, 19, 58, 36, 140, 73, 44)
 _WORDS = ["a", "fisherman", "mends", "his", "old", "net", "by", "the", "quiet", "harbour"]
 _GRAPHS = "cuda_graph@denoiser,text_encoder+gpu_postprocess"
+_GRAPHS_OF_ALL = "cuda_graph@denoiser,text_encoder,vae+gpu_postprocess"
 _EDITS = "fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+cuda_graph@denoiser,vae+gpu_postprocess"
 FASTEST = {
     "qwen-image-2.1": f"fused(fp8, attention=fp8)+{_GRAPHS}",
     "qwen-image-2512": f"fused(fp8, attention=fp8)+{_GRAPHS}",
     "z-image-turbo": RECIPES["z-image-turbo"][4],
     "krea-2-turbo": f"fused(fp8, attention=fp8)+{_GRAPHS}",
-    "ernie-image-turbo": RECIPES["ernie-image-turbo"][1],
+    "ernie-image-turbo": f"fused(fp8, attention=fp8, convolutions=fp8)@denoiser,vae+{_GRAPHS_OF_ALL}",
     "flux2-klein-4b": _EDITS,
+    "flux2-klein-9b": _EDITS,
+    "flux2-dev": _EDITS,
     "flux-kontext": _EDITS,
     "qwen-image-edit-2511": "fused(fp8, attention=fp8)+cuda_graph@denoiser+gpu_postprocess",
     "qwen-image-edit-2509": "fused(fp8, attention=fp8)+cuda_graph@denoiser+gpu_postprocess",
@@ -52,7 +55,14 @@ FASTEST = {
 @click.command("new_prompts")
 @click.argument("names", nargs=-1, required=True, metavar="MODEL...", type=click.Choice([*FASTEST]))
 @click.option("--recipe", metavar="RECIPE", help="Instead of the fastest one.")
-@click.option("--images", type=click.IntRange(0, 4), default=0, help="Source images of each call.")
+@click.option(
+    "--images",
+    "numbers",
+    multiple=True,
+    type=click.IntRange(0, 4),
+    default=(0,),
+    help="Source images of each call.",
+)
 @click.option("--new", type=click.IntRange(1, len(NUM_WORDS)), default=len(NUM_WORDS), help="New prompts.")
 @click.option("--known", type=click.IntRange(1), default=3, help="Calls of the known prompt.")
 @click.option("--steps", type=click.IntRange(2), help="At most; else the model's own number.")
@@ -62,7 +72,7 @@ FASTEST = {
 def new_prompts(
     names: tuple[str, ...],
     recipe: str | None,
-    images: int,
+    numbers: tuple[int, ...],
     new: int,
     known: int,
     steps: int | None,
@@ -80,33 +90,40 @@ def new_prompts(
             return MEASURED_IN_PART
         own = full_length(name)
         text = resolve(recipe or FASTEST[name]).text
-        number = own if steps is None else min(own, steps)
-        row = measure(SYNTHETIC + name, text, images, number, known, NUM_WORDS[:new], device)
-        rows = read_lines(record, line, _key)
-        rows[_key(row)] = row
-        write_text(record, "".join(json.dumps(each) + "\n" for each in rows.values()))
-        click.echo(line(row))
+        num_steps = own if steps is None else min(own, steps)
+        before = time.perf_counter()
+        session = vivace.load(SYNTHETIC + name, text, device=device)
+        load_s = time.perf_counter() - before
+        session.pipe.set_progress_bar_config(disable=True)
+        for images in numbers:
+            row = {
+                "model": SYNTHETIC + name,
+                "recipe": text,
+                "images": images,
+                "steps": num_steps,
+                "load_s": load_s,
+            }
+            row |= measure(session, images, num_steps, known, NUM_WORDS[:new])
+            row["environment"] = environment(device).model_dump(mode="json")
+            rows = read_lines(record, line, _key)
+            rows[_key(row)] = row
+            write_text(record, "".join(json.dumps(each) + "\n" for each in rows.values()))
+            click.echo(line(row))
+        del session
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
     return 0
 
 
-def measure(
-    model: str, recipe: str, images: int, steps: int, known: int, words: tuple[int, ...], device: str
-) -> dict[str, Any]:
-    """Return a row of the record."""
+def measure(session: Any, images: int, steps: int, known: int, words: tuple[int, ...]) -> dict[str, Any]:
+    """Return the times of a warmed session's calls, in seconds."""
     import torch
 
-    began = time.perf_counter()
-    session = vivace.load(model, recipe, device=device)
-    loaded = time.perf_counter()
-    session.pipe.set_progress_bar_config(disable=True)
     size = {name: int(session.defaults[name]) for name in ("height", "width")}
-    sources = example_images(type(session.pipe).__name__, size)
-    if images and not sources:
-        (image,) = example_images("FluxKontextPipeline", size).values()
-        sources = {"image": [image] * images}
+    sources = example_images("FluxKontextPipeline", size) if images else {}
+    if images > 1:
+        sources = {"image": [*sources.values()] * images}
 
     def seconds(prompt: str, count: int) -> float:
         before = time.perf_counter()
@@ -118,22 +135,20 @@ def measure(
         )
         return time.perf_counter() - before
 
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
     for prompt in (_prompt(10), *session.prompts_to_warm):
         seconds(prompt, 2)
-    warmed = time.perf_counter()
+    warm_s = time.perf_counter() - began
     seconds(_prompt(10), steps)
     return {
-        "model": model,
-        "recipe": recipe,
-        "images": images if not sources else max(1, images),
-        "steps": steps,
-        "load_s": loaded - began,
-        "warm_s": warmed - loaded,
+        "warm_s": warm_s,
         "known_s": [seconds(_prompt(10), steps) for _ in range(known)],
         "words": list(words),
         "new_s": [seconds(_prompt(number), steps) for number in words],
         "graphs": session.evidence().get("cuda_graphs_recorded", 0),
-        "environment": environment(device).model_dump(mode="json"),
+        "peak_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
     }
 
 

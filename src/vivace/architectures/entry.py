@@ -77,6 +77,7 @@ class Entry(Spec):
     """How a model's publishers intend it to be run. This defines `baseline`.
 
     size_multiple: of height and width, in pixels.
+    max_size: of height and width, in pixels: what a model computes at all; images may be worse long before.
     cuda_dtype: the precision on a GPU; CPUs run fp32.
     scheduler: replaces the repository's scheduler; None keeps it.
     clip_skip: number of CLIP layers to skip, as diffusers counts them: 0 is the pipeline's default layer, which for
@@ -97,7 +98,7 @@ class Entry(Spec):
     height: int = 1024
     width: int = 1024
     size_multiple: int = 16
-    max_size: int = 2048
+    max_size: int = 4096
     num_inference_steps: int
     guidance_scale: float
     cuda_dtype: Literal["fp16", "bf16", "fp32"] = "bf16"

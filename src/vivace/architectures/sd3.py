@@ -127,6 +127,7 @@ _MODELS = (
         download_bytes=27_440_000_000,
         num_inference_steps=28,
         guidance_scale=3.5,
+        max_size=3072,  # its table of positions ends there
     ),
     # The card's example has 40 steps and guidance 4.5; not checked.
     _publish(

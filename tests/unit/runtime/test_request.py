@@ -42,3 +42,11 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(error, match=words):
         checked_request("tiny-sd", recipe, **fields)
+
+
+@pytest.mark.parametrize(("model", "largest"), [("flux-dev", 4096), ("sdxl", 4096), ("sd35-large", 3072)])
+def test_four_k_is_drawn_where_positions_reach_that_far(model: str, largest: int) -> None:
+    size = {"height": largest, "width": largest}
+    assert checked_request(f"synthetic:{model}", "baseline", **size).workload.height == largest
+    with pytest.raises(WorkloadError, match=f"up to {largest} pixels"):
+        checked_request(f"synthetic:{model}", "baseline", height=largest + 64)
