@@ -207,8 +207,8 @@ def test_a_guidance_scale_that_changes_nothing_is_refused(name: str, says: str) 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick("z-image-turbo")
 @pytest.mark.exhaustive("sd35*", "flux2-*", "sana-*")
+@pytest.mark.long
 def test_each_pipeline_is_measured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

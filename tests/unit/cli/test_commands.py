@@ -58,10 +58,14 @@ def test_help_is_fast_and_imports_no_torch(tmp_path: Path) -> None:
         assert command in text
 
 
-def test_generate_writes_the_same_bytes_with_metadata(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [vivace, run_process], ids=["here", "in a process"])
+@pytest.mark.quick("here")
+def test_generate_writes_the_same_bytes_with_metadata(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     command = ["generate", "A red circle, \u00fcber & <b>"]
     command += ["--recipe", "steps:1+tiny_vae", "--seed", "5", "--num-images", "2"]
-    first = run_process(tmp_path, *command, "--out", "a").stdout.split()
+    first = run(tmp_path, *command, "--out", "a").stdout.split()
     assert first == ["a/a-red-circle-uber-b-5.png", "a/a-red-circle-uber-b-6.png"]
     second = vivace(tmp_path, *command, "--out", "b").stdout.split()
     for first_name, other in zip(first, second, strict=True):

@@ -181,7 +181,6 @@ def test_every_catalogue_model_is_of_a_family() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.quick("flux2-dev", "krea*")
 @pytest.mark.quick("krea*")
 def test_its_prompts_are_encoded_ahead(model: str) -> None:
     from vivace.runtime.calls import encode

@@ -235,7 +235,6 @@ def test_playground_keeps_its_scheduler_and_its_latents_statistics(served: Hub) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("sd15*", "flux-dev*")
 @pytest.mark.quick("sd15")
 def test_a_script_of_a_catalogue_model_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

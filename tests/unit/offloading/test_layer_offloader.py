@@ -60,7 +60,6 @@ def onloaded(on_host: dict[Any, int]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd*", "flux*")
 @pytest.mark.quick("sd", "flux")
 def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     pipe = build(family)
@@ -111,7 +110,6 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
 @pytest.mark.diagonal
-@pytest.mark.quick("callback*", "vae*")
 @pytest.mark.quick("vae-*")
 def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) -> None:
     pipe = upcasting()

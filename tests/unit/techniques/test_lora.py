@@ -156,7 +156,6 @@ def test_a_captured_step_sees_the_exchange(loras: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8_weight", "nf4"])
-@pytest.mark.quick("nf4", "int8")
 @pytest.mark.quick("nf4")
 def test_it_is_beside_what_a_scheme_stores(scheme: str, loras: dict[str, str]) -> None:
     """W is quantised without the LoRA, and B A is not quantised: at scale 0 the quantised model is as it was."""

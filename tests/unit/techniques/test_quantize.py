@@ -79,7 +79,6 @@ def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.diagonal
-@pytest.mark.quick("bf16-int8", "bf16-fp8")
 @pytest.mark.quick("bf16-int8")
 def test_whatever_the_precision(dtype: str, scheme: str) -> None:
     if dtype == "fp16":
@@ -99,7 +98,6 @@ def test_whatever_the_precision(dtype: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
-@pytest.mark.quick("int8", "fp8", "nf4")
 @pytest.mark.quick("fp8")
 def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
     """SDXL takes zeros for the embeddings of an empty negative prompt."""
