@@ -27,7 +27,7 @@ CHOSEN = dict(
 
 
 def _marks(number: int, position: int) -> object:
-    if number % EVERY == 4 * position and "static" not in RECIPES[number][1]:  # it calibrates for seconds
+    if number % EVERY == 4 * position:
         return ()
     return pytest.mark.long if number % len(MODELS) == position else pytest.mark.soak
 

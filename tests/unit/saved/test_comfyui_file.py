@@ -117,7 +117,6 @@ def test_fp8_matmuls_are_left_to_comfyui(tmp_path: Path) -> None:
     assert all(name.startswith(PREFIX) for name in load_file(file.path) if name != "v_pred")
 
 
-@pytest.mark.long
 def test_calibrated_scales_of_inputs_are_written_and_are_those_of_the_recipe(tmp_path: Path) -> None:
     recipe = "quantize(fp8_static, pictures=1)"
     file = written("tiny-flux", recipe, tmp_path / "flux.safetensors")
