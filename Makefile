@@ -27,7 +27,7 @@ test-long: $(READY)
 # Our kernels under Triton's interpreter and compiler. Triton is in a folder of its own, since PyTorch's packages for
 # CPUs come without it, and behave differently with it.
 test-kernels: .venv/.triton
-	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -n 2 -m long tests/unit/kernels
+	PYTHONPATH=.venv/triton $(BIN)/python -m pytest -n 2 -m long tests/unit/kernels tests/benchmarks/test_sparse_attention.py
 
 # The server on a Ray cluster of two nodes; `make test-long` has it, too.
 test-ray: $(READY)

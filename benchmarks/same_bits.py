@@ -1,6 +1,7 @@
 """Draw equal calls again and again on one GPU, and count the images that differ.
 
     python -m benchmarks.same_bits --record results/same-bits.jsonl
+    python -m benchmarks.same_bits --case synthetic:z-image-turbo "fused(fp8)" --side 512 --calls 200 --steps 1
 
 Each recipe draws in a process of its own, all at the same time: where several processes take turns on a GPU, kernels
 are interrupted anywhere, which shows a race that a GPU of one's own hides for thousands of calls. Four prompts take
@@ -38,20 +39,21 @@ PROMPTS = ("a blue circle", "a yellow star", "a red square", "a green star")
 
 
 def draw_equal_calls(
-    model: str, recipe: str, calls: int, steps: int, until: float, device: str
+    model: str, recipe: str, calls: int, steps: int, side: int | None, until: float, device: str
 ) -> dict[str, Any]:
     """Draw in this process, until all calls are done or `time.time()` reaches `until`; return the counts."""
     import numpy as np
     import torch
 
     session = vivace.load(model, recipe, device=device)
+    size: dict[str, Any] = {} if side is None else {"height": side, "width": side}
     hashes = [collections.Counter[str]() for _ in PROMPTS]
     first: dict[int, Any] = {}
     largest = num_drawn = 0
     while num_drawn < calls and time.time() < until:
         index = num_drawn % len(PROMPTS)
         generator = torch.Generator("cpu").manual_seed(3 + index)
-        image = session(PROMPTS[index], num_inference_steps=steps, generator=generator).images[0]
+        image = session(PROMPTS[index], num_inference_steps=steps, generator=generator, **size).images[0]
         pixels = np.asarray(image).astype(np.int16)
         hashes[index][hashlib.sha256(pixels.tobytes()).hexdigest()] += 1
         largest = max(largest, int(np.abs(pixels - first.setdefault(index, pixels)).max()))
@@ -60,6 +62,7 @@ def draw_equal_calls(
         "model": model,
         "recipe": recipe,
         "steps": steps,
+        **({} if side is None else {"side": side}),
         "calls": num_drawn,
         "distinct": [len(counts) for counts in hashes],
         "odd_calls": sum(counts.total() - max(counts.values(), default=0) for counts in hashes),
@@ -68,7 +71,12 @@ def draw_equal_calls(
 
 
 def draw_side_by_side(
-    cases: tuple[tuple[str, str], ...], calls: int, steps: int, limit_s: float, device: str = "cuda"
+    cases: tuple[tuple[str, str], ...],
+    calls: int,
+    steps: int,
+    limit_s: float,
+    device: str = "cuda",
+    side: int | None = None,
 ) -> list[dict[str, Any]]:
     """Draw all cases at the same time on one GPU, each in a process; return a row for each.
 
@@ -92,6 +100,7 @@ def draw_side_by_side(
                 str(until),
                 "--device",
                 device,
+                *(() if side is None else ("--side", str(side))),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -114,7 +123,10 @@ def draw_side_by_side(
 @click.option("--limit-s", default=1200.0, show_default=True, help="End after so many seconds.")
 @click.option("--record", type=click.Path(path_type=Path), help="Write the rows here.")
 @click.option("--device", default="cuda", show_default=True)
-@click.option("--case", nargs=2, hidden=True)
+@click.option(
+    "--case", "cases", nargs=2, multiple=True, metavar="MODEL RECIPE", help="Instead of CASES; repeatable."
+)
+@click.option("--side", type=click.IntRange(64, 8192), help="Pixels of a square; else the model's own size.")
 @click.option("--until", type=float, hidden=True)
 def main(
     calls: int,
@@ -122,14 +134,16 @@ def main(
     limit_s: float,
     record: Path | None,
     device: str,
-    case: tuple[str, str] | None,
+    cases: tuple[tuple[str, str], ...],
+    side: int | None,
     until: float | None,
 ) -> int:
     """Draw equal calls by several processes on one GPU, and count the images that differ."""
-    if case is not None and until is not None:
-        click.echo(json.dumps(draw_equal_calls(*case, calls, steps, until, device)))
+    if until is not None:
+        ((model, recipe),) = cases
+        click.echo(json.dumps(draw_equal_calls(model, recipe, calls, steps, side, until, device)))
         return 0
-    rows = draw_side_by_side(CASES, calls, steps, limit_s, device)
+    rows = draw_side_by_side(cases or CASES, calls, steps, limit_s, device, side)
     head = environment(device).model_dump(mode="json")
     for row in rows:
         click.echo(json.dumps(row))

@@ -22,6 +22,7 @@ from vivace.report.rows import rows_of
 H200 = "H200"
 _NEW_PROMPTS = "new-prompts.jsonl"
 FILES = (
+    "every-model.json",
     "flux-fused-*.json",
     "fused-model-*.json",
     "fused-*-cards.json",
@@ -82,10 +83,8 @@ TARGETS = (
         "4.48 (sglang's cookbook, bf16 eager over HTTP, one H200)",
         2.2,
         missed="the GPU is busy for 2.6 s of a call, at 1,515 MHz and the power cap; 58 ms a step, 2.3 s in all, were "
-        "predicted ([operations](today.md#what-the-operations-predict)). A new length of a prompt took another 0.6 s "
-        "in that record; it is 2.61 s now, and 2.62 for a new length ([record](today.md)). Where the 2.6 s are has no "
-        "profile yet: `vivace profile --model synthetic:qwen-image-2.1 --recipe 'fused(fp8, attention=fp8)' --steps "
-        "40`",
+        "predicted ([operations](today.md#what-the-operations-predict)). Where the 2.6 s are has no profile yet: "
+        "`vivace profile --model synthetic:qwen-image-2.1 --recipe 'fused(fp8, attention=fp8)' --steps 40`",
     ),
     Target(
         "Qwen-Image 2512, CFG 4",
@@ -94,9 +93,6 @@ TARGETS = (
         "10.6",
         "12.05 (sglang, Qwen-Image, one H200), 7.87 (two)",
         7.5,
-        missed="the record's prompts have new lengths, which cost 2 s then. Since lengths share plans and graphs it "
-        "takes 7.11 s, and 7.14 for a new length ([record](today.md)), with no baseline beside it yet. On two GPUs "
-        "(asked: 4.2 s) there is no record",
     ),
     Target(
         "FLUX.2 [dev]",
@@ -160,7 +156,7 @@ class Line:
         asked: of an H200, in words.
         model, steps, height: of the record, the last 0 for the model's own; "" without any.
         prompts: the source images of the record of new prompts; None: the record is one of a known prompt.
-        stands: what stands in the way, or where more is said, in words with links.
+        stands: what stands in the way, or where more is said, in words with links; `lacks` while there is no record.
         seconds: stands in place of a time, without a record.
     """
 
@@ -171,6 +167,7 @@ class Line:
     height: int = 0
     prompts: int | None = None
     stands: str = ""
+    lacks: str = ""
     seconds: str = "not measured"
 
 
@@ -181,15 +178,15 @@ _SIZES = (("SDXL", "sdxl", 50), ("FLUX.1 [dev]", "flux-dev", 28), ("FLUX.2 [klei
 LINES = (
     Line("edit, FLUX.2 [klein] 4B, 4, one image", "a record", "flux2-klein-4b", 4, prompts=1),
     Line("edit, FLUX.1 Kontext, 28, one image", "a record", "flux-kontext", 28, prompts=1),
-    Line("edit, FLUX.2 [klein] 9B, 4, one to three images", "a record", stands=_NO_CARD),
-    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", stands=_NO_CARD),
-    Line(
-        "edit, Qwen-Image-Edit-2511, 40",
-        "11 s (sglang, H100: 23.0)",
-        stands="its fused form is captured in a graph since, and no card could be had",
+    *(
+        Line(f"edit, FLUX.2 [klein] 9B, 4, {words}", "a record", "flux2-klein-9b", 4, prompts=number, lacks=_NO_CARD)
+        for number, words in enumerate(("one image", "two images", "three images"), 1)
     ),
-    Line("edit, Qwen-Image-Edit-2509, 40", "a record", stands=_NO_CARD),
-    Line("edit, Qwen-Image 2.1, 40", "a record", stands=_NO_CARD),
+    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", "flux2-dev", 50, prompts=1, lacks=_NO_CARD),
+    Line("edit, Qwen-Image-Edit-2511, 40", "11 s (sglang, H100: 23.0)", "qwen-image-edit-2511", 40, prompts=1,
+         lacks=_NO_CARD),
+    Line("edit, Qwen-Image-Edit-2509, 40", "a record", "qwen-image-edit-2509", 40, prompts=1, lacks=_NO_CARD),
+    Line("edit, Qwen-Image 2.1, 40", "a record", "qwen-image-2.1", 40, prompts=1, lacks=_NO_CARD),
     Line(
         "cached references (`reference_cache`, klein 9B KV)",
         "half of an edit's time",
@@ -198,11 +195,11 @@ LINES = (
     Line("new prompt, Z-Image-Turbo, 9", "at most 3 % over a known one", "z-image-turbo", 9, prompts=0),
     Line("new prompt, Qwen-Image 2.1, 40", "at most 3 %", "qwen-image-2.1", 40, prompts=0),
     Line("new prompt, Qwen-Image 2512, 50", "at most 3 %", "qwen-image-2512", 50, prompts=0),
-    Line("new prompt, ERNIE-Image-Turbo, 8", "at most 3 %", "ernie-image-turbo", 8, prompts=0,
-         stands="its median is of four new prompts; why they cost more has no profile"),
-    Line("new prompt, Krea 2", "at most 3 %", stands="it was not measured again since lengths share plans"),
+    Line("new prompt, ERNIE-Image-Turbo, 8", "at most 3 %", "ernie-image-turbo", 8, prompts=0),
+    Line("new prompt, Krea 2 Turbo, 8", "at most 3 %", "krea-2-turbo", 8, prompts=0, lacks=_NO_CARD),
     Line("Krea 2 Turbo, 8", "a record (sglang, H200: 1.56 s)", "krea-2-turbo", 8),
-    Line("Krea 2 Raw, 28", "a record", "krea-2-raw", 28),
+    Line("Krea 2 Raw, 28", "a record", "krea-2-raw", 28,
+         stands="of prompts that each had a new length, which costs less since"),
     Line("SD 3.5 Large, 28", "a record", "sd35-large", 28),
     Line("SD 3.5 Medium, 40", "a record", "sd35-medium", 40),
     Line("Sana, 20", "a record", "sana-1600m", 20, stands=_NO_FORM),
@@ -212,11 +209,11 @@ LINES = (
     Line("SDXL Hyper, 4", "a record", "hyper-sdxl-4step", 4),
     Line("Qwen-Image 2512, 50, on two GPUs", "4.2 s", stands="two cards could not be had"),
     Line("profile of Qwen-Image 2.1", "a record", stands="the command is above"),
-    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published", stands="none is in the catalogue",
-         seconds="-"),
+    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published",
+         stands="TAEF2, TAEW2.1 and TAEQI2.1 are in the catalogue"),
     *(
         Line(f"{name}, {steps}, {size} px", "a record", model, steps, size,
-             stands="" if size <= 2048 else "the sweep ends at 2048 px")
+             lacks="`python -m benchmarks.throughput` measures it")
         for name, model, steps in _SIZES
         for size in (1024, 1536, 2048, 3072, 4096)
     ),
@@ -258,11 +255,20 @@ def fastest_of(target: Target, results: Path) -> list[Timed]:
 
 
 def _candidates(target: Target, results: Path) -> Iterator[Timed]:
+    own = CATALOGUE[target.model].height
+    height = target.height or own
+    for case in _new_prompts(results) if height == own else ():
+        is_of = (case["model"], case["steps"]) == (f"{SYNTHETIC}{target.model}", target.steps)
+        if is_of and not case["images"] and _counts(case["recipe"], target):
+            known = case["known_s"]
+            ends = (min(known), max(known)) if len(known) > 2 else (None, None)
+            latency = Interval(statistics.median(known), *ends)
+            card = case["environment"]["device_name"].removeprefix("NVIDIA ")
+            yield Timed(card, case["recipe"], latency, None, _NEW_PROMPTS)
     for path in sorted({path for pattern in FILES for path in results.glob(pattern)}):
         for record in read_records(path):
             workload = record.trial.workload
             is_of = record.trial.model.name == f"{SYNTHETIC}{target.model}"
-            height = target.height or CATALOGUE[target.model].height
             if not is_of or workload.batch != 1:
                 continue
             if (workload.num_inference_steps, workload.height) != (target.steps, height):
@@ -273,6 +279,12 @@ def _candidates(target: Target, results: Path) -> Iterator[Timed]:
             card = record.environment.device_name.removeprefix("NVIDIA ")
             peak = None if row.memory is None else row.memory.peak_bytes
             yield Timed(card, row.recipe, row.latency.median, peak, path.name)
+
+
+def _new_prompts(results: Path) -> list[dict[str, Any]]:
+    """Return the rows of prompts of a known and of new lengths; of a known one the calls are as in other records."""
+    path = results / _NEW_PROMPTS
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _counts(text: str, target: Target) -> bool:
@@ -294,7 +306,9 @@ fused model is as fast as was hoped.
 
 {table}
 
-Intervals are those of 95 %. Prompts of FLUX.1's records are encoded before the call, which takes 25 ms. Published
+Intervals are those of 95 %. In the [record of new prompts]({prompts}) they are from the shortest to the longest call of
+the prompt that is known, in one process, and of two calls there is none. The wide ones are of older records, whose
+prompts each had a new length. Prompts of FLUX.1's records are encoded before the call, which takes 25 ms. Published
 figures are their authors'; those of FLUX.1 and SDXL, and the times before, were measured here with random weights.
 
 ## Why they are missed
@@ -325,6 +339,7 @@ def page(note: str, results: Path) -> str:
     timed = {target.name: fastest_of(target, results) for target in TARGETS}
     return _TEXT.format(
         note=note,
+        prompts=f"../../results/{_NEW_PROMPTS}",
         table="\n".join(_table(timed)),
         missed="\n".join(_missed(timed)),
         lines="\n".join(_lines(results)),
@@ -383,24 +398,27 @@ def _missed(timed: Mapping[str, Sequence[Timed]]) -> Iterator[str]:
 
 
 def _lines(results: Path) -> list[str]:
-    text = (results / _NEW_PROMPTS).read_text(encoding="utf-8")
-    prompts = [json.loads(line) for line in text.splitlines()]
-    rows = []
+    prompts, rows = _new_prompts(results), []
     for line in LINES:
         seconds, record = _measured(line, results, prompts)
-        rows.append([line.what, line.asked, seconds, record, line.stands or "-"])
+        stands = line.stands or (line.lacks if record == "-" else "")
+        rows.append([line.what, line.asked, seconds, record, stands or "-"])
     return markdown_lines(("line", "asked", "s/image", "record", "what stands in the way"), rows)
 
 
 def _measured(line: Line, results: Path, prompts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return a line's time, in words, and its record; that it has none."""
     if line.prompts is not None:
-        for case in prompts:
-            is_of = (case["model"], case["steps"]) == (f"{SYNTHETIC}{line.model}", line.steps)
-            if is_of and case["images"] == line.prompts:
-                known, new = (statistics.median(case[key]) for key in ("known_s", "new_s"))
-                over = f"{new:.3g} for a new prompt, {known:.3g} for a known one ({new / known:.3f}x)"
-                return over, f"[record](../../results/{_NEW_PROMPTS})"
+        times = [
+            [statistics.median(case[key]) for key in ("new_s", "known_s")]
+            for case in prompts
+            if (case["model"], case["steps"]) == (f"{SYNTHETIC}{line.model}", line.steps)
+            and case["images"] == line.prompts
+        ]
+        if times:
+            new, known = min(times)
+            over = f"{new:.3g} for a new prompt, {known:.3g} for a known one ({new / known:.3f}x)"
+            return over, f"[record](../../results/{_NEW_PROMPTS})"
     elif line.model:
         target = Target(line.what, line.model, line.steps, "", "", 0.0, height=line.height)
         for timed in fastest_of(target, results):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from benchmarks import call_profiles
 from benchmarks.technique_records import read_records
 from benchmarks.throughput import FASTEST
 from vivace.answers.formatting import size
@@ -20,6 +22,17 @@ HEADINGS = (
     "J an image",
     "peak",
     "record",
+)
+PROFILE_HEADINGS = (
+    "model, steps",
+    "size",
+    "sources",
+    "a call",
+    "attention",
+    "matmuls",
+    "convolutions",
+    "other",
+    "VAE",
 )
 LARGE_HEADINGS = ("model, steps", "card", "size", "s/image", "J an image", "peak")
 _TEXT = """{note}
@@ -48,7 +61,14 @@ One image a call, squares, the models' own steps and guidance ([record](../../re
 {large}
 
 Four times the pixels take {least:.1f} to {most:.1f} times as long at 2048 px: attention grows with the square of the
-tokens. `vivace bench` refuses squares above 2048 px: these models were not trained on them.
+tokens. Squares up to 4096 px are drawn where a model's positions reach that far; most models were not trained on them.
+
+## Where the time is
+
+Kernels of one call on an H200 by their kind, seconds ([record](../../results/call-profiles.jsonl), `python -m
+benchmarks.call_profiles`); the VAE's are counted in the kinds, too:
+
+{profiles}
 
 ## What limits it
 
@@ -67,6 +87,9 @@ def page(note: str, results: Path) -> str:
     order = list(FASTEST)
     cells.sort(key=lambda row: (order.index(row[0].split(",")[0]), row[1], int(row[2])))
     large = [row for path in sorted(results.glob("large-images-*.json")) for row in rows_of_each(path)]
+    large.sort(
+        key=lambda row: (order.index(row.model.removeprefix(SYNTHETIC)), row.record.trial.workload.height)
+    )
     times_s = {
         (row.model, row.record.trial.workload.height): row.latency.median.point
         for row in large
@@ -82,9 +105,29 @@ def page(note: str, results: Path) -> str:
         most=max(growth, default=0.0),
         note=note,
         large="\n".join(markdown_lines(LARGE_HEADINGS, [_large_cells(row) for row in large])),
+        profiles="\n".join(markdown_lines(PROFILE_HEADINGS, _profiles(results / call_profiles.RECORD.name))),
         table="\n".join(markdown_lines(HEADINGS, cells)),
         recipes="\n".join(f"- {name}: `{recipes[name]}`" for name in order if name in recipes),
     )
+
+
+def _profiles(path: Path) -> list[list[str]]:
+    rows = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        row = json.loads(text)
+        kinds, whole = row["kinds_s"], sum(row["kinds_s"].values())
+        shown = [kinds.get(name, 0.0) for name in ("attention", "GEMM", "convolution")]
+        rows.append(
+            [
+                f"{row['model'].removeprefix(SYNTHETIC)}, {row['steps']}",
+                f"{row['width']}x{row['height']}",
+                str(row["images"] or "-"),
+                f"{row['call_s']:.3g}",
+                *(f"{each:.3g} ({each / whole:.0%})" for each in [*shown, whole - sum(shown)]),
+                f"{row['components_s'].get('vae', 0.0):.3g}",
+            ]
+        )
+    return rows
 
 
 def _large_cells(row: Row) -> list[str]:

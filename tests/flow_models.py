@@ -45,6 +45,7 @@ STEPS = 4
 WORDS = {
     "Flux2Pipeline": 96,
     "Flux2KleinPipeline": 96,
+    "Flux2KleinKVPipeline": 96,
     "Krea2Pipeline": 96,
     "Ideogram4Pipeline": 96,
     "FluxKontextPipeline": 96,

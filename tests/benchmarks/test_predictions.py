@@ -38,5 +38,17 @@ def test_a_prediction_does_not_know_the_card(figure: Published) -> None:
     assert twice.predicted.point == pytest.approx(2 * answer.predicted.point)
 
 
+def test_a_time_is_predicted_for_the_size_that_was_published() -> None:
+    ideogram = FIGURES[-1]
+    own = scored(replace(ideogram, plan="")).predicted
+    assert scored(ideogram).predicted.point < 0.5 * own.point, "1024 px instead of 2048"
+
+
+def test_one_cards_records_hold_for_its_sibling() -> None:
+    inside, pairs = predictions.between_cards()
+    assert pairs > 100
+    assert inside / pairs > 0.95
+
+
 def test_every_figure_has_a_source() -> None:
     assert all("](https://" in figure.source for figure in FIGURES)

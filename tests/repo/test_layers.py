@@ -22,6 +22,7 @@ LAYERS = {
     "foundation.processes": 2,
     "machinery.kernels": 2,
     "machinery.samplers": 2,
+    "machinery.tiny_vaes": 2,
     "models": 3,
     "measure": 3,
     "machinery.attention_backends": 3,
@@ -67,6 +68,7 @@ LATE_ROOMS = (
     "machinery.multi_gpu",
     "machinery.compilation",
     "machinery.attention_backends",
+    "machinery.tiny_vaes",
 )
 """Triton's kernels are compiled from a module's own names, and torch's operators and modules and diffusers' blocks are
 made where a module is read; files of these rooms that do so are imported where they are used."""

@@ -107,6 +107,7 @@ class Fact:
     Attributes:
         request: a command line or request that shows it, which a page folds.
         is_command: whether the value is a command line; `is_whole` if it is never broken into several.
+        where_short: what follows the value where details are left out.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Fact:
     is_command: bool = False
     is_whole: bool = False
     is_detail: bool = False
+    where_short: str = ""
 
     @property
     def line(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vivace.answers.answer import Answer, Block, Fact, Facts, Look, Section, Table
@@ -49,6 +50,8 @@ def lines_of(answer: Answer, width: int, details: bool) -> Iterator[Line]:
         yield from ((line, "strong") for line, _ in _paragraph(answer.headline, width))
     facts = () if answer.facts is None else answer.facts.facts
     shown = [fact for fact in (*facts, *answer.commands) if details or not fact.is_detail]
+    if not details:
+        shown = [replace(fact, value=fact.value + fact.where_short) for fact in shown]
     if shown:
         yield "", ""
         yield from _facts(shown, width)

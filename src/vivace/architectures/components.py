@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vivace.architectures.entry import Entry
+from vivace.architectures.entry import Entry, StoredPart
 from vivace.foundation.spec.base import Spec
 
-Library = Literal["diffusers", "transformers"]
+Library = Literal["diffusers", "transformers", "vivace.machinery.tiny_vaes"]
 
 
 class ComponentConfig(Spec):
-    """A class of diffusers or transformers and its constructor arguments (lists, since JSON has no tuples)."""
+    """A network's class, its library, and its constructor arguments (lists, since JSON has no tuples)."""
 
     library: Library
     class_name: str
@@ -29,7 +29,7 @@ class ComponentConfig(Spec):
 
 
 class Architecture(Spec):
-    """A whole pipeline without its weights, of a native size in pixels; without a `tiny_vae` diffusers has none.
+    """A whole pipeline without its weights, of a native size in pixels; without a `tiny_vae` none is known.
 
     `components` and further `arguments` are those of the pipeline's constructor; `text_lengths` is the number of tokens
     per prompt for each text encoder.
@@ -55,7 +55,12 @@ class Architecture(Spec):
         tiny_vae: ComponentConfig | None = None,
         **arguments: Any,
     ) -> Architecture:
-        """Return the architecture of a model of the catalogue, whose name, pipeline and size it has."""
+        """Return the architecture of a model of the catalogue, whose name, pipeline and size it has. A tiny VAE of
+        vivace's own class is named by the entry's files of it."""
+        stored = entry.origin.tiny_vae
+        if isinstance(stored, StoredPart) and stored.class_name is not None:
+            kind = stored.class_name
+            tiny_vae = ComponentConfig(library="vivace.machinery.tiny_vaes", class_name=kind, config={})
         return cls(
             name=entry.name,
             pipeline=entry.pipeline,

@@ -11,11 +11,13 @@ from vivace.foundation.spec.base import Spec
 
 class StoredPart(Spec):
     """Files of a Hugging Face hub repository at a commit: as a component, a folder's (config.json and weights), or one
-    .safetensors file that takes its configuration from the pipeline."""
+    .safetensors file that takes its configuration from the pipeline, or is of a `class_name` of
+    `vivace.machinery.tiny_vaes`."""
 
     repo: str
     revision: str
     files: tuple[str, ...] = Field(min_length=1)
+    class_name: str | None = None
 
 
 class Embedded(Spec):
@@ -143,4 +145,18 @@ def embedded_entry(**own: Any) -> Entry:
 VAE_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 TAEF1_FILES = StoredPart(
     repo="madebyollin/taef1", revision="b1b2d00e9e440cfbf3dedb34266864da86016ceb", files=VAE_FILES
+)
+TAEF2_FILES = StoredPart(
+    repo="madebyollin/taef2",
+    revision="bd244ebfe4398c84fbf312a2f1c868c676b500e3",
+    files=("taef2.safetensors",),
+    class_name="AutoencoderTinyFlux2",
+)
+# Published in github.com/madebyollin/taehv alone. This copy is the same file, by its SHA-256 in IonDen/mlx-taef; most
+# of the values in Kijai/WanVideo_comfy's are others.
+TAEW21_FILES = StoredPart(
+    repo="ionden/taew2.1",
+    revision="2ac5ae1c3291a8607a2d6c423b9a0337cef45f2b",
+    files=("taew2_1.safetensors",),
+    class_name="AutoencoderTinyQwenImage",
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from vivace.architectures import family
 from vivace.architectures.components import FLOW, Architecture, of_diffusers, of_transformers, rope
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import TAEF2_FILES, Entry, Hub
 from vivace.architectures.flux2 import FLUX2_VAE
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, SINUSOID
 
@@ -109,7 +109,12 @@ def _publish(
         name=name,
         licence="Apache-2.0",
         # Without the language model that rewrites prompts, 3 B parameters more; a benchmark's prompt is meant as it is.
-        origin=Hub(repo=f"baidu/{repo}", without=("pe", "pe_tokenizer"), download_bytes=24_000_000_000),
+        origin=Hub(
+            repo=f"baidu/{repo}",
+            without=("pe", "pe_tokenizer"),
+            tiny_vae=TAEF2_FILES,
+            download_bytes=24_000_000_000,
+        ),
         pipeline="ErnieImagePipeline",
         **own,
     )

@@ -107,6 +107,25 @@ class Blocks:
 
 
 @dataclass(frozen=True)
+class SourceTokens:
+    """The tokens of source images, which a denoiser gets behind the noisy image's own.
+
+    Attributes:
+        without: the named arguments of its call without the last so many tokens.
+        prepare: changes a denoiser so that it takes those.
+    """
+
+    without: Callable[[dict[str, Any], int], dict[str, Any]]
+    prepare: Callable[[Any], None] = lambda _: None
+
+
+def without_last_ids(call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the arguments of a denoiser whose tokens' positions are `img_ids` without the last tokens."""
+    names = ("hidden_states", "img_ids")
+    return call | {name: call[name][..., :-number, :] for name in names}
+
+
+@dataclass(frozen=True)
 class PublishedFit:
     """What a step cache needs of a model, as it is published: TeaCache's coefficients from the highest power down, or
     MagCache's ratios, the model that they were measured on, and the configuration of the denoisers they are for."""
@@ -140,6 +159,8 @@ class Pipeline:
         packages: packages beside diffusers that its parts import when they are read from files.
         one_a_call: whether a call takes one prompt alone.
         most_images: that it edits as one: as many as its models were trained for.
+        appends_sources: whether it gives the denoiser source images as tokens behind the noisy image's.
+        keeps_sources: whether it gives them in the first step alone, and the denoiser keeps what it makes of them.
         rounds_steps_down: whether the share of the steps that `strength` asks for is rounded down.
         run_without_values: replaces, on a pipeline on the meta device, what reads values of tensors; for an image of
             this height and width in pixels.
@@ -154,6 +175,8 @@ class Pipeline:
     packages: tuple[str, ...] = ()
     one_a_call: bool = False
     most_images: int = 1
+    appends_sources: bool = False
+    keeps_sources: bool = False
     rounds_steps_down: bool = False
     run_without_values: Callable[[Any, int, int], None] | None = None
 
@@ -349,6 +372,7 @@ class Family:
         random_weights: for its denoiser and what else no other family has, by class.
         is_transformer: whether the denoiser is one; otherwise it is a UNet.
         blocks: None where steps cannot skip them: a UNet's are no chain.
+        sources: tokens of source images; None where its denoiser gets none, or keeps them itself.
         doubled: how guidance doubles the batch; None if it does not.
         cells: latent cells on a side of a token, by the denoiser.
         side_in_tokens: images are so many tokens, or a multiple of that, wide and high.
@@ -378,6 +402,7 @@ class Family:
     random_weights: Mapping[str, RandomWeights] = field(default_factory=dict)
     is_transformer: bool = True
     blocks: Blocks | None = None
+    sources: SourceTokens | None = None
     doubled: BatchDoubling | None = None
     cells: Callable[[Any], int] = lambda _: 2
     side_in_tokens: int = 1

@@ -367,6 +367,7 @@ FLUX = family.Family(
             "FluxKontextPipeline",
             tasks={"edit": "FluxKontextPipeline"},
             max_text_length=512,
+            appends_sources=True,
         ),
     ),
     files=_FILES,
@@ -389,6 +390,7 @@ FLUX = family.Family(
         grid=family.grid_of_ids,
         added_between=("controlnet_block_samples", "controlnet_single_block_samples"),
     ),
+    sources=family.SourceTokens(family.without_last_ids),
     cache_fits={
         "magcache": family.PublishedFit(
             _ratios, "FLUX.1 [dev]", "published for FLUX.1 (diffusers)", _DEV_CONFIG

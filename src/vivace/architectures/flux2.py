@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from vivace.architectures import components, family
-from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
+from vivace.architectures.entry import TAEF2_FILES, Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.flux import ATTENTION_NAMES, OUTSIDE_NAMES
 from vivace.architectures.gains import MODULATED, MODULATION, SILU, embedders, vae_gains
 
@@ -103,6 +103,10 @@ _TURBO = FewSteps(
 )
 
 
+def _hub(name: str, download_bytes: int) -> Hub:
+    return Hub(repo=f"black-forest-labs/FLUX.2-{name}", tiny_vae=TAEF2_FILES, download_bytes=download_bytes)
+
+
 def _publish(
     entry: Entry,
     transformer: components.ComponentConfig,
@@ -129,7 +133,7 @@ def _klein(
     distilled = Entry(
         name=f"flux2-klein-{size.lower()}",
         summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
-        origin=Hub(repo=f"black-forest-labs/FLUX.2-klein-{size}", download_bytes=download_bytes),
+        origin=_hub(f"klein-{size}", download_bytes),
         pipeline="Flux2KleinPipeline",
         num_inference_steps=4,
         guidance_scale=1.0,
@@ -140,7 +144,7 @@ def _klein(
     base = Entry(
         name=f"flux2-klein-base-{size.lower()}",
         summary=f"FLUX.2 [klein] base {size}, not distilled: guidance in a second call",
-        origin=Hub(repo=f"black-forest-labs/FLUX.2-klein-base-{size}", download_bytes=download_bytes),
+        origin=_hub(f"klein-base-{size}", download_bytes),
         pipeline="Flux2KleinPipeline",
         num_inference_steps=50,
         guidance_scale=4.0,
@@ -179,7 +183,7 @@ _MODELS = (
             summary="FLUX.2 [dev], 32 B parameters, guidance distilled into the transformer",
             licence="FLUX Non-Commercial",
             gated=True,
-            origin=Hub(repo="black-forest-labs/FLUX.2-dev", download_bytes=112_640_000_000),
+            origin=_hub("dev", 112_640_000_000),
             pipeline="Flux2Pipeline",
             num_inference_steps=50,
             guidance_scale=4.0,
@@ -277,12 +281,15 @@ FLUX2 = family.Family(
         family.Pipeline(
             "Flux2Pipeline",
             last_text_state=30,
+            appends_sources=True,
             run_without_values=_run_without_values,
         ),
         family.Pipeline(
             "Flux2KleinPipeline",
             last_text_state=27,
+            appends_sources=True,
         ),
+        family.Pipeline("Flux2KleinKVPipeline", last_text_state=27, keeps_sources=True),
     ),
     files=_FILES,
     original=family.OriginalNames(_NAMES),
@@ -307,5 +314,6 @@ FLUX2 = family.Family(
         grid=family.grid_of_ids,
         joined=("single_transformer_blocks",),
     ),
+    sources=family.SourceTokens(family.without_last_ids),
     fused="flux2",
 )

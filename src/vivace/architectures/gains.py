@@ -15,6 +15,7 @@ Moments are those of N(0, 1); attention outputs are smaller than their inputs, s
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from vivace.architectures.family import RandomWeights, Rules
@@ -115,12 +116,15 @@ def _qwen_vae(vae: Any) -> Rules:
 
 
 def _tiny_vae(vae: Any) -> Rules:
-    branches = max(count(part, "AutoencoderTinyBlock") for part in (vae.encoder, vae.decoder))
-    last = len(vae.decoder.layers) - 1
+    parts = (vae.encoder, vae.decoder)
+    branches = max(sum(name.endswith("conv.4.bias") for name, _ in part.named_parameters()) for part in parts)
+    *_, (last, _) = vae.decoder.named_parameters()
     return [
         # No norms: ReLU halves the second moment that a gain of sqrt(2) doubles, except at the end of a branch.
         (r"conv\.4\.", 1 / math.sqrt(branches)),
-        (rf"decoder\.layers\.{last}\.", 0.2),  # images are in 0 .. 1
+        (r"pool\.3\.", RELU / math.sqrt(branches)),
+        (rf"decoder\.{re.escape(last.removesuffix('bias'))}", 0.2),  # images are in 0 .. 1
+        (r"layers\.\d+\.conv\.weight", 1.0),  # of frames, without an activation
         (r"", RELU),
     ]
 
@@ -144,7 +148,8 @@ def _t5(encoder: Any) -> Rules:
 
 
 def _brighten(vae: Any) -> None:
-    vae.decoder.layers[-1].bias += 0.5  # the grey between black and white
+    *_, bias = vae.decoder.parameters()
+    bias += 0.5  # the grey between black and white
 
 
 _LANGUAGE_MODEL = RandomWeights(_language_model)
@@ -152,7 +157,10 @@ _CLIP = RandomWeights(_clip)
 SHARED: dict[str, RandomWeights] = {
     "AutoencoderKL": RandomWeights(vae_gains),
     "AutoencoderKLQwenImage": RandomWeights(_qwen_vae),
-    "AutoencoderTiny": RandomWeights(_tiny_vae, finish=_brighten),
+    **dict.fromkeys(
+        (f"AutoencoderTiny{latents}" for latents in ("", "Flux2", "QwenImage", "QwenImage21")),
+        RandomWeights(_tiny_vae, finish=_brighten),
+    ),
     "CLIPTextModel": _CLIP,
     "CLIPTextModelWithProjection": _CLIP,
     "T5EncoderModel": RandomWeights(_t5),

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from vivace.architectures import components, family
-from vivace.architectures.entry import Entry, Hub
+from vivace.architectures.entry import TAEW21_FILES, Entry, Hub
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SIGMOID, SILU, SINUSOID
 
 
@@ -86,7 +86,7 @@ def _publish(
         name=f"krea-2-{kind.lower()}",
         licence="Krea 2 Community",
         gated=True,
-        origin=Hub(repo=f"krea/Krea-2-{kind}", download_bytes=34_770_000_000),
+        origin=Hub(repo=f"krea/Krea-2-{kind}", tiny_vae=TAEW21_FILES, download_bytes=34_770_000_000),
         pipeline="Krea2Pipeline",
         max_sequence_length=512,
         **own,

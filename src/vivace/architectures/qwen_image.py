@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import components, family
-from vivace.architectures.entry import Entry, FewSteps, Hub, SamplerEntry, StoredPart
+from vivace.architectures.entry import TAEW21_FILES, Entry, FewSteps, Hub, SamplerEntry, StoredPart
 from vivace.architectures.gains import GELU, MODULATED, MODULATION, SILU, embedders
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _publish(
     entry = Entry(
         name=name,
         licence="Apache-2.0",
-        origin=Hub(repo=f"Qwen/{repo}", download_bytes=57_700_000_000),
+        origin=Hub(repo=f"Qwen/{repo}", tiny_vae=TAEW21_FILES, download_bytes=57_700_000_000),
         pipeline=pipeline,
         num_inference_steps=steps,
         # Guidance is a second call with a negative prompt: true_cfg_scale. The pipeline ignores a guidance scale.
@@ -274,6 +274,27 @@ def _edit_without_values(pipe: Any, height: int, width: int) -> None:
     pipe._get_qwen_prompt_embeds = functools.partial(_edit_embeddings, pipe)
 
 
+def _without_sources(call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Leave out the tokens of source images. Their sizes stay, since the largest is where the text's positions begin;
+    with no frames they have no tokens."""
+    shapes = [[own, *((0, *size) for _, *size in sources)] for own, *sources in call["img_shapes"]]
+    left = {"hidden_states": call["hidden_states"][:, :-number], "img_shapes": shapes}
+    if "num_keys" in call:  # a fused forward's, in front of its text's padding
+        left["num_keys"] = call["num_keys"] - number
+    return call | left
+
+
+def _take_images_without_tokens(transformer: Any) -> None:
+    positions = transformer.pos_embed
+    of_image = positions._compute_video_freqs
+
+    def compute(frames: int, height: int, width: int, index: int = 0, device: Any = None) -> Any:
+        some = of_image(max(frames, 1), height, width, index, device)
+        return some if frames else some[:0]
+
+    positions._compute_video_freqs = compute
+
+
 _HAS = ("txt_norm.weight", "transformer_blocks.0.attn.add_q_proj.weight")
 _FILES = family.SingleFiles(
     (
@@ -320,6 +341,7 @@ QWEN_IMAGE = family.Family(
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
+            appends_sources=True,
         ),
         family.Pipeline(
             "QwenImageEditPlusPipeline",
@@ -327,6 +349,7 @@ QWEN_IMAGE = family.Family(
             last_text_state=-1,
             run_without_values=_edit_without_values,
             packages=("torchvision",),
+            appends_sources=True,
             one_a_call=True,
             most_images=3,
         ),
@@ -346,6 +369,7 @@ QWEN_IMAGE = family.Family(
         grid=_grid,
         added_between=("controlnet_block_samples",),
     ),
+    sources=family.SourceTokens(_without_sources, _take_images_without_tokens),
     text_of_any_length=True,
     not_captured=_not_captured,
     fused="qwen_image",

@@ -125,6 +125,13 @@ QWEN3_VL_8B = components.of_transformers(
 )
 # Qwen/Qwen-Image-2.1: one latent cell for 16 x 16 pixels, and images with an alpha channel. The class's default.
 _VAE = components.of_diffusers("AutoencoderKLQwenImage21", base_dim=96, decoder_base_dim=144, z_dim=64)
+# Its commit is not known.
+_TAEQI21_FILES = StoredPart(
+    repo="madebyollin/taeqi2_1",
+    revision="main",
+    files=("taeqi2_1.safetensors",),
+    class_name="AutoencoderTinyQwenImage21",
+)
 # Qwen/Qwen-Image-2.1: the class's default.
 _QWEN_IMAGE21 = components.of_diffusers("QwenImage21Transformer2DModel", num_layers=32)
 
@@ -134,7 +141,7 @@ _ENTRY = Entry(
     name="qwen-image-2.1",
     summary="Qwen-Image 2.1, 7 B parameters, one stream of text and image; drawn without guidance",
     licence="Qwen Research",
-    origin=Hub(repo="Qwen/Qwen-Image-2.1", download_bytes=33_120_000_000),
+    origin=Hub(repo="Qwen/Qwen-Image-2.1", tiny_vae=_TAEQI21_FILES, download_bytes=33_120_000_000),
     pipeline="QwenImage21Pipeline",
     size_multiple=32,
     num_inference_steps=40,

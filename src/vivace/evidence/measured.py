@@ -21,7 +21,8 @@ from vivace.report.fidelity import LOST, KeptShare
 from vivace.report.rows import Row
 from vivace.techniques.steps import Steps
 
-DISTURBED = "other programs, or a change of the CPU's speed, disturbed its times"
+DISTURBED_BY = "other programs, or a change of the CPU's speed,"
+DISTURBED = f"{DISTURBED_BY} disturbed its times"
 CPU_MOVED = "the CPU's speed changed between it and the baseline"
 ALLOWED_FOR = CPU_MOVED + ", which the interval allows for: the GPU was busy {busy:.0f} % of the time"
 DECIDES_ON_NOISE = "with random weights the cache's threshold decides on noise"

@@ -100,22 +100,57 @@ def load_pipeline(
 
 
 def load_tiny_vae(source: Path | StoredPart | ComponentConfig) -> Any:
-    """Load an AutoencoderTiny from a folder, from the hub, or with random weights; fp32, on the CPU."""
+    """Load a tiny VAE from a folder, from the hub, or with random weights; fp32, on the CPU."""
     import torch
 
     if isinstance(source, ComponentConfig):
         from vivace.models.synthetic import build_component
 
         return build_component(source, "cpu", torch.float32)
-    folder = source if isinstance(source, Path) else fetch_part(source)
-    check_whole(folder.glob("*.safetensors"))
-    with quiet(), reading(folder):
+    path = source if isinstance(source, Path) else fetch_part(source)
+    with quiet(), reading(path):
         from diffusers import AutoencoderTiny
 
+        if isinstance(source, StoredPart) and source.class_name is not None:
+            return read_tiny_vae(path, source.class_name)
+        check_whole(path.glob("*.safetensors"))
         vae = AutoencoderTiny.from_pretrained(
-            str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True
+            str(path), dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
     return vae.eval().requires_grad_(False)
+
+
+def read_tiny_vae(path: str | Path, class_name: str, dtype: Any = None) -> Any:
+    """Read a VAE of `vivace.machinery.tiny_vaes` from its published file, in evaluation mode, on the CPU.
+
+    Args:
+        dtype: of its weights; None for fp32.
+
+    Raises:
+        UnusableModel: the file is incomplete, or its tensors are not those of the class.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    import vivace.machinery.tiny_vaes as tiny_vaes
+
+    path = Path(path)
+    check_whole([path])
+    vae = getattr(tiny_vaes, class_name)()
+    # TAEW2.1's names are "decoder.3.conv.0.weight".
+    names = {
+        name: name if ".layers." in name else name.replace(".", ".layers.", 1) for name in read_header(path)
+    }
+    found = {names[name]: f"of the shape {about['shape']}" for name, about in read_header(path).items()}
+    expected = {name: f"of the shape {list(tensor.shape)}" for name, tensor in vae.state_dict().items()}
+    for name in expected | found:
+        if expected.get(name) != found.get(name):
+            raise UnusableModel(
+                f"{path} is no {class_name}: its tensor {name[:80]} is {found.get(name, 'not there')}, and should be "
+                f"{expected.get(name, 'not there')}; delete the file, so that it is downloaded again, or update vivace"
+            )
+    vae.load_state_dict({names[name]: tensor for name, tensor in load_file(path).items()})
+    return torch.nn.Module.to(vae, dtype or torch.float32).eval().requires_grad_(False)
 
 
 def _check_memory(name: str, architecture: Architecture, dtype: Any) -> None:
@@ -313,14 +348,15 @@ def _convert(component: Any, dtype: Any) -> None:
 
 
 def tiny_vae_arguments(located: LocatedModel) -> tuple[str, ...]:
-    """Return the source text of the arguments of `AutoencoderTiny.from_pretrained` for this model's tiny VAE. Empty if
-    it has none."""
+    """Return the source text of the arguments that load this model's tiny VAE: of `AutoencoderTiny.from_pretrained`, or
+    of `hf_hub_download` if it is of a class of vivace. Empty if it has none."""
     tiny = located.tiny_vae
     if isinstance(tiny, Path):
         is_embedded = located.model.source == "embedded"
         return (f"WEIGHTS / {literal(tiny.name)}",) if is_embedded else (literal(str(tiny)),)
     if isinstance(tiny, StoredPart):
-        return literal(tiny.repo), f"revision={literal(tiny.revision)}"
+        files = () if tiny.class_name is None else map(literal, tiny.files)
+        return literal(tiny.repo), *files, f"revision={literal(tiny.revision)}"
     return ()
 
 

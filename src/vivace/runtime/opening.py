@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from vivace.architectures.entry import few_steps_of
+from vivace.architectures.entry import StoredPart, few_steps_of
 from vivace.errors import Unsupported, UsageError, VivaceError
 from vivace.foundation.spec.workload import Task
 from vivace.machinery.technique import (
@@ -213,6 +213,7 @@ def target_of(
             defaults=signature_defaults(pipe) | located.call | located.defaults | (defaults or {}),
             load_tiny_vae=(lambda: load_tiny_vae(tiny)) if tiny is not None else None,
             tiny_vae_arguments=tiny_vae_arguments(located),
+            tiny_vae_class=(isinstance(tiny, StoredPart) and tiny.class_name) or "",
             distillations=few_steps_of(located.entry),
             has_random_weights=located.model.is_synthetic,
             stored=stored_effects(located),

@@ -30,6 +30,7 @@ from vivace.techniques.prompt_cache import PromptCache
 from vivace.techniques.prune import Prune
 from vivace.techniques.pyramid_attention import PyramidAttention
 from vivace.techniques.quantize import Quantize
+from vivace.techniques.reference_cache import ReferenceCache
 from vivace.techniques.scheduler import Scheduler
 from vivace.techniques.seacache import Seacache
 from vivace.techniques.steps import Steps
@@ -67,6 +68,7 @@ TECHNIQUES: dict[str, type[Technique]] = {
         PyramidAttention,
         Deepcache,
         FasterCache,
+        ReferenceCache,
         Compile,
         CudaGraph,
         Attention,

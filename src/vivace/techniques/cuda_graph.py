@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vivace.architectures import family_of
+from vivace.architectures import family_of, pipeline_named
 from vivace.errors import Unpredictable
 from vivace.machinery.quantization.optional_schemes import why_not_capturable
 from vivace.machinery.samplers import Method, override
@@ -124,8 +124,15 @@ class CudaGraph(Technique):
                 "the pipeline casts this VAE to fp32 and back in each call, so its weights have no fixed address; add "
                 "dtype(bf16)@vae or fused@vae, or leave the VAE out"
             )
+        known = pipeline_named(type(target.pipe).__name__)
         for component, module in target.modules(self.targets).items():
             family = family_of(module)
+            keeps_sources = known is not None and known.keeps_sources and component == "denoiser"
+            if keeps_sources and not hasattr(module.forward, "later_step"):
+                return (
+                    f"{type(target.pipe).__name__} keeps what the first step makes of source images in an object, "
+                    "which a graph would not fill again; add fused, or leave the denoiser out"
+                )
             if family is not None and (why := family.not_captured(module)):
                 return f"{why}, which a graph cannot contain; leave the {component} out"
             if is_compiled(module):
@@ -166,8 +173,8 @@ class CudaGraph(Technique):
                 of_texts = prompt_lengths.PaddedTexts(called.forward, module.device, capturer, kept)
                 captured[component] = of_texts.graphs
                 replace_forward(called, of_texts)
-            elif hasattr(called.forward, "later_step"):
-                # Its first step reads back from the GPU, and is not captured.
+            elif hasattr(called.forward, "later_step") and not is_compiled(module):
+                # Its first step reads back from the GPU, or keeps much of what it computes, and is not captured.
                 later_steps = CapturedFunction(called.forward.later_step, module.device, capturer, most)
                 captured[component] = called.forward.later_step = later_steps
             else:

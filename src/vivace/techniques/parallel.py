@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import field_validator
 
-from vivace.architectures import FAMILIES, family_of
+from vivace.architectures import FAMILIES, family_of, pipeline_named
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.machinery.lora.hot import follow_writes
 from vivace.machinery.multi_gpu.split_tokens import (
@@ -149,7 +149,9 @@ class Parallel(Technique):
         family = family_of(denoiser)
         if family is not None and family.rows_in_lists:
             return f"{type(denoiser).__name__} takes its rows in lists, which are not divided among GPUs"
-        if family is not None and family.text_in_first_step_alone:
+        known = pipeline_named(type(target.pipe).__name__)
+        keeps_sources = known is not None and known.keeps_sources
+        if family is not None and (family.text_in_first_step_alone or keeps_sources):
             return f"{family.name} keeps keys and values of its first step, which are not divided among GPUs"
         if (
             target.model.has_weights

@@ -41,6 +41,7 @@ from vivace.tuning.search.search import Explanation
 
 _MOST = 8
 """Neighbours, and recipes of the front, that a terminal lists."""
+_DISTURBED = "another program kept the machine busy"
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,10 @@ class Tuned:
         """The answer in a sentence that claims only what was proved."""
         where = f"{self.model} on {self.device_name}"
         if self.row is None:
-            return f"{where}: no recipe was shown to be better than the baseline"
+            others = self.rows[1:]
+            is_disturbed = others and all(row.is_disturbed or self.rows[0].is_disturbed for row in others)
+            why = f", since {_DISTURBED}: measure again when all is quiet" if is_disturbed else ""
+            return f"{where}: no recipe was shown to be better than the baseline{why}"
         if self.objective.measures_memory:
             memory, before = self.row.memory, self.rows[0].memory
             if memory is None or before is None:
@@ -155,7 +159,7 @@ class Tuned:
         if row.verdict is Verdict.FASTER:
             return ""
         is_disturbed = row.is_disturbed or self.rows[0].is_disturbed
-        why = "another program kept the machine busy" if is_disturbed else "too noisy to be certain"
+        why = _DISTURBED if is_disturbed else "too noisy to be certain"
         return f"unclear: {why}"
 
     @property

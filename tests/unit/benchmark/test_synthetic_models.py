@@ -72,10 +72,8 @@ def test_every_model_is_run_as_its_catalogue_entry_says(name: str) -> None:
     if entry.scheduler is not None:
         assert scheduler.class_name == entry.scheduler.class_name
         assert entry.scheduler.overrides.items() <= scheduler.config.items()
-    without = name == "playground" or name.startswith(
-        ("sana", "qwen", "flux2", "cogview", "krea", "ernie", "ideogram")
-    )
-    assert (located.tiny_vae is None) == without, "latents that no AutoencoderTiny decodes"
+    without = name == "playground" or name.startswith(("sana", "cogview", "ideogram"))
+    assert (located.tiny_vae is None) == without, "latents that no tiny VAE decodes"
     workload = checked_request(f"synthetic:{name}", "baseline").workload
     assert (workload.height, workload.num_inference_steps) == (entry.height, entry.num_inference_steps)
 

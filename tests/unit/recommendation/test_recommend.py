@@ -18,6 +18,7 @@ from vivace.benchmark.store import Store
 from vivace.cli import app
 from vivace.errors import StoreError, UnknownModel, UsageError
 from vivace.evidence.recommendation import Recommendation
+from vivace.evidence.recommendation.best import best_recipe
 from vivace.evidence.recommendation.predicted import chip_limit
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
@@ -42,10 +43,12 @@ def test_the_next_command_measures_what_is_not_known_here() -> None:
                 resolve(value)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """A store with a comparison on tiny-sd: compile twice as fast, tiny_vae four times without judged images."""
-    folder = tmp_path / ".vivace"
+def make_store(folder: Path, python_ms: dict[str, float] | None = None) -> Path:
+    """Make a store with a comparison on tiny-sd: compile twice as fast, tiny_vae four times without judged images.
+
+    Args:
+        python_ms: of recipes, how long a loop of Python took beside them.
+    """
     with Store.create(folder) as opened:
         trials, environment = (
             [make_trial(r) for r in ("baseline", "compile", "tiny_vae", "bf16")],
@@ -57,8 +60,36 @@ def store(tmp_path: Path) -> Path:
                 times = tuple(factor * s for s in (1.0, 1.01, 0.99, 1.0)) if factor else ()
                 outcome = Outcome.MEASURED if factor else Outcome.CRASHED
                 round_ = make_round(index, times, outcome)
+                if python_ms:
+                    conditions = {"python_ms": python_ms[trial.recipe.text]}
+                    round_ = round_.model_copy(update={"conditions": conditions})
                 opened.append(trial.key(environment), round_)
     return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path / ".vivace")
+
+
+def test_disturbed_records_claim_nothing_and_do_not_look_like_no_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    busy = {"baseline": 3.0, "compile": 9.0, "tiny_vae": 9.0, "dtype(bf16)": 3.0}
+    make_store(Path(".vivace"), busy)
+    answer = vivace.recommend("tiny-sd", gpu="cpu")
+    assert answer.disturbed == ("baseline", "tiny_vae", "compile")
+    assert answer.basis is None or answer.basis.kind != "own"
+    assert answer.next[0].endswith("--rerun")
+    assert "disturbed your own times of tiny_vae, compile" in " ".join(str(answer).split())
+    assert "--rerun" in str(answer), "without --why"
+    for word in ("best", "best(changes=True)"):
+        why = best_recipe(word, "tiny-sd", device="cpu").why
+        assert "they claim no gain" in why
+        assert answer.next[0] in why
+    make_store(Path("quiet"))
+    assert not vivace.recommend("tiny-sd", gpu="cpu", store=[".vivace", "quiet"]).disturbed
 
 
 def test_a_store_comes_before_what_ships(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +133,11 @@ def test_the_command_line(
         return output.err if code else output.out
 
     asked = ("flux-dev", "--gpu", "H200", "--max-memory", "20GB", "--same-picture")
-    assert len(run_recommend(*asked).splitlines()) <= 8
+    short = run_recommend(*asked)
+    assert len(short.splitlines()) <= 8
+    assert "--why" in short
     lines = run_recommend(*asked, "--why").splitlines()
+    assert not any("--why" in line for line in lines), "it was said already"
     long = [line for line in lines if len(line) > 80 and not line.startswith("draw")]
     assert all(len(max(re.findall(r"'[^']*'|\S+", line), key=len)) > 40 for line in long), (
         "only recipes that cannot be broken"

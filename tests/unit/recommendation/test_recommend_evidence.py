@@ -4,8 +4,11 @@ import pytest
 
 import vivace
 from tests.unit.recommendation.tables import ask, evidence, table
+from vivace.answers.formatting import between_s
+from vivace.answers.terminal import text_of
 from vivace.evidence.recommendation import Criteria
 from vivace.evidence.recommendation.advise import recommend_from
+from vivace.evidence.recommendation.answer import answer_of
 from vivace.evidence.recorded import all_recorded
 from vivace.evidence.tables import EvidenceRow, JudgedQuality
 from vivace.foundation.hardware import Near, near
@@ -192,3 +195,17 @@ def test_a_study_does_not_hide_a_faster_recipe(model: str, size: int, least: flo
         recorded for recorded in all_recorded()[model, "baseline", size, size] if "H100" in recorded.device
     )
     assert base.seconds(answer.basis.steps) / answer.chosen.latency.point > least
+
+
+def test_a_card_without_a_record_is_told_in_a_wide_interval() -> None:
+    """Of its sibling's record it had the width of that measurement alone, and others' times lay outside."""
+    theirs, mine = (vivace.recommend("flux-dev", gpu=gpu, store=()).chosen for gpu in ("H100 NVL", "H100"))
+    assert theirs is not None
+    assert mine is not None
+    assert theirs.predicted_from == "NVIDIA H100 80GB HBM3"
+    assert (mine.predicted_from, mine.recipe) == (None, theirs.recipe)
+    assert theirs.latency is not None
+    assert mine.latency is not None
+    assert (theirs.latency.half_width or 0) > 0.25 > 10 * (mine.latency.half_width or 1)
+    said = text_of(answer_of(vivace.recommend("flux-dev", gpu="H100 NVL", store=())), details=False)
+    assert (between_s(theirs.latency) or "?") in said

@@ -67,6 +67,24 @@ def test_a_forward_that_reads_values_is_not_captured(recipe: CudaGraph | Compile
     assert CudaGraph(targets=("vae",)).unsupported(target_of(GPU, pipe)) is None
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        ("flux2-klein-4b", (1, 32, 8, 8)),
+        ("krea-2-turbo", (1, 16, 1, 8, 8)),
+        ("qwen-image-2.1", (1, 64, 1, 4, 4)),
+    ],
+)
+def test_a_tiny_vae_of_vivace_is_captured(model: str, shape: tuple[int, ...]) -> None:
+    vae = flow_models.session(model, "tiny_vae").pipe.vae
+    inputs = [torch.randn(shape) for _ in range(2)]
+    expected = [vae.decode(z).sample for z in inputs]
+    vae.decoder.forward = made = captured(vae.decoder.forward)
+    for z, image in zip(inputs, expected, strict=True):
+        assert torch.allclose(vae.decode(z).sample, image, atol=1e-5)
+    assert counts(made) == (1, 2)
+
+
 def test_new_values_go_in_and_earlier_results_stay() -> None:
     made = captured(lambda x, *, extra: (x + extra["y"], {"z": x * 2}))
     results = [made(torch.full((2, 3), float(k)), extra={"y": torch.tensor(10.0)}) for k in range(3)]

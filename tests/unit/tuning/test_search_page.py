@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,13 @@ def tuned(store: Path, **fields: Any) -> Tuned:
         "command": "vivace tune tiny-sd --minutes 3",
     }
     return Tuned(**(values | fields))
+
+
+def test_a_final_that_was_disturbed_does_not_say_that_nothing_helps(tmp_path: Path) -> None:
+    rows = final()
+    disturbed = tuple(replace(row, cpu_share=0.5) for row in rows)
+    assert "kept the machine busy: measure again" in tuned(tmp_path, pick=None, rows=disturbed).headline
+    assert "busy" not in tuned(tmp_path, pick=None, rows=rows).headline
 
 
 def facts(answer: Answer) -> dict[str, tuple[str, str]]:

@@ -234,6 +234,11 @@ def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommenda
     weighed.sort(key=lambda source: source.order)
     best = followed(weighed)
     limit = None if best is None else _limit_of(best, judge)
+    mine = [
+        source.table
+        for source in weighed
+        if source.table.kind == "own" and source.near is Near.SAME and not source.is_transferred
+    ]
     answer = Recommendation(
         criteria=criteria,
         model=kin.name,
@@ -243,6 +248,7 @@ def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommenda
         card_bytes=None if judge.card is None else round(judge.card.num_bytes),
         published_bytes=None if judge.published is None else judge.published.needed_bytes,
         missing=_missing_evidence(weighed, judge, best),
+        disturbed=() if criteria.goal == "memory" else _disturbed(mine),
     )
     if best is None or best.choice is None:
         left_out = [out for source in weighed if not source.is_transferred for out in source.left_out]
@@ -275,14 +281,21 @@ def _answer(judge: RowFilter, candidates: Iterable[EvidenceTable]) -> Recommenda
     answer = answer.model_copy(
         update={"quality": quality_of(answer), "why": why_lost(answer), "sure": sure, "doubts": doubts}
     )
-    mine = [
-        row
-        for source in weighed
-        if source.table.kind == "own" and source.near is Near.SAME and not source.is_transferred
-        for row in source.table.rows
-    ]
-    tried, is_disturbed = frozenset(row.recipe for row in mine), any(row.reason == DISTURBED for row in mine)
-    return answer.model_copy(update={"next": next_commands(answer, tried, is_disturbed=is_disturbed)})
+    tried = frozenset(row.recipe for table in mine for row in table.rows)
+    return answer.model_copy(update={"next": next_commands(answer, tried)})
+
+
+def _disturbed(tables: Sequence[EvidenceTable]) -> tuple[str, ...]:
+    """Return the recipes without a time that was not disturbed, the shortest time first, and before them a baseline."""
+    known = {row.recipe for table in tables for row in table.rows if row.gain is not None}
+    known |= {table.baseline for table in tables}
+    times = {
+        row.recipe: row.latency.point
+        for table in tables
+        for row in table.rows
+        if row.latency is not None and row.reason == DISTURBED and row.recipe not in known
+    }
+    return (tables[0].baseline, *sorted(times, key=times.__getitem__)) if times else ()
 
 
 def _each_once(left_out: Iterable[LeftOut]) -> tuple[LeftOut, ...]:

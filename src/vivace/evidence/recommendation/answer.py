@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vivace.answers.answer import Answer, Fact, Facts, Section
-from vivace.answers.formatting import count, few, plus_minus, ratio, seconds, size
+from vivace.answers.formatting import between_s, count, few, plus_minus, ratio, seconds, size
 from vivace.architectures import CATALOGUE
+from vivace.evidence.measured import DISTURBED_BY
 from vivace.evidence.recommendation.kin import Download, download_of
 from vivace.evidence.standing import only_compiled
 from vivace.foundation.hardware import Gpu, capability_of, known_gpu
@@ -111,7 +112,8 @@ class Brief:
         note = f"{size(RESERVE_BYTES)} must stay free" if self.fits == "no" else self.note
         yield Fact("memory", _line(peak, published, note) or "not known")
         yield Fact("images", self.images or "nothing is known of them")
-        yield Fact("recipe", self._recipe())
+        recipe = self._recipe()
+        yield Fact("recipe", recipe, where_short=_line(recipe, "--why says more").removeprefix(recipe))
         if self.command:
             yield Fact("draw", self.command, is_command=True, is_whole=True)
         else:
@@ -123,26 +125,22 @@ class Brief:
         if self.latency is None:
             return _line(self.known or "not known", sure)
         about = "about " if self.known == "predicted" else ""
-        return _line(f"{about}{seconds(self.latency.point)} an image, {self.known}", sure, self.origin)
+        return _line(
+            f"{about}{seconds(self.latency.point)} an image, {self.known}", sure, *self.origin.split("; ")
+        )
 
     def _recipe(self) -> str:
-        more = "--why says more"
         if self.recipe is None:
-            return _line(
-                "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model",
-                more,
-            )
+            return "none is known to fit" if self.fits == "no" else f"{BEST} takes what is safe on any model"
         techniques = list(resolve_cached(self.recipe))
         if not techniques:
-            return _line(
-                "baseline, the model as published", "nothing known is faster" if self.confidence else "", more
-            )
+            better = "nothing known is faster" if self.confidence else ""
+            return _line("baseline, the model as published", better)
         texts = [technique.text.partition("@")[0] for technique in techniques]
         names = [technique.name for technique in techniques]
-        shown = next(
+        return next(
             (line for line in (", ".join(texts), ", ".join(names)) if len(line) <= _ROOM), few(names, 4)
         )
-        return _line(shown, more)
 
 
 def _line(*parts: str) -> str:
@@ -177,15 +175,12 @@ def how_known(figures: RecipeFigures, basis: Basis) -> tuple[str, str]:
     if figures.is_counted:
         return "counted, not timed", ""
     if figures.predicted_from is not None:
+        latency, there = figures.latency, known_gpu(figures.predicted_from)
+        ends = None if latency is None else between_s(latency)
         if figures.measured_s is None:
-            latency = figures.latency
-            ends = (
-                "" if latency is None else f"from {seconds(latency.low or 0)} to {seconds(latency.high or 0)}"
-            )
-            return "predicted", ends
-        there = known_gpu(figures.predicted_from)
+            return "predicted", ends or ""
         name = figures.predicted_from if there is None else there.chip.name
-        return "predicted", f"from {seconds(figures.measured_s)} on {name}"
+        return "predicted", "; ".join(filter(None, (ends, f"from {seconds(figures.measured_s)} on {name}")))
     who = {"own": "here", "committed": "by vivace", "predicted": "by vivace"}
     return f"measured {who.get(basis.kind, 'by others')}", ""
 
@@ -296,8 +291,13 @@ def _word(answer: Recommendation) -> str:
 def answer_of(answer: Recommendation) -> Answer:
     """Return the answer of a recommendation; what its short form leaves out is marked."""
     facts = [Fact(label, text, is_detail=True) for label, text in _details(answer)]
-    commands = [Fact("measure", line, is_command=True, is_detail=True) for line in answer.next]
-    return brief_of(answer).answer("recommend", answer.to_json(), facts, commands=commands)
+    disturbance = disturbance_of(answer)
+    commands = [
+        Fact("measure", line, is_command=True, is_detail=bool(i) or not disturbance)
+        for i, line in enumerate(answer.next)
+    ]
+    made = brief_of(answer).answer("recommend", answer.to_json(), facts, commands=commands)
+    return replace(made, notes=(disturbance,)) if disturbance else made
 
 
 def _details(answer: Recommendation) -> Iterator[tuple[str, str]]:
@@ -429,8 +429,9 @@ def time_of(figures: RecipeFigures) -> str:
     if figures.predicted_from is None and figures.latency is not None:
         return plus_minus(figures.latency)
     parts = []
-    if figures.latency is not None:
-        parts.append(f"about {seconds(figures.latency.point)} predicted")
+    if (latency := figures.latency) is not None:
+        ends = between_s(latency)
+        parts.append(f"about {seconds(latency.point)}{f' ({ends})' if ends else ''} predicted")
     if figures.measured_s is not None:
         parts.append(f"{seconds(figures.measured_s)} measured on {figures.predicted_from}")
     return ", ".join(parts) or "time unknown"
@@ -601,10 +602,22 @@ def _differing(answer: Recommendation) -> str:
     return ""
 
 
-def next_commands(
-    answer: Recommendation, tried: frozenset[str] = frozenset(), *, is_disturbed: bool = False
-) -> tuple[str, ...]:
+def disturbance_of(answer: Recommendation) -> str:
+    """Return that the user's own records were disturbed, and what to do, in words; "" if they were not."""
+    if not answer.disturbed:
+        return ""
+    recipes = few(answer.disturbed[1:], _MOST)
+    return f"{DISTURBED_BY} disturbed your own times of {recipes}: they claim no gain; measure again when all is quiet"
+
+
+def next_commands(answer: Recommendation, tried: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """Return the commands to run next, the most useful first."""
+    again = [_bench(answer, [*answer.disturbed[: _MOST + 1]]) + " --rerun"] if answer.disturbed else []
+    return tuple(dict.fromkeys((*again, *_unmeasured(answer, tried))))
+
+
+def _unmeasured(answer: Recommendation, tried: frozenset[str]) -> tuple[str, ...]:
+    """Return the commands that measure what would make the answer surer."""
     criteria, basis, chosen = answer.criteria, answer.basis, answer.chosen
     if basis is None or chosen is None:
         plan = ["vivace", "plan", criteria.model.strip()]
@@ -623,19 +636,18 @@ def next_commands(
         recipes += [candidate.recipe for candidate in unproven[:2]]
     if answer.runner_up is not None and answer.runner_up.recipe != basis.baseline:
         recipes.append(answer.runner_up.recipe)
-    again = " --rerun" if is_disturbed else ""
     mine = [other for other in answer.elsewhere if other.basis.model == answer.model]
     if basis.kind == "own" and basis.is_direct and basis.model == answer.model:
         untried = [other.best.recipe for other in answer.elsewhere if other.best.recipe not in tried]
         commands = []
         if untried:
-            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]) + again)
+            commands.append(_bench(answer, [basis.baseline, chosen.recipe, *untried[:2]]))
         if answer.sure != "high" or not untried:
-            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else "") + again)
-        return tuple(dict.fromkeys(commands))
+            commands.append(_bench(answer, recipes) + (" --rounds 4" if answer.ties else ""))
+        return tuple(commands)
     others = sorted(mine, key=lambda other: not other.gains_more)
     others = [other for other in others if other.gains_more or other.basis.is_direct]
-    return (_bench(answer, [*recipes, *(other.best.recipe for other in others[:1])]) + again,)
+    return (_bench(answer, [*recipes, *(other.best.recipe for other in others[:1])]),)
 
 
 def _bench(answer: Recommendation, recipes: list[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from vivace.benchmark.rounds.support import support_of
 from vivace.errors import RecipeError, UsageError, VivaceError
 from vivace.evidence.recommendation.advise import recommend
-from vivace.evidence.recommendation.answer import how_known
+from vivace.evidence.recommendation.answer import disturbance_of, how_known
 from vivace.evidence.recommendation.recommendation import Recommendation
 from vivace.foundation.hardware import present_gpu
 from vivace.foundation.spec.arguments import parse_bytes
@@ -80,6 +80,7 @@ def best_recipe(
         same_picture=not changes,
         task=task,
     )
+    disturbed = [f"{disturbance_of(answer)}: {answer.next[0]}"] if answer.disturbed else []
     passed_over: list[str] = []
     for candidate, basis in _candidates(answer, place):
         text, why = candidate, None
@@ -90,10 +91,11 @@ def best_recipe(
         if why is None and gpu is None:
             why = _refusal(model, text, device, task)
         if why is None:
-            return BestRecipe(resolve(text).text, "; ".join((basis, *passed_over)))
+            return BestRecipe(resolve(text).text, "; ".join((basis, *passed_over, *disturbed)))
         passed_over.append(f"not {candidate}: {why}")
     text = resolve(others or BASELINE).text
-    return BestRecipe(text, "; ".join(("nothing faster is known to keep the image here", *passed_over)))
+    reasons = ("nothing faster is known to keep the image here", *passed_over, *disturbed)
+    return BestRecipe(text, "; ".join(reasons))
 
 
 def _read(recipe: str) -> tuple[float | None, bool, str]:

@@ -36,15 +36,20 @@ _SKIPS = re.compile(
 )
 """Recipes that compute less than every step in full."""
 EFFICIENCY = 0.6
-"""Share of a chip's rate with fp32 accumulation that matmuls and attention of a model reach together (an H200: 0.5 to
-0.7 of a compiled FLUX's call, docs/performance/flux.md)."""
-_MOST_EFFICIENCY = 0.9
-"""The same at most, on another generation than the record's, whose power may hold it back less: an L20 reaches 0.76 of
-its data sheet in FLUX.1 [dev] (cache-dit, docs/performance/predictions.md)."""
+"""Share of a chip's rate with fp32 accumulation that matmuls and attention of a model reach together."""
+_LEAST_EFFICIENCY, _MOST_EFFICIENCY = 0.5, 0.7
+"""The same at least and at most, by the power cap, the clock and PyTorch's version (an H200: 0.5 to 0.7 of a compiled
+FLUX's call, docs/performance/flux.md)."""
+_MOST_ELSEWHERE = 0.9
+"""The most on another generation than the record's, whose power may hold it back less: an L20 reaches 0.76 of its data
+sheet in FLUX.1 [dev] (cache-dit, docs/performance/predictions.md)."""
 _UNCERTAINTY = 1.6
 """Factor by which times predicted from operations alone may be wrong, either way."""
 _HOST_S = 0.015
 """Seconds that a host takes to launch the kernels of a network's call (an H200 waits 19 ms for each step of SD 1.5)."""
+_HOSTS = 1.75
+"""Factor by which hosts of one card differ (those of two H200 took 1.46 and 2.52 s for SDXL's baseline, which waits for
+them)."""
 _BITS = {"fp8": 8, "int8": 8, "mxfp8": 8, "nvfp4": 4}
 _HOST_GB_S = {"Blackwell": 50.0, "Hopper": 50.0, "Ada": 22.0, "Ampere": 22.0}
 """Rates of copies from pinned memory: PCIe 5.0 x16 (an H200: 53 GB/s with offload(group, stream=True) of FLUX), 4.0,
@@ -129,25 +134,41 @@ def fewest_bits(recipe: str) -> int:
     return min((_BITS.get(precision, 16) for precision in precisions), default=16)
 
 
-# A call consists of arithmetic, whose time is proportional to the chip's speed, and the rest: waiting for the host,
-# which does not depend on the chip, and for memory, which does. The division of the rest is unknown, so the answer is
-# an interval.
-def _on_chip(measured_s: float, flop: float, there: Chip, here: Chip, recipe: str) -> Interval:
-    """Return the seconds of a call on a chip, from those on another one.
+# A call consists of arithmetic, whose time is proportional to the chip's speed, and the rest: waiting for memory, which
+# goes with its rate, and for the host. Neither the division, nor the share of its data sheet that each chip reaches,
+# nor the other host is known, so the answer is an interval from the least to the most that they allow. Its middle is
+# that of usual shares and of the same host.
+def _on_chip(
+    measured_s: float, published: Prediction | None, there: Chip, here: Chip, recipe: str
+) -> Interval:
+    """Return the seconds of a call on a chip, from the `measured_s` that it took on the chip `there`.
 
     Args:
-        flop: operations of the call, as the model is published.
-        there: the chip on which it took `measured_s`.
+        published: the model's call, whose operations are counted; None: all of it is arithmetic.
     """
     bits = fewest_bits(recipe)
-    arithmetic_s = min(measured_s, flop / 1e12 / (_rate(there, bits) * EFFICIENCY))
-    rest_s = measured_s - arithmetic_s
-    slower = _rate(there, bits) / _rate(here, bits)
+    rate_there, rate_here = _rate(there, bits), _rate(here, bits)
     narrower = there.bandwidth_gb_s / here.bandwidth_gb_s
-    most = EFFICIENCY / _MOST_EFFICIENCY if here.architecture != there.architecture else 1.0
-    ends = sorted((rest_s, rest_s * narrower))
-    ends = [arithmetic_s * slower * most + ends[0], arithmetic_s * slower + ends[1]]
-    return Interval(math.sqrt(ends[0] * ends[1]), ends[0], ends[1])
+    is_sibling = here.architecture == there.architecture
+    flop = math.inf if published is None else _flop(published)
+    launches_s = 0.0 if published is None or "cuda_graph" in recipe else _launches_s(published)
+
+    def seconds(share_there: float, share_here: float, memory: float, host: float) -> float:
+        arithmetic_s = min(measured_s, flop / 1e12 / (rate_there * share_there))
+        rest_s = measured_s - arithmetic_s
+        host_s = min(rest_s, launches_s * _HOSTS)
+        slower = rate_there * share_there / (rate_here * share_here)
+        return arithmetic_s * slower + (rest_s - host_s) * memory + host_s * host
+
+    shorter, longer = min(1.0, narrower), max(1.0, narrower)
+    usual = (
+        seconds(EFFICIENCY, EFFICIENCY if is_sibling else _MOST_ELSEWHERE, shorter, shorter),
+        seconds(EFFICIENCY, EFFICIENCY, longer, longer),
+    )
+    most_here = _MOST_EFFICIENCY if is_sibling else _MOST_ELSEWHERE
+    low = seconds(_LEAST_EFFICIENCY, most_here, shorter, min(shorter, 1 / _HOSTS))
+    high = seconds(_MOST_EFFICIENCY, _LEAST_EFFICIENCY, longer, max(longer, _HOSTS))
+    return Interval(math.sqrt(usual[0] * usual[1]), low, high)
 
 
 def _rate(chip: Chip, bits: int) -> float:
@@ -165,9 +186,8 @@ def projected(row: EvidenceRow, table_gpu: str, kin: Kin, gpu: str) -> Interval 
     if row.latency is None or here is None or there is None:
         return None
     published = kin.published
-    flop = math.inf if published is None else _flop(published)
     chip = here.chip.as_of_bf16 if is_bf16(published) and "fp16" not in row.recipe else here.chip
-    return _on_chip(row.latency.point, flop, there.chip, chip, row.recipe)
+    return _on_chip(row.latency.point, published, there.chip, chip, row.recipe)
 
 
 @dataclass(frozen=True)
@@ -271,33 +291,33 @@ def predicted_table(
 
 def _base_seconds(published: Prediction, tables: Iterable[EvidenceTable], chip: Chip) -> tuple[Interval, str]:
     """Return the seconds of the published model, as if it fitted, and the GPU of their record, or BY_OPERATIONS."""
-    flop = _flop(published)
     for table in sorted(
         tables, key=lambda table: (near(chip.name, table.gpu), table.rows[0].recipe != BASELINE)
     ):
         row = next((row for row in table.rows if row.recipe == BASELINE and row.latency is not None), None)
         there = known_gpu(table.gpu)
         if row is not None and row.latency is not None and there is not None:
-            return _on_chip(row.latency.point, flop, there.chip, chip, BASELINE), table.gpu
-    waiting_s = _HOST_S * sum(part.calls for part in published.work.components)
-    return (
-        _around(flop / published.batch / 1e12 / (chip.bf16 * EFFICIENCY) + waiting_s),
-        BY_OPERATIONS,
-    )
+            return _on_chip(row.latency.point, published, there.chip, chip, BASELINE), table.gpu
+    seconds = _flop(published) / published.batch / 1e12 / (chip.bf16 * EFFICIENCY) + _launches_s(published)
+    return _around(seconds), BY_OPERATIONS
+
+
+def _launches_s(published: Prediction) -> float:
+    """Return the seconds that a host takes to launch the kernels of a call."""
+    return _HOST_S * sum(part.calls for part in published.work.components)
 
 
 def _projected_rows(
     published: Prediction, base: Interval, tables: Sequence[EvidenceTable], chip: Chip
 ) -> Iterator[EvidenceRow]:
     """Yield the rows recorded on other GPUs, the nearest last, with their times on this one."""
-    flop = _flop(published)
     for table in sorted(tables, key=lambda table: -near(chip.name, table.gpu)):
         there = known_gpu(table.gpu)
         assert there is not None
         for row in table.rows:
             if row.latency is None or not row.is_known or row.is_counted or "offload" in row.recipe:
                 continue
-            seconds = _on_chip(row.latency.point, flop, there.chip, chip, row.recipe)
+            seconds = _on_chip(row.latency.point, published, there.chip, chip, row.recipe)
             update = {
                 "latency": seconds,
                 "gain": Interval(base.point / seconds.point, None, None),

@@ -192,6 +192,8 @@ class Recommendation(Spec):
         card_bytes: the memory of the GPU, which a recipe has to fit with a reserve; None if unknown.
         published_bytes: what the model as published needs; None if unknown.
         missing: the missing evidence.
+        disturbed: recipes of the user's own records on this GPU that claim no gain, since other programs disturbed all
+            their times; the baseline that they are compared with stands before them. () if there are none.
         sure: the confidence in this answer; `doubts` explain why it is not higher.
         next: command lines to run next.
     """
@@ -219,6 +221,7 @@ class Recommendation(Spec):
     card_bytes: int | None = None
     published_bytes: int | None = None
     missing: tuple[str, ...] = ()
+    disturbed: tuple[str, ...] = ()
     sure: Sure = "none"
     doubts: tuple[str, ...] = ()
     next: tuple[str, ...] = ()

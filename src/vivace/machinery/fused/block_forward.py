@@ -16,6 +16,7 @@ import torch
 from vivace.machinery.compilation.stream_capture import MemsetsBeside
 from vivace.machinery.fused import operations
 from vivace.machinery.fused.block_weights import BlockWeights, FusedBlocks
+from vivace.machinery.fused.kept_keys import SourceKeys, beside
 from vivace.machinery.fused.modulations import OF_DOUBLE, OF_SINGLE
 from vivace.machinery.fused.operations import AttentionPreparation, AttentionScales, Room, Rows, RowScaled
 from vivace.machinery.fused.products import Product, room_for
@@ -48,11 +49,13 @@ class Exchange(Protocol):
 
 @dataclass
 class _AttentionInputs:
-    """Queries of own tokens, a function that returns all tokens' keys and values, and scales; None in bf16."""
+    """Queries of own tokens, a function that returns all tokens' keys and values, of which the first `num_kept` are of
+    an earlier step, and scales; None in bf16."""
 
     queries: torch.Tensor
     keys_values: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     scales: AttentionScales | None
+    num_kept: int = 0
 
 
 @dataclass
@@ -79,10 +82,12 @@ class _Step:
 
 
 class BlockForward:
-    """Computes all blocks; where the tokens given are this process's part of them, it has an `exchange`."""
+    """Computes all blocks; where the tokens given are this process's part of them, it has an `exchange`. Its
+    `source_keys` are those of source images that a step takes, or is given."""
 
     def __init__(self, blocks: FusedBlocks, channels: int, num_heads: int) -> None:
         self.exchange: Exchange | None = None
+        self.source_keys = SourceKeys()
         # cuDNN clears three numbers before its kernel. Among four GPUs this takes 12 us, in the way of attention; on
         # one, where the graph has no other branches, nothing is gained.
         self._attentions = MemsetsBeside()
@@ -113,12 +118,13 @@ class BlockForward:
             num_keys: see `operations.attend`.
         """
         blocks, (batch, num_image) = self._blocks, image.shape[:2]
+        scales = None if blocks.bounds is None else blocks.bounds(modulations, self._channels)
         step = _Step(
             x=torch.cat([text.flatten(0, 1), image.flatten(0, 1)]),
             modulations=modulations,
             rope=rope,
             tokens=TokenLayout(batch, text.shape[1], num_image),
-            scales=None if blocks.bounds is None else blocks.bounds(modulations, self._channels),
+            scales=self.source_keys.bounded(scales),
             mask=mask,
             num_still=num_still,
             num_keys=num_keys,
@@ -164,7 +170,7 @@ class BlockForward:
         assert block.down is not None
         rows = self._norm(step, pending, (shift, scale), of_inputs[0], block.qkv.room)
         beside = self._second_attention(index, step)
-        inputs, _ = self._attention_inputs(rows, block, step, of_values, queries_last=True)
+        inputs, _ = self._attention_inputs(rows, block, index, step, of_values, queries_last=True)
         onto = block.out.room_if_needed(tokens.num_rows, rows.values.dtype)
         attended = self._attend(inputs, step, of_values, onto)
         of_mlp, of_hidden = (
@@ -200,7 +206,7 @@ class BlockForward:
         of_input = None if scales is None else scales.singles[place : place + 1]
         of_values = None if scales is None else scales.values[num_doubles + place]
         rows = self._norm(alone, _Pending(tokens), (shift, scale), of_input, weights.qkv.room)
-        inputs, _ = self._attention_inputs(rows, weights, alone, of_values)
+        inputs, _ = self._attention_inputs(rows, weights, None, alone, of_values)
         onto = weights.out.room_if_needed(tokens.num_rows, rows.values.dtype)
         attended = self._attend(inputs, alone, of_values, onto)
         return Branch(weights.out(attended, tokens), gate, weights.out.left_bias)
@@ -233,11 +239,12 @@ class BlockForward:
             step.x, tokens = step.x[dropped:], TokenLayout(1, 0, tokens.image - dropped)
         of_values = None if scales is None else scales.values[num_doubles + index]
         compute = self._gated_single if self._architecture.activation == "swiglu" else self._gelu_single
-        return _Pending(tokens, compute(block, rows, step, of_values, gate, tokens))
+        return _Pending(tokens, compute(block, num_doubles + index, rows, step, of_values, gate, tokens))
 
     def _gelu_single(
         self,
         block: BlockWeights,
+        index: int,
         rows: Rows,
         step: _Step,
         shared: torch.Tensor | None,
@@ -250,9 +257,8 @@ class BlockForward:
         kept = slice(len(rows.values) - tokens.num_rows, None)
         of_kept = Rows(rows.values[kept], rows.scale)
         joined = block.out.room((len(rows.values), block.out.num_inputs), dtype=rows.values.dtype)
-        inputs, _ = self._attention_inputs(
-            rows, block, step, shared
-        )  # what is gathered arrives during the MLP
+        # What is gathered arrives during the MLP.
+        inputs, _ = self._attention_inputs(rows, block, index, step, shared)
         of_hidden = None if shared is None else shared[:, None]
         block.up.activated(of_kept, tokens, of_hidden, joined[kept, self._channels :])
         self._attend(inputs, step, shared, joined[:, : self._channels])
@@ -262,6 +268,7 @@ class BlockForward:
     def _gated_single(
         self,
         block: BlockWeights,
+        index: int,
         rows: Rows,
         step: _Step,
         of_values: torch.Tensor | None,
@@ -269,7 +276,7 @@ class BlockForward:
         tokens: TokenLayout,
     ) -> Branch:
         kept = slice(len(rows.values) - tokens.num_rows, None)
-        inputs, projected = self._attention_inputs(rows, block, step, of_values)
+        inputs, projected = self._attention_inputs(rows, block, index, step, of_values)
         # Without a scale attention's output stays in bf16 here: it is rounded with the MLP's, by row.
         attended = self._attend(inputs, step, None)
         active = operations.swiglu(
@@ -318,12 +325,13 @@ class BlockForward:
         self,
         rows: Rows,
         block: BlockWeights,
+        index: int | None,
         step: _Step,
         of_values: torch.Tensor | None,
         queries_last: bool = False,
     ) -> tuple[_AttentionInputs, torch.Tensor]:
-        """Return attention's inputs, of own rows, and the whole product; queries last: while keys and values are
-        sent."""
+        """Return attention's inputs, of own rows, and the whole product; queries last: while keys and values are sent.
+        `index` is the block's among all; None: of a second attention, which no source image has a part in."""
         qkv_product, norms = block.qkv, block.norms
         scales = norms.attention_scales(of_values, is_bf16=step.mask is not None)
         preparation = AttentionPreparation(
@@ -331,7 +339,16 @@ class BlockForward:
         )
         if self.exchange is None:
             qkv = qkv_product(rows, step.tokens)
+            sources = self.source_keys
+            if index is not None and sources.are_given:
+                kept = sources.kept[index]
+                q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
+                pair, own = beside(kept, q, scales, kept_first=True)
+                operations.write_attention_inputs(qkv, preparation, (q, *own))
+                return _AttentionInputs(q, lambda: pair, scales, kept[0].shape[1]), qkv
             q, k, v = operations.attention_inputs(qkv, preparation)
+            if index is not None and sources.number:
+                sources.take(qkv, preparation, (k, v), self._architecture.text_last)
             return _AttentionInputs(q, lambda: (k, v), scales), qkv
         qkv = qkv_product.empty(rows)
         q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
@@ -363,8 +380,12 @@ class BlockForward:
     ) -> Rows:
         k, v = inputs.keys_values()
         launch = None if self.exchange is None else self._attentions.launch
+        mask, num_keys, num_kept = step.mask, step.num_keys, inputs.num_kept
+        if num_kept:
+            mask = None if mask is None else torch.nn.functional.pad(mask, (num_kept, 0), value=True)
+            num_keys = None if num_keys is None else num_keys + num_kept
         return operations.attend(
-            (inputs.queries, k, v), inputs.scales, step.tokens, values, onto, step.mask, launch, step.num_keys
+            (inputs.queries, k, v), inputs.scales, step.tokens, values, onto, mask, launch, num_keys
         )
 
     def _of_double(self, vector: int) -> list[Modulation]:
@@ -384,6 +405,7 @@ class FusedForward:
         self.num_calls = 0
         self._transformer = transformer
         self._blocks = BlockForward(fused, transformer.inner_dim, transformer.config.num_attention_heads)
+        self.source_keys = self._blocks.source_keys
 
     def _predicted(self, image: torch.Tensor, embedding: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         self.num_calls += 1

@@ -117,7 +117,7 @@ class Product(nn.Module):
         onto: torch.Tensor | None = None,
     ) -> None:
         """Write some outputs of the product to their place among all, in `made`, (rows, outputs)."""
-        for stream, span in enumerate(self._spans(tokens)):
+        for stream, span in self._spans(tokens):
             weight, out = self.weight[stream, outputs], made[span, outputs]
             values = self._with_lora(rows.values[span], stream)
             if made.is_meta:
@@ -138,7 +138,7 @@ class Product(nn.Module):
         """Return GELU of the product and its bias, written `onto`; in e4m3 with outputs' scales and their inverses."""
         dtype = torch.bfloat16 if scales is None else torch.float8_e4m3fn
         made = self.empty(rows, dtype) if onto is None else onto
-        for stream, span in enumerate(self._spans(tokens)):
+        for stream, span in self._spans(tokens):
             values = self._with_lora(rows.values[span], stream)
             if made.is_meta:
                 torch.ops.vivace.fused_product(values, self.weight[stream], made[span])
@@ -168,9 +168,12 @@ class Product(nn.Module):
     def _scales(self, rows: Rows, stream: int) -> tuple[torch.Tensor, ...]:
         return () if self.scale is None else (_of(rows.scale, stream), self.scale[stream])
 
-    def _spans(self, tokens: TokenLayout) -> list[slice]:
+    def _spans(self, tokens: TokenLayout) -> list[tuple[int, slice]]:
+        """Return the rows of each stream that has any."""
         split = tokens.num_text_rows
-        return [slice(None)] if len(self.weight) == 1 else [slice(0, split), slice(split, None)]
+        if len(self.weight) == 1:
+            return [(0, slice(None))]
+        return [(0, slice(0, split)), (1, slice(split, None))] if split else [(1, slice(None))]
 
 
 def room_for(*products: Product) -> Room:

@@ -33,6 +33,7 @@ from vivace.machinery.technique import (
     Trait,
     knob,
 )
+from vivace.machinery.technique.anatomy import call_parameters
 from vivace.machinery.technique.pipeline_code import (
     guides_by_the_usual_scale,
     names_its_calls,
@@ -51,9 +52,13 @@ class StepDecision:
 
 @dataclass(frozen=True)
 class Attached:
+    """What a cache attached; `evidence` and `refuted` are its own, beside the counter's."""
+
     counter: StepCounter
     changed: Mapping[str, int | float | str] = field(default_factory=dict)
     contexts: Mapping[Component, CallContext] = field(default_factory=dict)
+    evidence: Callable[[], Mapping[str, int | float | str]] = dict
+    refuted: Callable[[], str | None] = lambda: None
 
 
 class StepCache(Technique):
@@ -198,11 +203,11 @@ class StepCache(Technique):
     def attach_with(self, target: Target, decision: StepDecision) -> Effect:
         """Attach the cache with another decision than its own."""
         attached = self.attach(target, decision.is_hit)
-        if guides_in_unnamed_calls(target.pipe):
-            if family_of_pipeline(type(target.pipe).__name__) is None:
-                _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
-            else:
-                _name_second_calls(target.module("denoiser"))
+        is_known = family_of_pipeline(type(target.pipe).__name__) is not None
+        if guides_in_unnamed_calls(target.pipe) and not is_known:
+            _refuse_second_calls(target.module("denoiser"), type(target.pipe).__name__)
+        elif guides_in_unnamed_calls(target.pipe) or (is_known and _has_unnamed_true_cfg(target.pipe)):
+            _name_second_calls(target.module("denoiser"))
         return Effect(
             changed={
                 f"denoiser.{self.name}": self._decided_by(),
@@ -211,8 +216,10 @@ class StepCache(Technique):
             },
             contexts=dict(attached.contexts),
             around=_reset_before_call(target.module("denoiser")),
-            evidence=attached.counter.evidence,
-            refuted=lambda evidence: decision.refuted() or attached.counter.refuted(evidence),
+            evidence=lambda: {**attached.counter.evidence(), **attached.evidence()},
+            refuted=lambda evidence: (
+                decision.refuted() or attached.refuted() or attached.counter.refuted(evidence)
+            ),
         )
 
     def _decided_by(self) -> float | str:
@@ -226,20 +233,18 @@ class StepCache(Technique):
 
 
 def _mixes_guidance(target: Target) -> str | None:
+    name = type(target.pipe).__name__
+    if names_its_calls(target.pipe) or family_of_pipeline(name) is not None:
+        return None  # see `_name_second_calls`
     others = [*target.request.earlier, *target.request.later]
     is_asked = target.model.defaults.get("true_cfg_scale", 1) > 1 or any(
         technique.values.get("true_cfg") for technique in others
     )
-    if names_its_calls(target.pipe):
-        return None
-    name = type(target.pipe).__name__
     if is_asked:
         return (
             f"{name} does not say which of true CFG's two calls is which, and a cache would mix them; leave true CFG "
             "out"
         )
-    if family_of_pipeline(name) is not None:
-        return None  # see `_name_second_calls`
     # A distilled model's pipeline is the same, and its call's default guides; a call without guidance can be cached.
     config = getattr(target.pipe, "config", {})  # a process of `parallel` has the denoiser alone
     is_distilled = bool(config.get("is_distilled")) and not target.model.name
@@ -295,6 +300,11 @@ def guides_in_unnamed_calls(pipe: Any) -> bool:
     return (
         guides_by_the_usual_scale(pipe) and number_of_denoiser_calls(pipe) > 1 and not names_its_calls(pipe)
     )
+
+
+def _has_unnamed_true_cfg(pipe: Any) -> bool:
+    """Return whether a pipeline guides by `true_cfg_scale` in two unnamed calls: FLUX.1 Kontext's."""
+    return "true_cfg_scale" in call_parameters(pipe) and not names_its_calls(pipe)
 
 
 def _reset_before_call(denoiser: Any) -> CallContext:

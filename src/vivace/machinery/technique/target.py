@@ -136,7 +136,8 @@ class ModelFacts:
         name: NAME@REVISION of its weights, "" if unknown.
         defaults: of the pipeline's call (steps, guidance, size), as far as known.
         load_tiny_vae: loads the tiny VAE of this model; None if there is none.
-        tiny_vae_arguments: what `AutoencoderTiny.from_pretrained` takes to load it in a script.
+        tiny_vae_arguments: what loads it in a script: `AutoencoderTiny.from_pretrained`'s, or `hf_hub_download`'s.
+        tiny_vae_class: the class of `vivace.machinery.tiny_vaes` that it has; "" for diffusers' AutoencoderTiny.
         distillations: the known LoRAs for few steps, the usual one of each kind first.
         has_random_weights: untrained, so techniques have no content to adapt to.
         has_weights: False for a pipeline on the meta device, which has shapes alone (see `Technique.predict`).
@@ -149,6 +150,7 @@ class ModelFacts:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     load_tiny_vae: Callable[[], Any] | None = None
     tiny_vae_arguments: tuple[str, ...] = ()
+    tiny_vae_class: str = ""
     distillations: tuple[FewSteps, ...] = ()
     has_random_weights: bool = False
     has_weights: bool = True

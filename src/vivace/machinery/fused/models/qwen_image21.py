@@ -29,8 +29,9 @@ from vivace.machinery.fused.block_weights import BlockLayers, BlockWeights, proj
 from vivace.machinery.fused.calls import cast_inputs, cast_last
 from vivace.machinery.fused.chain import BlockChain, ChainForm, Tables, take_blocks
 from vivace.machinery.fused.forms import FusedForm, FusedTransformer, Fusing
+from vivace.machinery.fused.kept_keys import beside
 from vivace.machinery.fused.lora_columns import name_layers
-from vivace.machinery.fused.operations import AttentionScales, Rows
+from vivace.machinery.fused.operations import Rows
 from vivace.machinery.kernels.reference import TokenLayout, from_joint, to_joint
 
 Segment = tuple[int, int, bool]
@@ -89,23 +90,6 @@ class Prefix:
             room = made.new_zeros((len(made), self.room or self.length, *made.shape[2:]))
             room[:, : self.length] = made[:, : self.length]
             kept.append(never_written_again(room))
-
-    def before(
-        self, block: int, queries: torch.Tensor, scales: AttentionScales | None
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of all tokens in the queries' dtype, and of each the image's part, to be written."""
-        batch, num_own, *of_token = queries.shape
-        made = [queries.new_empty((batch, self.length + num_own, *of_token)) for _ in range(2)]
-        kept = (self.keys[block], self.values[block])
-        of_parts = None if scales is None else (scales.queries_keys[1:], scales.values[:1])
-        for index, (whole, part) in enumerate(zip(made, kept, strict=True)):
-            if of_parts is None:
-                whole[:, num_own:].copy_(part)
-                continue
-            for image, source in zip(whole, part, strict=True):
-                operations.quantized(source.flatten(1), of_parts[index], image[num_own:].flatten(1))
-        keys, values = made
-        return keys, values, (keys[:, :num_own], values[:, :num_own])
 
 
 # cuDNN makes a plan for each number of tokens, which takes longer than the one step that this attention is of. The
@@ -210,12 +194,10 @@ class CausalChain(BlockChain):
                 return operations.quantized(attended, of_values[:1], onto)
             return Rows(attended if onto is None else onto.copy_(attended))
         q = torch.empty(preparation.shape, dtype=preparation.dtype(qkv), device=qkv.device)
-        keys, values, own = prefix.before(index, q, preparation.scales)
-        operations.write_attention_inputs(qkv, preparation, (q, *own))
         scales, num_keys = preparation.scales, prefix.num_keys
-        return operations.attend(
-            (q, keys, values), scales, tokens, of_values, onto, prefix.mask, num_keys=num_keys
-        )
+        pair, own = beside((prefix.keys[index], prefix.values[index]), q, scales)
+        operations.write_attention_inputs(qkv, preparation, (q, *own))
+        return operations.attend((q, *pair), scales, tokens, of_values, onto, prefix.mask, num_keys=num_keys)
 
 
 class QwenImage21Forward:
