@@ -34,8 +34,9 @@ def _grid(_: Any, call: family.Arguments) -> tuple[int, int]:
 
 def _not_captured(transformer: Any) -> str:
     """Return why no graph is captured: Qwen-Image-Edit-2511 modulates its sources' tokens by a timestep of 0, for which
-    diffusers writes an index of tokens on the host. A fused forward counts them instead."""
-    copies = transformer.config.get("zero_cond_t", False) and not hasattr(transformer.forward, "inputs_of")
+    diffusers writes an index of tokens on the host. Fused blocks count them instead."""
+    has_own_blocks = any(hasattr(block, "attn") for block in transformer.transformer_blocks)
+    copies = transformer.config.get("zero_cond_t", False) and has_own_blocks
     return "its transformer copies from the host which tokens are the sources'" if copies else ""
 
 

@@ -215,7 +215,9 @@ def test_only_the_most_recently_used_are_kept() -> None:
 
 def apply(pipe: Any, monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> Any:
     monkeypatch.setattr("vivace.machinery.compilation.captured.cuda_capturer", lambda: capture)
-    return CudaGraph(**knobs).apply(target_of(machine=GPU, pipe=pipe))
+    graphs, target = CudaGraph(**knobs), target_of(machine=GPU, pipe=pipe)
+    assert graphs.unsupported(target) is None
+    return graphs.apply(target)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
