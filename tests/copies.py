@@ -69,6 +69,10 @@ def read_embedded_models_once() -> None:
         key = (located.folder, dtype, located.variant, tuple(located.without))
         if key not in _LOADED:
             _LOADED[key] = Copies(read(located, dtype))
-        return _LOADED[key].make()
+        pipe = _LOADED[key].make()
+        for name, part in pipe.components.items():
+            if hasattr(part, "add_tokens"):  # as some tests do
+                setattr(pipe, name, copy.deepcopy(part))
+        return pipe
 
     load._from_files = read_or_copy
