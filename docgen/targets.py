@@ -156,6 +156,7 @@ class Line:
         asked: of an H200, in words.
         model, steps, height: of the record, the last 0 for the model's own; "" without any.
         prompts: the source images of the record of new prompts; None: the record is one of a known prompt.
+        part: the record's recipe contains this; "": it leaves out no step's work.
         stands: what stands in the way, or where more is said, in words with links; `lacks` while there is no record.
         seconds: stands in place of a time, without a record.
     """
@@ -166,6 +167,7 @@ class Line:
     steps: int = 0
     height: int = 0
     prompts: int | None = None
+    part: str = ""
     stands: str = ""
     lacks: str = ""
     seconds: str = "not measured"
@@ -173,6 +175,12 @@ class Line:
 
 _NO_CARD = "no card could be had"
 _NO_FORM = "it has no fused form"
+_CACHED = "reference_cache"
+_PROFILES = "[profile](throughput.md#where-the-time-is)"
+_TIMED_OUT = (
+    "two runs were cut off by their limit of 50 and 60 s; from 2048 to 3072 px [klein] 4B took 3.5 times as long, and "
+    "Z-Image 3.3"
+)
 _SIZES = (("SDXL", "sdxl", 50), ("FLUX.1 [dev]", "flux-dev", 28), ("FLUX.2 [klein] 4B", "flux2-klein-4b", 4),
           ("Z-Image-Turbo", "z-image-turbo", 9))  # fmt: skip
 LINES = (
@@ -182,16 +190,25 @@ LINES = (
         Line(f"edit, FLUX.2 [klein] 9B, 4, {words}", "a record", "flux2-klein-9b", 4, prompts=number, lacks=_NO_CARD)
         for number, words in enumerate(("one image", "two images", "three images"), 1)
     ),
-    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", "flux2-dev", 50, prompts=1, lacks=_NO_CARD),
+    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", "flux2-dev", 50, prompts=1, lacks=_NO_CARD,
+         stands="missed by 19 %: 0.5 s a step are about 1.3 PFLOP/s, and 21 s would need 1.6, more than the power cap "
+         "leaves"),
     Line("edit, Qwen-Image-Edit-2511, 40", "11 s (sglang, H100: 23.0)", "qwen-image-edit-2511", 40, prompts=1,
-         lacks=_NO_CARD),
+         lacks=_NO_CARD,
+         stands=f"missed by 19 %: matmuls run at 1.3 PFLOP/s and attention at 0.8, 86 % of a step ({_PROFILES}). Each "
+         "new length captured graphs of its own; lengths share them since, which has not run on a card"),
     Line("edit, Qwen-Image-Edit-2509, 40", "a record", "qwen-image-edit-2509", 40, prompts=1, lacks=_NO_CARD),
     Line("edit, Qwen-Image 2.1, 40", "a record", "qwen-image-2.1", 40, prompts=1, lacks=_NO_CARD),
-    Line(
-        "cached references (`reference_cache`, klein 9B KV)",
-        "half of an edit's time",
-        stands="there is no such technique yet",
-    ),
+    Line("FLUX.2 [dev], one image, `reference_cache`", "half of 25.0 s", "flux2-dev", 50, prompts=1, part=_CACHED,
+         stands="0.57 of it; no published weights were at hand to judge images"),
+    Line("FLUX.2 [klein] 4B, one image, `reference_cache`", "half of 0.44 s", "flux2-klein-4b", 4, prompts=1,
+         part=_CACHED, stands="one of its four steps computes all tokens, and does so uncaptured"),
+    Line("FLUX.2 [klein] 4B, three images, `reference_cache`", "a record", "flux2-klein-4b", 4, prompts=3, part=_CACHED),
+    Line("Qwen-Image-Edit-2511, one image, `reference_cache`", "half of 13.1 s", "qwen-image-edit-2511", 40, prompts=1,
+         part=_CACHED, lacks="on the card `cuda_graph` refused the recipe, which it takes since; no card could be had "
+         "again"),
+    Line("FLUX.2 [klein] 9B KV, fused", "a record",
+         stands="equal to diffusers' within the bounds of bf16 and fp8 on a CPU; no card could be had"),
     Line("new prompt, Z-Image-Turbo, 9", "at most 3 % over a known one", "z-image-turbo", 9, prompts=0),
     Line("new prompt, Qwen-Image 2.1, 40", "at most 3 %", "qwen-image-2.1", 40, prompts=0),
     Line("new prompt, Qwen-Image 2512, 50", "at most 3 %", "qwen-image-2512", 50, prompts=0),
@@ -208,17 +225,27 @@ LINES = (
     Line("SDXL Lightning, 4", "a record", "sdxl-lightning-4step", 4),
     Line("SDXL Hyper, 4", "a record", "hyper-sdxl-4step", 4),
     Line("Qwen-Image 2512, 50, on two GPUs", "4.2 s", stands="two cards could not be had"),
-    Line("profile of Qwen-Image 2.1", "a record", stands="the command is above"),
-    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published",
-         stands="TAEF2, TAEW2.1 and TAEQI2.1 are in the catalogue"),
+    Line("profile of Qwen-Image 2.1", "a record", stands=_PROFILES, seconds="2.64 s, of which kernels 2.6"),
+    Line("`tiny_vae` for FLUX.2's and Qwen's latents", "if one is published", "flux2-klein-4b", 4, prompts=0,
+         part="tiny_vae", stands="0.169 s without; TAEW2.1 and TAEQI2.1 are in the catalogue too, not measured"),
     *(
         Line(f"{name}, {steps}, {size} px", "a record", model, steps, size,
-             lacks="`python -m benchmarks.throughput` measures it")
+             lacks=_TIMED_OUT)
         for name, model, steps in _SIZES
         for size in (1024, 1536, 2048, 3072, 4096)
     ),
-    Line("where the time of 2048 px is; seams of a tiled VAE looked at", "a record", stands="no profile was taken"),
-    Line("sparse attention in fp8, by content, at 2048 px", "kept only if the gate passes it", stands="not tried"),
+    Line("where the time of 2048 px is", "a record", seconds="-",
+         stands=f"attention is 47 to 56 % of it, the VAE 0.1 s ({_PROFILES})"),
+    Line("the VAE tiled only where it must be, seams looked at", "a record", seconds="-",
+         stands="at 3072 px a fused call peaks at 11 and 15 GB with the VAE whole; small tiles change colours "
+         "([footguns](../footguns.md#memory-and-offloading))"),
+    Line("sparse attention in fp8, by content, at 2048 px", "kept only if the gate passes it",
+         seconds="1.18x of a call at density 0.5",
+         stands="tried: a Triton kernel takes as long as cuDNN's fp8 at a density of 0.69 to 0.76 "
+         "([record](../../results/sparse-attention-h200.jsonl)). Images of trained tiny models changed at shares of 0.9 "
+         "and 0.95, and a match of 0.9 took 0.48 to 0.84 of the image's blocks or was not reached "
+         "([record](../../results/sparse-attention-cpu.jsonl)); no published weights were at hand, so it is no "
+         "technique"),
     Line(
         "cards without fp8: ComfyUI's `int8 ConvRot`", "read right",
         stands="read, and compared with the rotation by its matrix; no published file was at hand "
@@ -230,7 +257,8 @@ LINES = (
     ),
     Line("predictions for cards that nobody here has", "scored", stands="[scored](predictions.md)", seconds="-"),
     Line("200 equal calls, equal bits, of each new fused form", "a record",
-         stands="there are records of older forms alone ([record](../../results/same-bits.jsonl))"),
+         stands="there are records of older forms alone ([record](../../results/same-bits.jsonl)); the run of newer "
+         "ones ended without a row, since one of its models does not draw in a single step"),
 )  # fmt: skip
 
 
@@ -408,19 +436,20 @@ def _lines(results: Path) -> list[str]:
 
 def _measured(line: Line, results: Path, prompts: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return a line's time, in words, and its record; that it has none."""
+    target = Target(line.what, line.model, line.steps, "", "", 0.0, part=line.part, height=line.height)
     if line.prompts is not None:
         times = [
             [statistics.median(case[key]) for key in ("new_s", "known_s")]
             for case in prompts
             if (case["model"], case["steps"]) == (f"{SYNTHETIC}{line.model}", line.steps)
             and case["images"] == line.prompts
+            and _counts(case["recipe"], target)
         ]
         if times:
             new, known = min(times)
             over = f"{new:.3g} for a new prompt, {known:.3g} for a known one ({new / known:.3f}x)"
             return over, f"[record](../../results/{_NEW_PROMPTS})"
     elif line.model:
-        target = Target(line.what, line.model, line.steps, "", "", 0.0, height=line.height)
         for timed in fastest_of(target, results):
             if timed.card == H200:
                 return (

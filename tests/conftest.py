@@ -120,12 +120,14 @@ def _workers_last(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Tests of a worker's start and end use their own.
     """
+    from tests.copies import read_embedded_models_once
     from tests.shared_worker import SharedWorker, module_of
     from vivace.benchmark import cache_calibration, pairs, profiles, studies
     from vivace.benchmark.rounds.worker_requests import WORKER
     from vivace.measure.this_environment import DRIVER
     from vivace.tuning import tuner
 
+    read_embedded_models_once()
     start = studies.start_launcher
     shared: list[SharedWorker] = []
 

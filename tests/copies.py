@@ -7,7 +7,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from diffusers import SchedulerMixin
+
+from vivace.models import load
+from vivace.models.find import WEIGHTS, LocatedModel
 
 
 class _Pickler(pickle.Pickler):
@@ -41,6 +43,8 @@ class Copies:
         self._pipe = pipe
         file = io.BytesIO()
         pickler = _Pickler(file)
+        from diffusers import SchedulerMixin
+
         parts = pipe.components.items()
         pickler.dump({k: part for k, part in parts if isinstance(part, torch.nn.Module | SchedulerMixin)})
         self._pickled, self._left = file.getvalue(), pickler.left
@@ -50,3 +54,25 @@ class Copies:
         for name, part in _Unpickler(io.BytesIO(self._pickled), self._left).load().items():
             setattr(pipe, name, part)
         return pipe
+
+
+_LOADED: dict[tuple[Any, ...], Copies] = {}
+
+
+def read_embedded_models_once() -> None:
+    """From now on, who loads a model that ships with vivace gets a copy of what this process read first."""
+    read = load._from_files
+
+    def read_or_copy(located: LocatedModel, dtype: Any) -> Any:
+        if located.folder is None or located.folder.parent != WEIGHTS or located.components:
+            return read(located, dtype)
+        key = (located.folder, dtype, located.variant, tuple(located.without))
+        if key not in _LOADED:
+            _LOADED[key] = Copies(read(located, dtype))
+        pipe = _LOADED[key].make()
+        for name, part in pipe.components.items():
+            if hasattr(part, "add_tokens"):  # as some tests do
+                setattr(pipe, name, copy.deepcopy(part))
+        return pipe
+
+    load._from_files = read_or_copy

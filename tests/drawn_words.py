@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vivace.proofs.verdicts.legible import words_of
 
-SIZE = 256
+SIZE = 128
 
 
 def draw(prompt: str, seed: int, wrong: float = 0.0) -> Any:
@@ -19,7 +19,7 @@ def draw(prompt: str, seed: int, wrong: float = 0.0) -> Any:
     text = "".join(random_.choice("XQJVKZ") if c.isalnum() and random_.random() < wrong else c for c in words)
     pen = ImageDraw.Draw(picture)
     lines = text.replace(" ", "\n")
-    pen.multiline_text((20, 40 + random_.randrange(60)), lines, (30, 30, 60), ImageFont.load_default(36))
+    pen.multiline_text((10, 20 + random_.randrange(30)), lines, (30, 30, 60), ImageFont.load_default(18))
     for column, byte in enumerate(text.encode()[: SIZE - 1]):
         picture.putpixel((column, SIZE - 1), (byte, 255, 0))
     return picture

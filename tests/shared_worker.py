@@ -94,11 +94,17 @@ def serve(line: str, events: TextIO) -> None:
 
 
 def prepare() -> None:
-    """Import what every child would import for seconds."""
+    """Import what every child would import for seconds, and read the models that most of them draw with."""
     import torchmetrics
+
+    from tests.copies import read_embedded_models_once
+    from vivace.models import find_model, load_pipeline
 
     assert torchmetrics is not None
     worker.import_all()
+    read_embedded_models_once()
+    for model in ("tiny-sd", "tiny-flux"):
+        load_pipeline(find_model(model), "cpu")
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ def drawer() -> Iterator[Drawer]:
         yield shared_drawer
 
 
+@pytest.mark.long
 def test_the_sample_has_every_technique_and_both_models() -> None:
     cases = sample(PAIRS, RANDOM)
     assert len(cases) == PAIRS + RANDOM

@@ -213,7 +213,6 @@ def _forked() -> Iterator[None]:
     "scheduler(dpmpp_2s)*",
     "scheduler(unipc)*",
     "quantize(fp8_weight)*",
-    "quantize(fp8_static)*",
     "quantize(mxfp8)*",
     "quantize(int4)-*",
     "steps(8)*",

@@ -79,6 +79,7 @@ print(json.dumps([(each.returncode, each.stdout, each.stderr) for each in done])
 """
 
 
+@pytest.mark.long
 def test_the_technique_is_listed_and_explained(source: Path) -> None:
     listed, explained, wrong = json.loads(run(source, "-c", _COMMANDS).stdout)
     assert json.loads(listed[1])[0]["knobs"][0]["tune"] == [128, 256]

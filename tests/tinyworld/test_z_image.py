@@ -38,6 +38,7 @@ def test_the_batched_velocity_is_the_transformers(models, real: bool) -> None:
     torch.testing.assert_close(z_image.unpack(made), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_trained_folder_draws_what_training_encoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,7 @@ class Snapshot:
             (owner, _copied(vars(owner), lambda value: value)) for owner in owners if owner is not None
         ]
         self._modules = [
-            (weakref.ref(module), _copied(vars(module), _weak), _contents(_copied(vars(module), _strong)))
+            (weakref.ref(module), _copied(vars(module), _weak), _contents(vars(module)))
             for part in networks
             for module in part.modules()
         ]
@@ -79,7 +79,11 @@ class Snapshot:
                 for name, (value, inside) in attributes.items()
             }
             values = [value for each in now.values() for value in (each[0], *(each[1] or {}).values())]
-            if module is None or any(value is _FREED for value in values) or _contents(now) != contents:
+            if (
+                module is None
+                or any(value is _FREED for value in values)
+                or contents != _contents({name: inside for name, (_, inside) in now.items()})
+            ):
                 return False
             held.append((module, now))
         for owner, attributes in held:
@@ -105,15 +109,23 @@ def _copied(attributes: dict[str, Any], reference: Callable[[Any], Any]) -> _Cop
     return {
         name: (
             reference(value),
-            {key: reference(item) for key, item in value.items()} if type(value) in _DICTIONARIES else None,
+            None
+            if type(value) not in _DICTIONARIES
+            else {key: reference(item) for key, item in value.items()}
+            if value  # most are hooks that nobody has registered
+            else {},
         )
         for name, value in attributes.items()
     }
 
 
-def _contents(attributes: _Copied) -> dict[str, Hashable]:
-    parts = (attributes[part][1] or {} for part in ("_parameters", "_buffers"))
-    return {name: _content(tensor) for part in parts for name, tensor in part.items() if tensor is not None}
+def _contents(attributes: Mapping[str, Any]) -> dict[str, Hashable]:
+    return {
+        name: _content(tensor)
+        for part in ("_parameters", "_buffers")
+        for name, tensor in attributes[part].items()
+        if tensor is not None
+    }
 
 
 def _content(tensor: Any) -> Hashable:

@@ -46,6 +46,7 @@ def test_importing_asks_nvml_and_not_the_driver(capability: str, expected: str) 
     assert run(program, capability).splitlines()[-1] == expected
 
 
+@pytest.mark.long
 def test_pytorch_answers_again_afterwards() -> None:
     program = """
 with driver.without_cuda_init():

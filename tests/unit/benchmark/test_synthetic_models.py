@@ -205,8 +205,8 @@ def test_a_guidance_scale_that_changes_nothing_is_refused(name: str, says: str) 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick("z-image-turbo")
 @pytest.mark.exhaustive("sd35*", "flux2-*", "sana-*")
+@pytest.mark.long
 def test_each_pipeline_is_measured(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +225,7 @@ def test_each_pipeline_is_measured(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.long
 def test_on_random_weights_a_threshold_must_be_a_fixed_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from vivace.answers.page import page_of
 
 
 @pytest.mark.parametrize("name", [*ANSWERS, "every block"])
+@pytest.mark.quick("every block", "bench", "tune")
 def test_a_page_opens_offline_at_both_widths(
     name: str, open_page: Callable[..., Any], tmp_path: Path
 ) -> None:

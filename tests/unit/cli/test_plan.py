@@ -70,6 +70,7 @@ def test_what_is_faster_is_ranked_where_the_model_fits_too(run: Run) -> None:
     assert facts["ranking"][0]["latency_s"] == facts["brief"]["latency"]["point"]
 
 
+@pytest.mark.long
 def test_a_recipe_that_does_not_fit_says_what_would(run: Run) -> None:
     lines = lines_of(run("plan", "tiny-sd", "--recipe", "compile", "--card", "1.25"))
     assert lines[0] == "tiny-sd on a card of 1.25 GB: does not fit"

@@ -49,6 +49,7 @@ def test_two_recipes_side_by_side_with_traces(tmp_path: Path) -> None:
         assert any(event["name"] == "vivace component denoiser" for event in events)
 
 
+@pytest.mark.long
 def test_prompts_count_as_new_unless_they_are_repeated(tmp_path: Path) -> None:
     arguments = ("profile", *SHORT, "--calls", "1", "--recipe", "prompt_cache", "--format", "json")
     new = run_vivace(tmp_path, *arguments)

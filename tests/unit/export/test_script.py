@@ -62,6 +62,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", sorted(TECHNIQUES))
 @pytest.mark.diagonal
+@pytest.mark.exhaustive(
+    "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
+)
 @pytest.mark.slow(
     "parallel*",
     "prune*",
@@ -72,9 +75,10 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "prompt_cache*",
     "pyramid*",
     "vae_tiling*",
-)
-@pytest.mark.exhaustive(
-    "prune-tiny-flux", "parallel-*", "compile-tiny-flux", "tf32*", "steps*", "inference_mode*"
+    "dual_block*",
+    "faster*",
+    "magcache*",
+    "seacache*",
 )
 def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
     # prune chooses by whole images, three times here.
@@ -95,12 +99,7 @@ def test_each_technique_alone(name: str, model: str, scripts: Path) -> None:
 
 @pytest.mark.parametrize(("model", "recipe"), [(model, r) for model in COMPOSED for r in COMPOSED[model]])
 @pytest.mark.exhaustive("tiny-flux-bf16+quantize*", "*flow_lcm*")
-@pytest.mark.quick(
-    "tiny-sd-tiny_vae+cfg_cutoff*",
-    "tiny-sd-fuse_qkv+int4*",
-    "tiny-flux-fuse_qkv*",
-    "tiny-flux-schnell-tiny_vae*",
-)
+@pytest.mark.quick("tiny-sd-tiny_vae+cfg_cutoff*", "tiny-flux-fuse_qkv*")
 def test_compositions(model: str, recipe: str, scripts: Path) -> None:
     if "bitsandbytes" in recipe:
         pytest.importorskip("bitsandbytes")
@@ -257,7 +256,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-@pytest.mark.quick("baseline*", "cfg_cutoff*", "compile(max*")
+@pytest.mark.quick("cfg_cutoff*", "baseline*")
 def test_for_a_gpu(recipe: str, lines: list[str], gpu: None, tmp_path: Path) -> None:
     text = write_script(find_model("tiny-sd"), resolve(recipe), "cuda", prompt=PROMPT).text
     (tmp_path / "draw.py").write_text(text)

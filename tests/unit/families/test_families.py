@@ -108,6 +108,7 @@ def test_a_calibration_sees_what_a_cache_looks_at(model: str) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 4.5])
+@pytest.mark.quick("4.5")
 def test_a_cache_tells_krea_2_s_calls_apart_although_they_have_no_names(scale: float) -> None:
     """The second call of a step gets the same latents. Mixed up, they would be one call, and guidance nothing."""
     opened = session("krea-2-turbo", "seacache(hits=0.5)", guidance_scale=scale)
@@ -180,7 +181,7 @@ def test_every_catalogue_model_is_of_a_family() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.quick("flux2-dev", "krea*")
+@pytest.mark.quick("krea*")
 def test_its_prompts_are_encoded_ahead(model: str) -> None:
     from vivace.runtime.calls import encode
 

@@ -203,6 +203,7 @@ def test_same_output_as_diffusers(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.in_fp8])
 @torch.no_grad()
+@pytest.mark.slow("krea2", "qwen_image", "sd3-large")
 def test_attention_in_fp8(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form, num_calls = FORMS[name], []
 
@@ -222,6 +223,7 @@ def test_attention_in_fp8(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("largest", [1, 50])
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.bounded])
 @torch.no_grad()
+@pytest.mark.diagonal
 def test_outlier_channels_cost_no_more_than_with_a_scale_for_each_row(name: str, largest: float) -> None:
     """Scales of norms and values are bounds: a loose one would push typical elements below e4m3's normal numbers."""
     form = FORMS[name]
@@ -307,6 +309,7 @@ def latents(model: str, recipe: str) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow("krea-2-raw", "flux2-dev")
 def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
     """In fp8 about as near as in bf16, or with a scale for each row and output."""
     expected = flow_models.reference(model, output_type="latent")
@@ -328,6 +331,7 @@ def test_a_pipeline_draws_as_near_to_fp32_as_diffusers_bf16(model: str) -> None:
 @pytest.mark.parametrize("cache", ["teacache(hits=0.5)", "magcache(hits=0.5)"])
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("flux2-dev", "krea-2-raw")])
 @pytest.mark.quick("*-teacache(hits=0.5)", "sd35-medium-magcache(hits=0.5)")
+@pytest.mark.slow("krea*", "qwen-image-teacache*", "ernie*", "ideogram*", "longcat*", "chroma*")
 def test_a_cache_of_whole_steps_goes_with_it(model: str, cache: str) -> None:
     plain, made = (flow_models.session(model, text) for text in (cache, f"fused(bf16)+{cache}"))
     expected = flow_models.latents(plain)
@@ -339,6 +343,7 @@ def test_a_cache_of_whole_steps_goes_with_it(model: str, cache: str) -> None:
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8, attention=fp8)"])
 @pytest.mark.parametrize("model", [name for name, model in MODELS.items() if model.share or model.blocks])
 @pytest.mark.quick("*-fused(bf16)*")
+@pytest.mark.slow("krea*", "qwen-image-fused*", "flux2*")
 def test_its_memory_and_work_are_predicted(model: str, recipe: str) -> None:
     about, is_fp8 = MODELS[model], "fp8" in recipe
     smaller = {model: ARCHITECTURES[model].changed(transformer=about.changed)} if about.blocks else {}

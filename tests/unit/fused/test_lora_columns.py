@@ -76,7 +76,7 @@ def files(tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.diagonal
 @pytest.mark.exhaustive("bf16-flux2*", "bf16-qwen-image", "fp8-tiny*", "fp8-z*", "fp8-qwen-image-2.1")
-@pytest.mark.quick("bf16-tiny-flux", "fp8-qwen-image", "fp8-sd35*")
+@pytest.mark.quick("bf16-tiny-flux")
 def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     model: str, precision: str, files: list[str]
 ) -> None:

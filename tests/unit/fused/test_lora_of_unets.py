@@ -46,7 +46,7 @@ def files(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.mark.parametrize("family", ["sd", "sdxl"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.diagonal
-@pytest.mark.quick("*-sd")
+@pytest.mark.quick("fused(fp8*-sd")
 def test_it_draws_what_a_merged_one_draws_and_is_exchanged(
     family: str, recipe: str, files: tuple[str, str]
 ) -> None:
@@ -95,6 +95,7 @@ def test_kohyas_names_and_several_at_once(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["sd"])
+@pytest.mark.long
 def test_layers_that_were_not_reserved_are_refused_by_name(family: str, files: tuple[str, str]) -> None:
     of_all, of_some = files
     hot = session(family, f"fused(fp8)+lora({of_some!r}, hot=True)")

@@ -16,7 +16,7 @@ from vivace.recipes.resolve import resolve
 @pytest.mark.parametrize("recipe", ["inference_mode", "fused(fp8)", "quantize(int8)"])
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
-@pytest.mark.quick("flux-*", "sd-quantize*")
+@pytest.mark.quick("flux-fused*")
 def test_an_exchange_between_calls_is_kept(family: str, recipe: str, tmp_path: Path) -> None:
     pipe = build(family)
     first, second = (

@@ -37,7 +37,7 @@ def offloaded(model: str, recipe: str) -> tuple[Any, ComponentOffloader]:
 @pytest.mark.parametrize(
     "recipe", ["fused(bf16)", "fused(fp8)@denoiser,vae", "fused(bf16)+teacache(hits=0.5)"]
 )
-@pytest.mark.quick("fused(fp8)@*", "fused(bf16)")
+@pytest.mark.quick("fused(fp8)@*")
 def test_flux_draws_the_same_and_hoists_in_every_call(recipe: str) -> None:
     plain, (made, offloader) = families.session("flux", recipe), offloaded("tiny-flux", recipe)
     table = made.pipe.transformer.vivace_fused.modulations
@@ -92,7 +92,7 @@ def test_what_is_offloaded_already_is_not_fused() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fused(bf16)", "fused(fp8)@denoiser,vae"])
-@pytest.mark.quick("fused(bf16)")
+@pytest.mark.long
 def test_its_memory_is_predicted(recipe: str) -> None:
     model = find_weightless("synthetic:flux-dev")
     kept, moved = (

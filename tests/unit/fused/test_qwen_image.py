@@ -93,11 +93,12 @@ def test_a_padded_text_is_an_image_of_its_own() -> None:
     assert error(made(**alone)[0], together[:1]) < 0.01
 
 
+@pytest.mark.parametrize("zero", [False, True])
 @torch.no_grad()
-def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_new_lengths_share_a_graph(zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are padded to 64 tokens, and what is padded is not attended to, by either kind of attention."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
-    made, exact, plain = transformer(), transformer(), transformer()
+    made, exact, plain = (transformer(zero_cond_t=zero) for _ in range(3))
     Fused(precision="fp8", attention="fp8").apply(target(made))
     Fused(precision="bf16").apply(target(exact))
     graphs = PaddedTexts(made.forward, torch.device("cpu"), capture, 1)

@@ -101,11 +101,12 @@ def test_steps_are_diffusers(
             assert number <= fused[2] <= number + 1, "scales beside keys and values"
 
 
+@pytest.mark.parametrize("zero", [False, True])
 @torch.no_grad()
-def test_texts_of_new_lengths_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_new_lengths_share_a_graph(zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources are attended to in front of the text's padding, which is not."""
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
-    plain, made = test_qwen_image.transformer(), test_qwen_image.transformer()
+    plain, made = (test_qwen_image.transformer(zero_cond_t=zero) for _ in range(2))
     Fused(precision="fp8", attention="fp8").apply(target(made))
     arguments = qwen((3,))
     own = arguments["hidden_states"][:, :-SOURCES]

@@ -35,7 +35,7 @@ def about(total: float, gemm: float, conv: float, attention: float) -> Any:
     ],
     ids=["flux-dev", "flux-schnell", "sdxl", "sd15"],
 )
-@pytest.mark.quick("flux-dev", "sd15")
+@pytest.mark.quick("sd15")
 def test_one_step(
     component: ComponentConfig,
     side: int,

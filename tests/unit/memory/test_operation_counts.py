@@ -95,6 +95,7 @@ def test_calls_are_as_many_as_when_it_runs(model: str) -> None:
     assert part(weightless).calls == len(calls)
 
 
+@pytest.mark.long
 def test_precision_follows_the_recipe_and_sets_the_limit() -> None:
     chip = named_gpu("NVIDIA H100 80GB HBM3").chip
 

@@ -69,7 +69,14 @@ STORED = {
 
 
 @pytest.mark.parametrize("recipe", ["baseline", "tiny_vae", *STORED])
-@pytest.mark.slow("tiny_vae", "*convolutions=True*", "quantize(int8_dynamic)", "quantize(fp8_weight)")
+@pytest.mark.slow(
+    "tiny_vae",
+    "*convolutions=True*",
+    "quantize(int8_dynamic)",
+    "quantize(fp8_weight)",
+    "quantize(fp8_static*",
+    "quantize(nf4)",
+)
 def test_weights_are_those_of_the_model_when_it_is_loaded(recipe: str) -> None:
     """fp32 on both sides: that is what a CPU runs. Blocks of 512 bytes are 5 % of so small a model at most."""
     expected = "dtype(fp32)" if recipe == "baseline" else f"dtype(fp32)+{recipe}"
@@ -213,6 +220,7 @@ def _each_prediction_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "predicted", once)
 
 
+@pytest.mark.long
 def test_what_is_left_free_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offload, "_STEP", 1e6)
     monkeypatch.setattr(fit, "_WORTH_IT", 1)

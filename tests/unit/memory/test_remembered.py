@@ -165,6 +165,7 @@ def test_what_a_card_is_answered_with_ships(cache: Path) -> None:
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_shipped_answers_are_those_of_today(cache: Path) -> None:
     recipe = "quantize(fp8)@denoiser,text_encoder+compile+offload(model)"
     model = find_weightless("flux2-klein-4b")

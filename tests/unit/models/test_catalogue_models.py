@@ -138,6 +138,7 @@ def draw(session: Any, **call: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.quick("sd15", "sdxl", "sdxl-lightning-2step", "playground", "flux-*")
+@pytest.mark.slow("sdxl", "playground", "flux-schnell")
 def test_it_loads_and_draws(name: str, served: Hub) -> None:
     prepared = checked_request(name, "baseline")
     entry = CATALOGUE[name]
@@ -234,7 +235,7 @@ def test_playground_keeps_its_scheduler_and_its_latents_statistics(served: Hub) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("sd15*", "flux-dev*")
+@pytest.mark.quick("sd15")
 def test_a_script_of_a_catalogue_model_draws_the_same(
     name: str, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def described(**settings: Any) -> torch.Tensor:
         ({"comfy_quant": described(convrot=False, full_precision_matrix_mult=True)}, ""),
     ],
 )
+@pytest.mark.slow("changes1-*", "changes4-*", "changes6-*")
 def test_scales_that_make_no_weights_are_refused(file: Path, changes: State, says: str) -> None:
     state = load_file(file)
     state[f"{LAYER}.weight"] = (state[f"{LAYER}.weight"] * 100).to(FP8)

@@ -29,6 +29,7 @@ TOKENS = (SIDE // 16) ** 2
 
 @pytest.mark.parametrize("model", EDITING)
 @pytest.mark.slow("qwen-image-edit-25*")
+@pytest.mark.quick("qwen*")
 def test_it_looks_at_the_picture_and_hears_the_prompt(model: str) -> None:
     opened = session(model)
     tokens: list[int] = []

@@ -20,6 +20,7 @@ from vivace.runtime.workloads import checked_request
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.quick("sd35*", "sana-sprint*", "qwen-image-2.1*", "flux2-dev*", "ideogram*")
 def test_it_draws_something(model: str) -> None:
     spreads: list[float] = []
     opened = session(model)
@@ -167,7 +168,7 @@ def test_scripts_call_each_pipeline_as_it_takes_it() -> None:
         ("krea-2-turbo", 34.83, 38.53),
     ],
 )
-@pytest.mark.quick("sd35*", "flux2-dev*", "z-image*")
+@pytest.mark.quick("sd35*")
 def test_memory_of_a_flow_model_is_predicted(model: str, model_gb: float, peak_gb: float) -> None:
     """At full size. The model's bytes follow from the number of parameters; the peak was not measured yet."""
     predicted = predict(find_weightless(model), resolve("baseline"))

@@ -59,6 +59,7 @@ def served(client: Hub, folder: Path) -> Hub:
 
 
 @pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.quick("True")
 def test_a_script_of_a_single_file_draws_the_same(
     served: Hub, pipe: Any, folder: Path, tmp_path: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_tied_weights_stay_tied() -> None:
     "recipe", ["int8", "bf16+int8_dynamic", "fp8_weight", "nf4", "int8@denoiser,text_encoder,vae"]
 )
 @pytest.mark.slow("fp8_weight", "bf16*")
+@pytest.mark.quick("nf4", "int8")
 def test_quantised_weights_are_rebuilt(recipe: str) -> None:
     reference = drawn("sd", recipe)
     offloaded = session("sd", f"{recipe}+offload(model)")

@@ -60,7 +60,7 @@ def onloaded(on_host: dict[Any, int]) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd*", "flux*")
+@pytest.mark.quick("sd", "flux")
 def test_one_layer_is_onloaded_at_a_time(family: str) -> None:
     pipe = build(family)
     offloaded = vivace.apply(pipe, "offload(group)")
@@ -110,7 +110,7 @@ def test_biases_and_norms_stay_for_the_call(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("place", ["layer", "vae", "callback"])
 @pytest.mark.diagonal
-@pytest.mark.quick("callback*", "vae*")
+@pytest.mark.quick("vae-*")
 def test_a_call_that_fails_leaves_all_layers_offloaded(place: str, recipe: str) -> None:
     pipe = upcasting()
     reference = draw(vivace.apply(copy.deepcopy(pipe), "baseline"))
@@ -241,6 +241,7 @@ EVERYWHERE = {
 @pytest.mark.parametrize(("family", "recipe"), [(f, r) for f, recipes in EVERYWHERE.items() for r in recipes])
 @pytest.mark.diagonal
 @pytest.mark.quick("sd-int8-*", "flux-int8@*", "sdxl-fuse_qkv+*", "flux-fbcache*", "sd-cfg_cutoff*")
+@pytest.mark.slow("flux-int8@*", "sdxl-fuse_qkv+*")
 def test_nothing_computes_with_offloaded_tensors(
     family: str, recipe: str, how: str, made: list[LayerOffloader], monkeypatch: pytest.MonkeyPatch
 ) -> None:

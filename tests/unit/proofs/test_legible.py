@@ -65,7 +65,6 @@ def test_letters_that_cannot_be_read_are_missed(text: str, read: str, missed: fl
     assert share_missed((text,), read) == pytest.approx(missed)
 
 
-@pytest.mark.long
 def test_damaged_words_are_named(tmp_path: Path, reader: drawn_words.PixelReader) -> None:
     page = tmp_path / "page.html"
     proof = proof_of(tmp_path, A, DAMAGED, "--claim", "legible", "-o", str(page))

@@ -79,6 +79,7 @@ def copy(int8: Path, tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.quick("tiny-sd-bf16*", "tiny-flux-bf16+quantize(nvfp4*", "tiny-sd-distilled*")
+@pytest.mark.slow("tiny-flux-bf16+quantize(nvfp4*")
 def test_images_are_those_of_the_recipe_applied_afresh(
     model: str, recipe: str, later: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

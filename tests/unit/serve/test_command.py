@@ -97,6 +97,7 @@ def test_accepted_images_end_after_sigterm(
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.long
 def test_a_recipe_that_has_no_room_for_loras_is_refused_at_start(tmp_path: Path) -> None:
     loras = str(Path("tinyworld/loras").absolute())
     arguments = ("serve", "tiny-sd", "--recipe", "fuse_qkv", "--loras", loras, "--port", "0")

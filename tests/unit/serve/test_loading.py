@@ -66,6 +66,7 @@ def test_no_lora_that_fits_is_an_error_that_names_each(tmp_path: Path) -> None:
     assert "damaged: " in str(raised.value)
 
 
+@pytest.mark.long
 def test_loras_are_read_once_unless_their_files_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ OPERATIONS = {
 """Every operation, and its share of the cases."""
 LATE = [schemathesis.checks.not_a_server_error]
 """A request that gives itself a few milliseconds is told that they have ended."""
-QUICK, MANY = 120, 20_000
+QUICK, MANY = 60, 20_000
 EXCLUDED = [schemathesis.checks.positive_data_acceptance]
 """A body that the schema allows may ask for a size or a number of steps that this server does not draw."""
 

@@ -60,6 +60,7 @@ def test_a_machine_that_moves_within_pairs_makes_nothing_sure() -> None:
 
 
 @pytest.mark.parametrize("process_sd", [0.005, 0.03])
+@pytest.mark.quick("0.03")
 def test_a_recipe_is_rarely_slower_than_itself(process_sd: float) -> None:
     """All looks together; the full simulation is benchmarks/command_coverage.py."""
     generator = np.random.default_rng(0)

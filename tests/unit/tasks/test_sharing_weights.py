@@ -50,8 +50,8 @@ def from_text(session: Session) -> np.ndarray:
         ),
     ],
 )
-@pytest.mark.quick("tiny-sd-tiny_vae0", "tiny-flux-quantize(int8)0")
 @pytest.mark.exhaustive("*parallel(cfg)")
+@pytest.mark.quick("tiny-sd-tiny_vae0")
 def test_it_draws_what_a_session_of_the_task_draws(model: str, recipe: str) -> None:
     try:
         text = text_session(model, recipe)

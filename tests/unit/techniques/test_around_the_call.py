@@ -21,6 +21,7 @@ AMPERE = Machine("cuda", "a GPU", (8, 0), None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("flux")
 def test_inference_mode_keeps_every_bit(family: str) -> None:
     reference = drawn(family)
     made = session(family, "inference_mode")

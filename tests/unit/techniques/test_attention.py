@@ -128,6 +128,7 @@ def test_flex_draws_the_same_picture_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick("sd")
 def test_another_kernel_for_the_vae(family: str) -> None:
     made = session(family, "attention(math)@vae")
     assert set(made.effects["attention@vae"].values()) == {"math", "flash"}
@@ -209,6 +210,7 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return query, key, value
 
 
+@pytest.mark.quick("flash3", "sage")
 def test_packages_compute_eager_and_compiled_calls(package: str) -> None:
     redirected = RedirectedAttention(package)
     query, key, value = tensors()
@@ -283,6 +285,7 @@ def in_fp8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
+@pytest.mark.quick("flash3*")
 def test_fp8_rounds_by_a_few_percent_eager_and_compiled(in_fp8: str) -> None:
     redirected = RedirectedAttention(in_fp8)
     generator = torch.Generator().manual_seed(0)
@@ -321,6 +324,7 @@ def test_cudnn_in_fp8_leaves_what_it_does_not_know_to_pytorch(in_fp8: str) -> No
 @pytest.mark.parametrize("compiled", ["", "+compile(backend=eager, blocks=repeated)"])
 @pytest.mark.slow("*compile*")
 @pytest.mark.exhaustive("flash3_fp8-*compile*")
+@pytest.mark.quick("flash3*")
 def test_the_first_and_last_blocks_stay_as_they_are(
     in_fp8: str, compiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def by_hand(pipe: Any, guided: int, prompt: str, negative: str, scale: float, st
 
 
 @pytest.mark.parametrize("recipe", CALLS)
+@pytest.mark.quick("cfg_cutoff(0.34)")
 def test_after_the_cutoff_flux_makes_one_call_a_step(recipe: str) -> None:
     made = session("flux", recipe)
     calls = counted(made)
@@ -92,6 +93,7 @@ def test_it_is_what_a_plain_loop_gives(guided: int) -> None:
     [{}, {"true_cfg_scale": 3.0}, {"negative_prompt": "a blue square"}, TRUE_CFG | {"true_cfg_scale": 1.0}],
 )
 def test_without_true_cfg_it_is_refuted_in_words(call_arguments: dict[str, Any]) -> None:
+    call_arguments = call_arguments | {"output_type": "latent"}
     made = session("flux", "cfg_cutoff(0.5)")
     picture = draw(made, **call_arguments)
     assert "guidance(3.5, true_cfg=4)" in (made.refuted({}) or "")

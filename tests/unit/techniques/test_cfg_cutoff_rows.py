@@ -42,7 +42,7 @@ def rows_of_calls(pipe: Any) -> list[int]:
 
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick("ip_adapter-1", "two_controlnets_ip*-1", "t2i_adapter-1")
+@pytest.mark.quick("two_controlnets_ip*-1", "t2i_adapter-1")
 def test_it_is_what_guidance_by_hand_gives(name: str, images: int) -> None:
     number, conditional = (3, 0) if name == "pix2pix" else (2, 1)
     pipe, call = case(name)

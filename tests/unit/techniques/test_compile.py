@@ -22,7 +22,7 @@ BLOCKS = {"sd": (7, 3), "sdxl": (12, 1), "flux": (7, 3)}  # blocks, and graphs t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("sd*", "flux*")
+@pytest.mark.quick("flux")
 def test_repeated_blocks_share_their_graphs(family: str) -> None:
     made = session(family, "compile(backend=eager, blocks=repeated)")
     assert np.array_equal(draw(made), drawn(family))
@@ -31,7 +31,7 @@ def test_repeated_blocks_share_their_graphs(family: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["sana-1600m", "sd35-medium"])
-@pytest.mark.quick("sana*")
+@pytest.mark.long
 def test_blocks_that_vivace_knows_where_diffusers_names_none(model: str) -> None:
     made = flow_models.session(model, "compile(backend=eager, blocks=repeated)")
     blocks = list(made.pipe.transformer.transformer_blocks)

@@ -67,6 +67,7 @@ def merged_weight(session: Any, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("recipe", "amount"), [("distilled(lcm)", 1.0), ("distilled(lightning)", 0.5)])
+@pytest.mark.quick("distilled(lcm)*")
 def test_the_lora_is_in_the_weights_and_the_call_is_what_it_was_made_for(
     distilled_tiny_sd: Path, recipe: str, amount: float
 ) -> None:
@@ -161,6 +162,7 @@ def test_sigmas_of_its_own_are_passed_and_no_other_number_of_steps(
 
 
 @pytest.mark.parametrize("steps", [4, 2, 8])
+@pytest.mark.quick("4")
 def test_tiny_sd_draws_in_few_steps_without_guidance(steps: int) -> None:
     made = vivace.load("tiny-sd", f"distilled(lcm, steps={steps})", device="cpu")
     assert (made.defaults["num_inference_steps"], made.defaults["guidance_scale"]) == (steps, 1.0)
@@ -181,6 +183,7 @@ def test_a_script_of_tiny_sds_takes_the_file_that_ships() -> None:
     assert "vivace.apply" not in text
 
 
+@pytest.mark.long
 def test_a_plan_has_fewer_steps_and_no_larger_model() -> None:
     plain, few = (
         predict(find_weightless("sd15"), resolve(text)) for text in ("baseline", "distilled(hyper, steps=2)")

@@ -27,6 +27,7 @@ def num_fp8(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize(("family", "component"), TARGETS)
 @pytest.mark.slow("sdxl-text*", "flux-text_encoder_2")
+@pytest.mark.quick("sd-denoiser", "flux-text_encoder")
 def test_cast_weights_shrink_and_the_image_stays_near(family: str, component: str) -> None:
     pipe = build(family)
     before = weights_bytes(pipe)
@@ -73,6 +74,7 @@ def test_layerwise_casting_refuses_with_a_reason() -> None:
 
 
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_memory_of_fp8_storage_is_predicted() -> None:
     model = find_weightless("flux-dev")
     plain, stored = (

@@ -156,7 +156,7 @@ def test_a_captured_step_sees_the_exchange(loras: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8_weight", "nf4"])
-@pytest.mark.quick("nf4", "int8")
+@pytest.mark.quick("nf4")
 def test_it_is_beside_what_a_scheme_stores(scheme: str, loras: dict[str, str]) -> None:
     """W is quantised without the LoRA, and B A is not quantised: at scale 0 the quantised model is as it was."""
     hot = session("sd", f"{scheme}+lora('{loras['a']}', 0, hot=True)")
@@ -253,6 +253,7 @@ def test_what_cannot_be_merged(loras: dict[str, str], tmp_path: Path) -> None:
         session("sd", f"lora('{write(tmp_path / 'flux.safetensors', 'flux', 2, 0)}')")
 
 
+@pytest.mark.long
 def test_a_plan_has_the_padded_matrices_of_a_hot_one_and_nothing_of_a_merged_one(
     loras: dict[str, str],
 ) -> None:

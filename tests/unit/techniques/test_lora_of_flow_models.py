@@ -15,6 +15,7 @@ SOME = [
 
 
 @pytest.mark.parametrize("model", SOME)
+@pytest.mark.long
 def test_it_is_merged_exchanged_and_left_out(model: str, tmp_path: Path) -> None:
     files = [tmp_path / f"{name}.safetensors" for name in ("one", "other")]
     for seed, file in enumerate(files):

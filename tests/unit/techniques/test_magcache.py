@@ -44,6 +44,7 @@ def with_ratios(recipe: str, ratios: Ratios = FLUX) -> Any:
     ("threshold", "max_skip", "retention"), [(0.06, 3, 0.2), (0.24, 5, 0.1), (0.3, 2, 0.0)]
 )
 @pytest.mark.diagonal
+@pytest.mark.quick("0.06*")
 def test_magcache_draws_what_diffusers_draws(
     threshold: float, max_skip: int, retention: float, num_steps: int
 ) -> None:

@@ -48,6 +48,7 @@ def _cpu_as_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.diagonal
+@pytest.mark.slow("sd-model")
 def test_the_picture_stays(family: str, mode: str) -> None:
     reference = drawn(family)
     pipe = build(family)
@@ -88,7 +89,7 @@ def test_what_it_does_not_go_with_is_refused_with_a_reason() -> None:
 
 @pytest.mark.usefixtures("_cpu_as_gpu")
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.quick("model", "group")
+@pytest.mark.quick("group")
 def test_an_offloaded_vae_is_cast(mode: str) -> None:
     reference = draw(vivace.apply(upcasting(), "baseline"))
     moved = vivace.apply(upcasting(), f"offload({mode})")
@@ -146,7 +147,7 @@ def test_memory_of_an_offloaded_model_is_predicted() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-sd", "tiny-flux"])
-@pytest.mark.quick("tiny-flux")
+@pytest.mark.long
 def test_weights_with_a_single_number_are_predicted(name: str) -> None:
     """nf4's weights hold tensors without dimensions."""
     alone, both = of("quantize(nf4)", name), of("quantize(nf4)+offload(model)", name)

@@ -59,6 +59,7 @@ class TestBoth:
         ids=["plain", "batch", "odd batch", "size", "prompt", "guidance"],
     )
     @pytest.mark.quick("sd-plain", "sd-guidance", "flux-batch", "flux-size")
+    @pytest.mark.slow("sd-plain", "flux-batch")
     def test_it_draws_the_same_picture(self, both: tuple[str, Any, Any], call: dict[str, Any]) -> None:
         _, sharded, alone = both
         before = sharded.evidence()["forwards_shared"]
@@ -79,6 +80,7 @@ class TestBoth:
         assert (after["forwards_shared"] == before["forwards_shared"]) is (family == "sd")
         assert (after["forwards_alone"] > before["forwards_alone"]) is (family == "sd")
 
+    @pytest.mark.quick("sd")
     def test_one_session_at_a_time(self, both: tuple[str, Any, Any]) -> None:
         family, sharded, alone = both
         with pytest.raises(Unsupported, match="close the session"):

@@ -50,6 +50,7 @@ def run(tmp_path: Path):
     return run_python
 
 
+@pytest.mark.long
 def test_what_others_add_is_there_with_its_origin_and_what_is_broken_is_named(run) -> None:
     done = run(
         "from vivace.__main__ import main; sys.exit(main())", "techniques", "--device", "cpu", "--json"

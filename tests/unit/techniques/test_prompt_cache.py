@@ -256,6 +256,7 @@ def test_a_prompt_counts_as_new_after_it_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("text", "outcome", "hits"), [("prompts", Outcome.NO_EFFECT, 0), ("repeated", Outcome.MEASURED, 2)]
 )
+@pytest.mark.quick("repeated*")
 def test_a_round_repeats_its_prompts_only_if_the_workload_says_so(
     text: str, outcome: Outcome, hits: int
 ) -> None:

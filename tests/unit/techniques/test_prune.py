@@ -96,6 +96,7 @@ def test_random_weights_are_pruned_evenly_to_measure_what_it_saves(
 
 
 @pytest.mark.usefixtures("shallow")
+@pytest.mark.long
 def test_memory_of_pruned_blocks_is_predicted() -> None:
     plain, less = (predict(find_weightless("sdxl"), resolve(recipe)) for recipe in ("baseline", "prune(0.3)"))
     assert 0.6 < less.model_bytes / plain.model_bytes < 0.95

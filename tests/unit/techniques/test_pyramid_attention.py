@@ -19,7 +19,7 @@ SIZE = {"height": 128, "width": 128, "text_length": 32}
 @pytest.mark.parametrize(("interval", "start", "until"), [(2, 800, 100), (3, 900, 50), (2, 1001, -1)])
 @pytest.mark.parametrize("family", ["sd", "flux"])
 @pytest.mark.diagonal
-@pytest.mark.quick("sd-2-800-100", "flux*")
+@pytest.mark.quick("flux*")
 def test_pyramid_attention_draws_what_diffusers_draws(
     family: str, interval: int, start: int, until: int
 ) -> None:

@@ -60,6 +60,7 @@ def is_quantised(layer: Any) -> bool:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.quick("fp8", "int8_dynamic", "nf4", "nvfp4, rank=8")
+@pytest.mark.slow("nf4")
 def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
     least_db, bytes_a_weight = SCHEMES[scheme]
     reference = session("sd")
@@ -78,7 +79,7 @@ def test_quantised_weights_shrink_and_the_image_stays_near(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.diagonal
-@pytest.mark.quick("bf16-int8", "bf16-fp8")
+@pytest.mark.quick("bf16-int8")
 def test_whatever_the_precision(dtype: str, scheme: str) -> None:
     if dtype == "fp16":
         # fp16 on a CPU is slow, so one matmul stands for the image.
@@ -97,7 +98,7 @@ def test_whatever_the_precision(dtype: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8_dynamic", "fp8", "fp8, granularity=tensor", "nf4"])
-@pytest.mark.quick("int8", "fp8", "nf4")
+@pytest.mark.quick("fp8")
 def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
     """SDXL takes zeros for the embeddings of an empty negative prompt."""
     made, reference = session("sdxl", f"quantize({scheme})"), session("sdxl")
@@ -108,6 +109,7 @@ def test_a_prompt_of_zeros_is_no_division_by_zero(scheme: str) -> None:
 @pytest.mark.parametrize("component", ["text_encoder", "text_encoder_2", "vae"])
 @pytest.mark.parametrize("scheme", ["int8_dynamic", "fp8", "nf4"])
 @pytest.mark.diagonal
+@pytest.mark.quick("fp8-*")
 def test_by_component(component: str, scheme: str) -> None:
     pipe = build("flux")
     reference = draw(vivace.apply(pipe), num_inference_steps=8, height=128, width=128)
@@ -255,6 +257,7 @@ def test_int8_is_torchao_s_to_the_last_bit(dtype: torch.dtype) -> None:
         torch.testing.assert_close(compiled, theirs(inputs), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.long
 def test_nothing_of_the_process_is_changed() -> None:
     from torch._inductor import config
 

@@ -40,7 +40,6 @@ def how(made: Session) -> Any:
     return effect["scales"]
 
 
-@pytest.mark.long
 def test_it_is_calibrated_once_and_draws_the_same_when_reloaded(cache: Path) -> None:
     first = opened()
     assert how(first) == "calibrated on 2 images"
@@ -99,7 +98,7 @@ def test_other_questions_have_other_scales(cache: Path, recipe: str, prompts: li
 @pytest.mark.parametrize(
     "content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}", b"not a file of scales at all"]
 )
-@pytest.mark.long
+@pytest.mark.quick("not a file*")
 def test_a_damaged_file_is_made_anew(cache: Path, content: bytes) -> None:
     picture = draw(opened())
     (file,) = cache.iterdir()

@@ -3,6 +3,7 @@
 What is one cache's own (its schedule, its criterion, its refusals) is in the file of its name.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from vivace.errors import RecipeError, Unsupported
 from vivace.machinery.step_caching import model_fits
 from vivace.measure.accelerator import PipelineTimer
 from vivace.recipes.resolve import resolve
-from vivace.runtime.memory.predict import predict
+from vivace.runtime.memory.predict import Prediction, predict
 from vivace.runtime.memory.weightless import find_weightless
 
 pytestmark = pytest.mark.usefixtures("small_images")
@@ -94,9 +95,7 @@ ANEW = [
 
 
 @pytest.mark.parametrize("cache", ANEW, ids=_id)
-@pytest.mark.quick(
-    "sd-deepcache*", "sd-faster*", "flux-dual*order=1*", "flux-mag*", "sd-taylor*", "flux-teacache(0.3)"
-)
+@pytest.mark.quick("sd-faster*", "flux-dual*order=1*", "flux-mag*", "sd-taylor*", "flux-teacache(0.3)")
 def test_every_call_starts_anew(cache: Cache) -> None:
     made = cache.session()
     first = cache.latents(made)
@@ -128,7 +127,7 @@ def test_every_call_starts_anew(cache: Cache) -> None:
     ],
     ids=_id,
 )
-@pytest.mark.quick("sd-faster*", "sd-pyramid*")
+@pytest.mark.quick("sd-faster*")
 def test_batches_and_guidance_that_is_cut_off(cache: Cache, hits: int) -> None:
     cache = replace(cache, steps=8)
     made = cache.session("+cfg_cutoff(0.5)")
@@ -156,6 +155,7 @@ def test_batches_and_guidance_that_is_cut_off(cache: Cache, hits: int) -> None:
     ],
     ids=_id,
 )
+@pytest.mark.quick("sd-faster*", "flux-dual*", "flux-seacache*")
 def test_a_look_is_no_step_of_its_own(cache: Cache) -> None:
     """Batches in one context, and looks at the first blocks alone, are timed once a step."""
     made = cache.session()
@@ -174,7 +174,7 @@ def test_a_look_is_no_step_of_its_own(cache: Cache) -> None:
     ],
     ids=["magcache", "seacache", "teacache"],
 )
-@pytest.mark.quick("teacache", "seacache")
+@pytest.mark.quick("teacache")
 def test_a_higher_threshold_hits_more(
     name: str, thresholds: tuple[float, ...], rates: tuple[float, float]
 ) -> None:
@@ -198,6 +198,7 @@ def test_a_higher_threshold_hits_more(
     ],
     ids=_id,
 )
+@pytest.mark.quick("flux-dual*", "flux-teacache*")
 def test_guidance_in_two_calls_has_a_cache_for_each(cache: Cache, near_db: float) -> None:
     guided: dict[str, Any] = {"true_cfg_scale": 2.0, "negative_prompt": "a blue square"}
     made = cache.session()
@@ -229,7 +230,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("cache", "graphs"), RECORDED, ids=_id)
-@pytest.mark.quick("sd-deepcache*", "flux-dual*order=1*", "sd-taylor*", "flux-tea*0.3*")
+@pytest.mark.quick("sd-deepcache*", "flux-dual*order=1*", "flux-tea*0.3*")
 def test_recorded(cache: Cache, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = cache.latents(cache.session())
     pipe = cache.pipe()
@@ -308,6 +309,11 @@ def test_a_script_with_a_step_cache_draws_the_same(
 RESIDUAL = 4096 * 3072 * 2  # of FLUX at 1024 px in bf16
 
 
+@functools.cache
+def plain_memory(model: str) -> Prediction:
+    return predict(find_weightless(model), resolve("baseline"))
+
+
 @pytest.mark.parametrize("recipe", ["teacache(hits=0.99)", "seacache(hits=0.99)", "magcache(hits=0.99)"])
 def test_a_hit_computes_no_block(recipe: str) -> None:
     pipe = build("flux")
@@ -330,10 +336,10 @@ def test_a_hit_computes_no_block(recipe: str) -> None:
         ("synthetic:sdxl", "faster_cache", 2 * 4 * 128 * 128 * 4),
     ],
 )
+@pytest.mark.slow("synthetic:flux-dev-seacache(hits=0.5)-*", "synthetic:sdxl-deepcache*")
 @pytest.mark.usefixtures("shallow")
 def test_memory_is_predicted_with_what_is_kept(model: str, recipe: str, kept: int) -> None:
-    weightless = find_weightless(model)
-    plain, cached = (predict(weightless, resolve(text)) for text in ("baseline", recipe))
+    plain, cached = plain_memory(model), predict(find_weightless(model), resolve(recipe))
     assert cached.model_bytes == plain.model_bytes
     more = cached.stages["vae"] - plain.stages["vae"]
     assert more == pytest.approx(kept, rel=0.1), "kept until the call's end"

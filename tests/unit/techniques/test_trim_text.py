@@ -36,6 +36,7 @@ def num_layers(encoder: Any) -> int:
 
 
 @pytest.mark.parametrize("model", LAYERS)
+@pytest.mark.quick("flux2-klein*", "qwen-image-2.1")
 def test_prompt_embeddings_have_the_same_bits(model: str) -> None:
     plain, trimmed = (flow_models.session(model, recipe) for recipe in ("baseline", "trim_text"))
     before, after = LAYERS[model]

@@ -17,6 +17,7 @@ PROMPTS = ["a red circle", "a blue square", "a star"]
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", [(64, 64), (64, 96), (96, 64), (112, 80)])
 @pytest.mark.diagonal
+@pytest.mark.quick("size1-sdxl", "size2-flux")
 def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tuple[int, int]) -> None:
     height, width = size
     reference = drawn(family, height=height, width=width)
@@ -36,6 +37,7 @@ def test_tiles_make_a_whole_picture_near_the_untiled_one(family: str, size: tupl
 
 
 @pytest.mark.parametrize("recipe", ["vae_tiling", "vae_tiling(128)", "tiny_vae+vae_tiling"])
+@pytest.mark.quick("tiny_vae*")
 def test_a_picture_that_fits_into_one_tile_refutes_it(recipe: str) -> None:
     tiled = vivace.load("tiny-sd", f"{recipe}+steps(2)")
     reference = draw(

@@ -49,6 +49,7 @@ def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_pa
     assert "time ended" not in str(again)
 
 
+@pytest.mark.long
 def test_where_no_round_of_the_final_fits_the_answer_says_so(tmp_path: Path) -> None:
     answer, seconds = tuned_in(tmp_path, 60.0, minutes=MINUTES)
     assert seconds < LONGEST_S

@@ -99,11 +99,12 @@ def tiny_sd() -> Grid:
 
 
 @pytest.mark.parametrize(("minutes", "slow"), [(4.0, 1.0), (8.0, 2.0)])
+@pytest.mark.quick("8.0*")
 def test_searches_by_the_clock_hold_an_answer_from_their_first_half_on(
     tiny_sd: Grid, minutes: float, slow: float
 ) -> None:
     """Each final draws new images, thirteen at first, and everything takes its time."""
-    for seed in range(3):
+    for seed in range(2):
         search, machine = timed_replay(tiny_sd, minutes, seed, slow=slow)
         pick = search.pick()
         assert pick is not None, seed
@@ -117,6 +118,6 @@ def test_searches_by_the_clock_hold_an_answer_from_their_first_half_on(
 
 def test_a_search_that_may_draw_no_more_images_proves_something_safe(tiny_sd: Grid) -> None:
     """A final is a portfolio, so that one finalist passes by its first images alone."""
-    for seed in range(3):
+    for seed in range(2):
         search, _ = timed_replay(tiny_sd, 4.0, seed, looks=1)
         assert search.pick() is not None, seed

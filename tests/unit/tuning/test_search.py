@@ -43,6 +43,7 @@ def grid(name: str) -> Grid:
 
 
 @pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.quick("tiny-flux", "flux-dev*")
 def test_only_what_passed_its_final_is_proposed(name: str) -> None:
     """Of the search's logic alone: the simulated final is the record's own verdict."""
     recorded = grid(name)
@@ -58,7 +59,7 @@ def test_only_what_passed_its_final_is_proposed(name: str) -> None:
     ("name", "limit", "by_all_rounds"),
     [("tiny-sd", 0.02, 0.02), ("tiny-flux", 0.02, 0.02), ("flux-dev-h200", 0.005, 0.005)],
 )
-@pytest.mark.quick("flux-dev*")
+@pytest.mark.long
 @pytest.mark.exhaustive("tiny-sd*")
 def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_all_rounds: float) -> None:
     """flux-dev without the records that the grid is made of: from published studies and the first trials.
@@ -74,6 +75,7 @@ def test_a_tenth_of_the_trials_comes_near_the_best(name: str, limit: float, by_a
     assert least_regret(recorded) < 0.005, "the rounds that a search may see name the best recipe"
 
 
+@pytest.mark.long
 def test_proposals_pass_by_other_images_too() -> None:
     """Finals draw new images here, so luck in the final could propose what the record's mean refuses."""
     figures = gate_figures(grid("tiny-sd"), 4)

@@ -147,6 +147,7 @@ def test_several_processes_are_searched_on_gpus(
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
 
 
+@pytest.mark.long
 def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
     support = support_of("synthetic:sdxl", ["compile@vae"], "cpu")
     assert support.components == {"denoiser", "text_encoder", "text_encoder_2", "vae"}

@@ -114,7 +114,8 @@ class BlockForward:
             rope: cosines and sines (text and image tokens, pairs), in fp32.
             modulations: (batch, vectors * channels): see `FusedArchitecture`.
             mask: of the tokens of text and image, see `operations.attend`; attention is in bf16 then. None: all.
-            num_still: the image's last tokens, which the second row of modulations is for; of a batch of one.
+            num_still: the image's last tokens, which the second row of modulations is for; of a batch of one, where the
+                text is the last stream.
             num_keys: see `operations.attend`.
         """
         blocks, (batch, num_image) = self._blocks, image.shape[:2]
@@ -305,10 +306,12 @@ class BlockForward:
             return operations.add_and_norm(x, branch, step.modulations, norm, tokens, scale, room=room)
         dtype = x.dtype if scale is None else torch.float8_e4m3fn
         made = x if norm is None else (room or x.new_empty)(x.shape, dtype=dtype)
-        moving = TokenLayout(1, tokens.text, tokens.image - step.num_still)
-        still = TokenLayout(1, 0, step.num_still)
-        for row, (start, part) in enumerate(((0, moving), (moving.num_rows, still))):
+        # The image comes first here, in the text's place of the layout.
+        moving, still = TokenLayout(1, tokens.text - step.num_still, 0), TokenLayout(1, step.num_still, 0)
+        start = 0
+        for row, part in ((0, moving), (1, still), (0, tokens.image_alone)):
             rows = slice(start, start + part.num_rows)
+            start += part.num_rows
             own, onto = None if branch is None else branch.of(rows), made[rows]
             operations.add_and_norm(
                 x[rows],

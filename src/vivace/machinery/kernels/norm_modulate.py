@@ -97,7 +97,7 @@ def _residual_norm(
     first = tl.program_id(0) * ROWS
     is_image = first >= num_text_rows
     stream = is_image.to(tl.int32)
-    batch = tl.where(is_image, (first - num_text_rows) // image, first // tl.maximum(text, 1))
+    batch = tl.where(is_image, (first - num_text_rows) // tl.maximum(image, 1), first // tl.maximum(text, 1))
     own = modulations + batch.to(tl.int64) * row_modulations
     gate = own + tl.where(is_image, gate_image, gate_text)
     bias += stream * bias_stride

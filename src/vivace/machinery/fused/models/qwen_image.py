@@ -26,40 +26,31 @@ from vivace.machinery.fused.hoisted_blocks import FirstModulation, HoistedBlocks
 from vivace.machinery.fused.modulations import OF_DOUBLE, Modulations
 
 
+# The image is the first stream, the text the second.
 def _double(block: Any) -> BlockLayers:
     attn, text, image = block.attn, block.txt_mlp.net, block.img_mlp.net
     return BlockLayers(
-        qkv=[projections(attn, "text"), projections(attn, "image")],
-        out=[[attn.to_add_out], [attn.to_out[0]]],
-        up=[[text[0].proj], [image[0].proj]],
-        down=[[text[2]], [image[2]]],
-        norms=[(attn.norm_added_q, attn.norm_added_k), (attn.norm_q, attn.norm_k)],
+        qkv=[projections(attn, "image"), projections(attn, "text")],
+        out=[[attn.to_out[0]], [attn.to_add_out]],
+        up=[[image[0].proj], [text[0].proj]],
+        down=[[image[2]], [text[2]]],
+        norms=[(attn.norm_q, attn.norm_k), (attn.norm_added_q, attn.norm_added_k)],
     )
 
 
 def _modulations(block: Any) -> list[Any]:
-    return [block.img_mod[1], block.txt_mod[1]]
+    return [block.txt_mod[1], block.img_mod[1]]
 
 
-def _text_last(block: Any) -> BlockLayers:
-    layers = _double(block)
-    return BlockLayers(**{name: part[::-1] for name, part in vars(layers).items()})
-
-
-def _text_s_modulations_first(block: Any) -> list[Any]:
-    return _modulations(block)[::-1]
-
-
-TEXT_FIRST = FusedArchitecture("gelu", _double, modulations=_modulations)
-TEXT_LAST = FusedArchitecture("gelu", _text_last, modulations=_text_s_modulations_first, text_last=True)
+QWEN_IMAGE = FusedArchitecture("gelu", _double, modulations=_modulations, text_last=True)
 
 
 class QwenImageFirstBlock(nn.Module):
     """Replaces the first block: its norm, by whose output step caches decide, and nothing else."""
 
-    def __init__(self, modulations: Modulations, norm: nn.Module, layer: int) -> None:
+    def __init__(self, modulations: Modulations, norm: nn.Module) -> None:
         super().__init__()
-        self.img_mod = FirstModulation(modulations, OF_DOUBLE // 2, layer)
+        self.img_mod = FirstModulation(modulations, OF_DOUBLE // 2, layer=1)  # the text's is the first
         self.img_norm1 = norm
 
     def _modulate(
@@ -79,7 +70,6 @@ class QwenImageForward(HoistedForward):
     def __init__(self, transformer: Any, fused: HoistedBlocks, pads: bool) -> None:
         super().__init__(transformer, fused)
         self.pads = pads
-        self._text_last = fused.blocks.architecture.text_last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compute(*args, **(kwargs if args else self.padded(kwargs)))
@@ -125,8 +115,7 @@ class QwenImageForward(HoistedForward):
         modulations = self._modulations(conditions, embedding)
         rope = self._rope(img_shapes, text)
         mask = self._mask(encoder_hidden_states_mask, image)
-        streams = self._in_order(text, image)
-        image = self._blocks(*streams, rope, modulations, mask, num_still, num_keys)
+        image = self._blocks(image, text, rope, modulations, mask, num_still, num_keys)
         image = self._predicted(image, embedding[: len(image)], dtype)
         return Transformer2DModelOutput(sample=image) if return_dict else (image,)
 
@@ -153,17 +142,14 @@ class QwenImageForward(HoistedForward):
         of_image, of_text = self._transformer.pos_embed(
             img_shapes, max_txt_seq_len=text.shape[1], device=text.device
         )
-        angles = torch.cat(self._in_order(of_text, of_image))
+        angles = torch.cat([of_image, of_text])
         return angles.real.contiguous(), angles.imag.contiguous()
 
     def _mask(self, of_text: torch.Tensor | None, image: torch.Tensor) -> torch.Tensor | None:
         if of_text is None:
             return None
         of_image = of_text.new_ones(image.shape[:2], dtype=torch.bool)
-        return torch.cat(self._in_order(of_text.bool(), of_image), dim=1)
-
-    def _in_order(self, text: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (image, text) if self._text_last else (text, image)
+        return torch.cat([of_image, of_text.bool()], dim=1)
 
 
 def _unsuited(transformer: Any) -> str | None:
@@ -175,12 +161,9 @@ def _unsuited(transformer: Any) -> str | None:
 def _fuse(transformer: Any, pipe: Any, how: Fusing) -> FusedTransformer:
     cast_inputs(cast_last, transformer.img_in, transformer.txt_norm)
     first = transformer.transformer_blocks[0].img_norm1
-    # Of images to be edited, the tokens are split by their timestep, where they are the last.
-    architecture = TEXT_FIRST if transformer.config.zero_cond_t else TEXT_LAST
-    fused = HoistedBlocks(transformer, architecture, 1, how)
-    norm = QwenImageFirstBlock(fused.modulations, first, layer=int(architecture.text_last))
-    transformer.transformer_blocks.append(norm)
-    pads = architecture.text_last and all(how.bounded) and takes_padding()
+    fused = HoistedBlocks(transformer, QWEN_IMAGE, 1, how)
+    transformer.transformer_blocks.append(QwenImageFirstBlock(fused.modulations, first))
+    pads = all(how.bounded) and takes_padding()
     forward = QwenImageForward(transformer, fused, pads)
     return fused.hoist(transformer, pipe, forward, reads_text=False, with_zero=transformer.config.zero_cond_t)
 
