@@ -203,12 +203,13 @@ LINES = (
          stands="0.57 of it; no published weights were at hand to judge images"),
     Line("FLUX.2 [klein] 4B, one image, `reference_cache`", "half of 0.44 s", "flux2-klein-4b", 4, prompts=1,
          part=_CACHED, stands="one of its four steps computes all tokens, and does so uncaptured"),
-    Line("FLUX.2 [klein] 4B, three images, `reference_cache`", "a record", "flux2-klein-4b", 4, prompts=3, part=_CACHED),
+    Line("FLUX.2 [klein] 4B, three images, `reference_cache`", "a record", "flux2-klein-4b", 4, prompts=3,
+         part=_CACHED),
     Line("Qwen-Image-Edit-2511, one image, `reference_cache`", "half of 13.1 s", "qwen-image-edit-2511", 40, prompts=1,
          part=_CACHED, lacks="on the card `cuda_graph` refused the recipe, which it takes since; no card could be had "
          "again"),
-    Line("FLUX.2 [klein] 9B KV, fused", "a record",
-         stands="equal to diffusers' within the bounds of bf16 and fp8 on a CPU; no card could be had"),
+    Line("FLUX.2 [klein] 9B KV, 4, one image", "a record", "flux2-klein-9b-kv", 4, prompts=1,
+         lacks="fused it is equal to diffusers' within the bounds of bf16 and fp8 on a CPU; no card could be had"),
     Line("new prompt, Z-Image-Turbo, 9", "at most 3 % over a known one", "z-image-turbo", 9, prompts=0),
     Line("new prompt, Qwen-Image 2.1, 40", "at most 3 %", "qwen-image-2.1", 40, prompts=0),
     Line("new prompt, Qwen-Image 2512, 50", "at most 3 %", "qwen-image-2512", 50, prompts=0),
@@ -242,8 +243,8 @@ LINES = (
     Line("sparse attention in fp8, by content, at 2048 px", "kept only if the gate passes it",
          seconds="1.18x of a call at density 0.5",
          stands="tried: a Triton kernel takes as long as cuDNN's fp8 at a density of 0.69 to 0.76 "
-         "([record](../../results/sparse-attention-h200.jsonl)). Images of trained tiny models changed at shares of 0.9 "
-         "and 0.95, and a match of 0.9 took 0.48 to 0.84 of the image's blocks or was not reached "
+         "([record](../../results/sparse-attention-h200.jsonl)). Images of trained tiny models changed at shares of "
+         "0.9 and 0.95, and a match of 0.9 took 0.48 to 0.84 of the image's blocks or was not reached "
          "([record](../../results/sparse-attention-cpu.jsonl)); no published weights were at hand, so it is no "
          "technique"),
     Line(

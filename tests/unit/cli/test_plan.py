@@ -23,7 +23,8 @@ def test_a_recipe_is_answered_in_eight_lines_and_why_has_the_rest(run: Run) -> N
     assert len(lines) <= 8
     assert lines[0] == "tiny-sd on a card of 8 GB: fits with this recipe"
     longer = lines_of(run("plan", *recipe, "--why"))
-    assert [line.split() for line in longer[: len(lines)]] == [line.split() for line in lines]
+    shortened = [line.removesuffix("; --why says more") for line in lines]
+    assert [line.split() for line in longer[: len(lines)]] == [line.split() for line in shortened]
     output = " ".join(" ".join(longer).split())
     assert "predicted without loading" in output
     assert "AutoencoderTiny" in output
@@ -53,7 +54,7 @@ def test_what_fits_is_ranked_with_the_line_to_measure_it(run: Run) -> None:
     ranked = lines[start + 1 : start + 5]
     assert ranked[0].startswith(recipe)
     assert all("about " in line and line.endswith(" predicted") for line in ranked)
-    times = [float(re.search(r"about ([\d.]+) m?s predicted", line)[1]) for line in ranked]
+    times = [float(re.search(r"about ([\d.]+) m?s .*predicted", line)[1]) for line in ranked]
     assert times == sorted(times)
     measure = next(line for line in lines if line.startswith("measure "))
     assert shlex.split(measure)[3:7] == ["--model", "tiny-sd", "--recipe", recipe]
