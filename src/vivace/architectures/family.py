@@ -157,6 +157,7 @@ class Pipeline:
             their class, e.g. a distilled one.
         max_text_length: tokens to which the call pads a prompt; None for the language model's own length.
         packages: packages beside diffusers that its parts import when they are read from files.
+        images_are_optional: whether its class draws from prompts alone, and edits where a call has source images.
         one_a_call: whether a call takes one prompt alone.
         most_images: that it edits as one: as many as its models were trained for.
         appends_sources: whether it gives the denoiser source images as tokens behind the noisy image's.
@@ -173,6 +174,7 @@ class Pipeline:
     own_defaults: tuple[OwnDefaults, ...] = ()
     max_text_length: int | None = None
     packages: tuple[str, ...] = ()
+    images_are_optional: bool = False
     one_a_call: bool = False
     most_images: int = 1
     appends_sources: bool = False
@@ -182,8 +184,8 @@ class Pipeline:
 
     @property
     def edits(self) -> bool:
-        """Whether its weights are trained to edit an image."""
-        return "edit" in self.tasks
+        """Whether its weights are trained to edit an image, and draw nothing else."""
+        return "edit" in self.tasks and not self.images_are_optional
 
 
 @dataclass(frozen=True)

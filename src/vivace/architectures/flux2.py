@@ -300,20 +300,30 @@ _FILES = family.SingleFiles(
 FLUX2 = family.Family(
     name="FLUX.2",
     denoiser="Flux2Transformer2DModel",
+    # Source images: docs.bfl.ai, "Reference Images per Model".
     pipelines=(
         family.Pipeline(
             "Flux2Pipeline",
+            {"edit": "Flux2Pipeline"},
+            images_are_optional=True,
+            most_images=6,
             last_text_state=30,
             appends_sources=True,
             run_without_values=_run_without_values,
         ),
         family.Pipeline(
             "Flux2KleinPipeline",
+            {"edit": "Flux2KleinPipeline"},
+            images_are_optional=True,
+            most_images=4,
             last_text_state=27,
             appends_sources=True,
         ),
         family.Pipeline(
             "Flux2KleinKVPipeline",
+            {"edit": "Flux2KleinKVPipeline"},
+            images_are_optional=True,
+            most_images=4,
             last_text_state=27,
             keeps_sources=True,
             run_without_values=_run_without_values,

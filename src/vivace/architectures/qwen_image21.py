@@ -204,8 +204,11 @@ QWEN_IMAGE21 = family.Family(
     name="Qwen-Image 2.1",
     denoiser="QwenImage21Transformer2DModel",
     pipelines=(
+        # How many source images it was trained for is not known.
         family.Pipeline(
             "QwenImage21Pipeline",
+            {"edit": "QwenImage21Pipeline"},
+            images_are_optional=True,
             last_text_state=-1,
             packages=("torchvision",),
             run_without_values=_run_without_values,

@@ -199,9 +199,10 @@ def image_arguments(
     return arguments
 
 
-def example_images(kind: str, size: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate."""
-    task = task_of(kind)
+def example_images(kind: str, size: Mapping[str, Any], task: Task | None = None) -> dict[str, Any]:
+    """Return the first of the images that ship with vivace as arguments of a call, for calls that calibrate; None: for
+    the task that a pipeline's class says."""
+    task = task or task_of(kind)
     if task == "text":
         return {}
     names = names_of(kind, task)

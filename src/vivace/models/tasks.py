@@ -29,9 +29,15 @@ class InputNames:
 
 
 def own_task(pipeline: str) -> Task:
-    """Return the published task of a model: "edit" for weights that are trained to edit, else "text"."""
+    """Return the published task of a model: "edit" for weights that are trained to edit alone, else "text"."""
     known = pipeline_named(pipeline)
     return "edit" if known is not None and known.edits else "text"
+
+
+def edits_too(pipeline: str) -> bool:
+    """Return whether a pipeline that draws from prompts edits where its call has source images."""
+    known = pipeline_named(pipeline)
+    return known is not None and known.images_are_optional
 
 
 def pipeline_of(pipeline: str, task: Task, model: str) -> str:
@@ -53,12 +59,15 @@ def pipeline_of(pipeline: str, task: Task, model: str) -> str:
     )
 
 
-def check_batch(pipeline: str, batch: int | str, model: str) -> None:
-    """Refuse a batch that a pipeline does not take."""
+def check_batch(pipeline: str, batch: int | str, model: str, task: Task) -> None:
+    """Refuse a batch that a pipeline does not take: several images are all sources of each prompt, where it takes
+    images besides."""
     known = pipeline_named(pipeline)
-    if known is not None and known.one_a_call and batch != 1:
+    is_alone = known is not None and (known.one_a_call or (task == "edit" and known.images_are_optional))
+    if is_alone and batch != 1:
+        with_images = " with source images" if task == "edit" else ""
         raise WorkloadError(
-            f"--batch {batch}: {model} is a {pipeline}, which takes one prompt a call; leave --batch out"
+            f"--batch {batch}: {model} is a {pipeline}, which takes one prompt a call{with_images}; leave --batch out"
         )
 
 
@@ -82,7 +91,9 @@ def rounds_up(pipeline: str) -> bool:
 def task_of(kind: str) -> Task:
     """Return the task of a pipeline class with a model's weights."""
     known = pipeline_doing(kind)
-    return "text" if known is None else next((t for t, name in known.tasks.items() if name == kind), "text")
+    if known is None or known.images_are_optional:
+        return "text"
+    return next((task for task, name in known.tasks.items() if name == kind), "text")
 
 
 def names_of(pipeline: str, task: Task) -> InputNames:

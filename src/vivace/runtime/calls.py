@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from vivace.architectures import family_of_pipeline
 from vivace.errors import Unsupported, UsageError, nearest
-from vivace.foundation.spec.workload import steps_for, steps_run
+from vivace.foundation.spec.workload import Task, steps_for, steps_run
 from vivace.machinery.technique import CallContext, call_of, call_parameters, ignores_guidance_scale
 from vivace.machinery.technique.pipeline_code import encoded_names, rounds_steps_up
 from vivace.models.sources import example_images
-from vivace.models.tasks import own_task
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +229,7 @@ _INSTRUCTION = "complex_human_instruction"
 """Sana's argument for the instruction to its language model."""
 
 
-def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
+def encode(session: Session, prompts: Sequence[str], task: Task = "text") -> dict[str, Any]:
     """Return the prompts' embeddings as keyword arguments for `session(...)`, on the pipeline's device."""
     import torch
 
@@ -254,7 +253,7 @@ def encode(session: Session, prompts: Sequence[str]) -> dict[str, Any]:
         arguments[_INSTRUCTION] = session.arguments.get(_INSTRUCTION, for_call[_INSTRUCTION].default)
     # The class's method: on the instance it may be wrapped by a timer.
     accepted = inspect.signature(type(pipe).encode_prompt).parameters
-    if "image" in accepted and own_task(name) == "edit":
+    if "image" in accepted and task == "edit":
         raise Unsupported(f"{name} encodes prompts together with images; measure with --text prompts")
     arguments = {
         k: v for k, v in arguments.items() if k in accepted and not (k == "max_sequence_length" and v is None)

@@ -378,6 +378,8 @@ class Session:
             Unsupported: diffusers has no such pipeline, or a technique belongs to the pipeline of the first session.
         """
         kind = pipeline_of(type(self.pipe).__name__, task, model)
+        if kind == type(self.pipe).__name__:  # its calls take images, too
+            return self
         own = [technique.text for technique in self.recipe if technique.facts.belongs_to_pipeline]
         if own:
             raise Unsupported(

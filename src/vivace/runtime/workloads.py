@@ -16,7 +16,7 @@ from vivace.models.find import LocatedModel, find_model, obtain
 from vivace.models.prompts import NUM_DEFAULT, NUM_SEEDS, PROMPT_SETS
 from vivace.models.sources import Files, SourceImages, check_files, image_arguments, source_images_of
 from vivace.models.sources import PixelLimits as SizeLimits
-from vivace.models.tasks import check_batch, check_installed, own_task, pipeline_of, rounds_up
+from vivace.models.tasks import check_batch, check_installed, edits_too, own_task, pipeline_of, rounds_up
 from vivace.recipes.recipe import Recipe
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import Call, generators_of, prompts_of
@@ -52,7 +52,7 @@ def workload_and_images(
     files = Files(request.images, request.masks, request.controls)
     task = _task_of(located, request.task, files, request.strength)
     pipeline_of(located.pipeline, task, located.model.name)
-    check_batch(located.pipeline, batch, located.model.name)
+    check_batch(located.pipeline, batch, located.model.name, task)
     if not located.model.is_synthetic:
         check_installed(located.pipeline, located.model.name)
     if request.controlnet is not None and task != "control":
@@ -86,6 +86,8 @@ def workload_and_images(
 
 def _task_of(located: LocatedModel, task: Task | None, files: Files, strength: float | None) -> Task:
     own = own_task(located.pipeline)
+    if files.images and not files.masks and edits_too(located.pipeline):
+        own = "edit"
     return check_files(task or (own if own != "text" else None), files, strength)
 
 

@@ -292,6 +292,21 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             checked_request("tiny-sd", "baseline", images=(IMAGE,), masks=(str(file),))
 
 
+@pytest.mark.parametrize("model", ["flux2-klein-4b", "flux2-dev", "flux2-klein-9b-kv", "qwen-image-2.1"])
+def test_models_that_draw_and_edit_do_what_is_given(model: str) -> None:
+    """One class does both; several images are sources of one image, so they take one prompt a call."""
+    name = f"synthetic:{model}"
+    assert checked_request(name, "baseline").workload.task == "text"
+    assert checked_request(name, "baseline", batches=(2,)).workload.batch == 2
+    edit = checked_request(name, "baseline", prompts=[PROMPT], images=(IMAGE,))
+    assert (edit.workload.task, edit.workload.strength, len(edit.workload.sources)) == ("edit", None, 1)
+    assert "image" in edit.arguments(edit.workload.calls()[0])
+    with pytest.raises(WorkloadError, match="one prompt a call with source images"):
+        checked_request(name, "baseline", images=(IMAGE,), batches=(2,))
+    with pytest.raises(Unsupported, match="no pipeline for the task 'inpaint'"):
+        checked_request(name, "baseline", images=(IMAGE,), masks=(MASK,))
+
+
 def test_a_model_without_such_a_pipeline_says_which_tasks_it_has() -> None:
     with pytest.raises(Unsupported, match=r"not trained to edit.*: text, image, inpaint, control"):
         checked_request("tiny-sd", "baseline", task="edit")

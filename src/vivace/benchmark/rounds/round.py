@@ -271,7 +271,7 @@ class Measurement:
                 return prompts_of(call) | images
             key = tuple(indices)
             if key not in embeddings:
-                embeddings[key] = encode(session, [prompt for _, prompt, _ in call])
+                embeddings[key] = encode(session, [prompt for _, prompt, _ in call], workload.task)
             return embeddings[key] | images
 
         return arguments

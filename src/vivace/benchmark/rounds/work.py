@@ -138,8 +138,8 @@ def _count(trial: Trial, environment: Environment, hits: float | None, denoiser_
         prompts = [prompt for _, prompt, _ in workload.calls()[0]]
         arguments: dict[str, Any] = {"prompt": prompts if len(prompts) > 1 else prompts[0]}
         if workload.text == "embeddings":
-            arguments = encode(session, prompts)
-        arguments |= images_for(pipe, workload.call, len(prompts))
+            arguments = encode(session, prompts, workload.task)
+        arguments |= images_for(pipe, workload.task, workload.call, len(prompts))
         session(
             **arguments, num_inference_steps=workload.steps_that_run(1), output_type="pt"
         )  # timed calls are not the first either

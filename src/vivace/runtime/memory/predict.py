@@ -177,7 +177,7 @@ def _predict(
     recipe = recipe if model.located is None else with_stored(model.located, recipe)
     pipe = built_for(model, task, machine.device)
     chosen = task or task_of(type(pipe).__name__)
-    check_batch(type(pipe).__name__, batch, model.name)
+    check_batch(type(pipe).__name__, batch, model.name, chosen)
     if chosen in STRENGTHS:
         call = {"strength": STRENGTHS[chosen]} | call
     defaults = model.defaults | call
@@ -220,7 +220,7 @@ def _predict(
     _track_stages(pipe, footprint)
     footprint.operations = Operations()
     watch(pipe, footprint.operations)
-    _run_call(session, footprint, ["a red circle"] * batch, text, defaults)
+    _run_call(session, footprint, ["a red circle"] * batch, text, chosen, defaults)
     peak, stage = footprint.peak
     other_gpus = max((technique.facts.num_gpus for technique in recipe), default=1) - 1
     copied = footprint.bytes_of(_tensors(component_of(pipe, "denoiser"))) if other_gpus else 0
@@ -278,21 +278,26 @@ def built_for(model: Weightless, task: Task | None, device: str) -> Any:
     return pipe if kind == published else for_task(pipe, kind)
 
 
-def images_for(pipe: DiffusionPipeline, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
+def images_for(pipe: DiffusionPipeline, task: Task, defaults: dict[str, Any], batch: int) -> dict[str, Any]:
     """Return images for a call of the pipeline, of the size in its defaults; empty for text-to-image."""
-    images = example_images(type(pipe).__name__, defaults)
+    images = example_images(type(pipe).__name__, defaults, task)
     return images if batch == 1 else {name: [image] * batch for name, image in images.items()}
 
 
 def _run_call(
-    session: Session, footprint: Footprint, prompts: list[str], text: str, defaults: dict[str, Any]
+    session: Session,
+    footprint: Footprint,
+    prompts: list[str],
+    text: str,
+    task: Task,
+    defaults: dict[str, Any],
 ) -> None:
     pipe = session.pipe
     try:
         with warnings.catch_warnings(), footprint.following():
             warnings.simplefilter("ignore", FutureWarning)  # diffusers warns about its own code
-            arguments = encode(session, prompts) if text == "embeddings" else {"prompt": prompts}
-            arguments |= images_for(pipe, defaults, len(prompts))
+            arguments = encode(session, prompts, task) if text == "embeddings" else {"prompt": prompts}
+            arguments |= images_for(pipe, task, defaults, len(prompts))
             footprint.stage = "between"
             footprint.start_peak()
             session(**arguments, output_type="pt")

@@ -34,7 +34,7 @@ from vivace.measure.nvml import NvmlGpu, opened_gpu
 from vivace.measure.surroundings import machine_bytes
 from vivace.models.find import LocatedModel, find_model
 from vivace.models.sources import example_images
-from vivace.models.tasks import own_task, rounds_up
+from vivace.models.tasks import edits_too, own_task, rounds_up
 from vivace.recipes.resolve import resolve
 from vivace.runtime.calls import accepted_by
 from vivace.runtime.finite_images import has_one_colour, hidden_images
@@ -185,7 +185,7 @@ class Editing:
         if opened != "text":
             editing.sessions[opened] = session
         elif task is None:
-            for other in _SHARED:
+            for other in (*_SHARED, "edit") if edits_too(located.pipeline) else _SHARED:
                 editing._try(other, lambda other=other: session.sharing_weights(other, located.model.name))  # type: ignore[misc]
         return editing
 
@@ -194,7 +194,7 @@ class Editing:
         for task, session in list(self.sessions.items()):
             for width, height in sizes:
                 report(f"warming {task} at {width}x{height}")
-                if not self._try(task, lambda: _draw(session, width, height)):  # noqa: B023 - called at once
+                if not self._try(task, lambda: _draw(session, width, height, task)):  # noqa: B023 - called at once
                     break
 
     def state(self) -> dict[str, Any]:
@@ -233,11 +233,11 @@ class Editing:
         return False
 
 
-def _draw(session: Session, width: int, height: int) -> None:
+def _draw(session: Session, width: int, height: int, task: Task) -> None:
     import torch
 
     size = {"width": width, "height": height}
-    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size)
+    call: dict[str, Any] = size | example_images(type(session.pipe).__name__, size, task)
     if "strength" in accepted_by(session.pipe):
         call["strength"] = 1.0
 
