@@ -46,6 +46,7 @@ class ReferenceCache(StepCache):
     summary: ClassVar[str] = "keys and values of source images computed in an edit's first step alone"
     declared: ClassVar[TechniqueFacts] = replace(
         StepCache.declared,
+        needs_sources=True,
         excludes=(
             *StepCache.declared.excludes,
             Rule(Trait.SHARDED, "each GPU has its own part of the tokens, the source images' among them"),

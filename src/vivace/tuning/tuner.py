@@ -95,6 +95,8 @@ def space_of(objective: Objective, bench: Bench, reported: Sequence[Technique] =
     )
 
     def why_not(technique: Technique) -> str | None:
+        if technique.facts.needs_sources and bench.task != "edit":
+            return "it is for edits, and these images start from none"
         if (
             technique.facts.num_gpus > 1
             and bench.environment.device == "cpu"

@@ -147,6 +147,14 @@ def test_several_processes_are_searched_on_gpus(
     assert searched or "--keep parallel" in space.cut["parallel(cfg)"]
 
 
+@pytest.mark.parametrize("task", ["text", "edit"])
+def test_what_keeps_sources_is_searched_for_edits(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "ask_support", lambda *_: Support({}))
+    bench = bench_on("cuda")
+    bench.task = task
+    assert ("reference_cache" in texts(tuner.space_of(Objective(), bench))) == (task == "edit")
+
+
 @pytest.mark.long
 def test_options_name_only_components_that_the_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
     support = support_of("synthetic:sdxl", ["compile@vae"], "cpu")

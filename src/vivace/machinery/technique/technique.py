@@ -56,6 +56,7 @@ class TechniqueFacts:
         belongs_to_pipeline: whether it changes or reads the pipeline itself, which another task's pipeline lacks.
         needs_prompts: whether it runs some of the prompts when it is applied, to adapt to them.
         needs_repeated_prompts: whether it is faster only for prompts of earlier calls.
+        needs_sources: whether it has an effect on edits of source images alone.
         num_gpus: GPUs that each hold the denoiser, including this process's own.
         announced_sizes: sizes of images that it prepares for one by one, the smallest first.
         arithmetic: its effect on weights and matmuls; of most techniques none.
@@ -82,6 +83,7 @@ class TechniqueFacts:
     belongs_to_pipeline: bool = False
     needs_prompts: bool = False
     needs_repeated_prompts: bool = False
+    needs_sources: bool = False
     num_gpus: int = 1
     announced_sizes: tuple[Size, ...] = ()
     arithmetic: Arithmetic = Arithmetic()
