@@ -101,7 +101,7 @@ def test_readyz_is_ready_while_a_worker_comes_back(tmp_path: Path, monkeypatch: 
         assert health(server) == (200, "ready", "unloaded")
         drawing = clients.submit(server.draw, "hold image", seed=3)
         wait_until(lambda: replica.phase != "unloaded")  # a fork is there sooner than one can look
-        assert health(server) in [(200, "ready", state) for state in ("reloading", "drawing")]
+        assert health(server) in [(200, "ready", state) for state in ("reloading", "idle", "drawing")]
         wait_until(lambda: replica.phase == "drawing")
         assert health(server) == (200, "ready", "drawing")
         marker.touch()
