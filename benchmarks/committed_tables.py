@@ -10,6 +10,7 @@ fewer steps than the model's own is scaled to them, as on docs/techniques-measur
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
@@ -18,6 +19,7 @@ from typing import Any
 
 from benchmarks import (
     every_model,
+    new_prompts,
     skipped_work,
     step_cases,
     step_curves,
@@ -39,6 +41,7 @@ from vivace.evidence.tables import CallSpread, EvidenceRow, EvidenceTable, Judge
 from vivace.foundation.spec.recipe_syntax import BASELINE
 from vivace.foundation.spec.record import Outcome, Record
 from vivace.foundation.stats import Interval
+from vivace.models.find import SYNTHETIC
 from vivace.recipes.resolve import resolve
 from vivace.report.rows import Row, rows_of
 
@@ -88,6 +91,7 @@ def tables() -> Iterator[EvidenceTable]:
             pairs = technique_records.rows_with_baselines(records, technique_cases.baseline(name))
             yield _table(path, _each_once(pairs))
     yield from _of_fused(sorted({path for pattern in FUSED for path in RESULTS.glob(pattern)} - {OF_IMAGES}))
+    yield from _of_edits()
     for name in published_studies():
         yield from of_study(study_groups.own(name), record_file(name))
     for name in step_curves.CURVES:
@@ -138,6 +142,49 @@ def _of_fused(paths: Sequence[Path]) -> Iterator[EvidenceTable]:
                     yield _apart(path, base, others)
 
 
+def _of_edits() -> Iterator[EvidenceTable]:
+    """Yield a table for each model that edits, of the fastest time of a known prompt, beside the published one."""
+    published = [
+        record for record in read_records(every_model.RECORD) if record.trial.recipe.text == BASELINE
+    ]
+    for record in published:
+        if record.trial.workload.task != "edit":
+            continue
+        (base,) = rows_of([record])
+        cases = [
+            case
+            for case in new_prompts.read(new_prompts.RECORD)
+            if case["model"] == record.trial.model.name
+            and case["steps"] == technique_cases.full_length(case["model"].removeprefix(SYNTHETIC))
+            and case["environment"]["device_name"] == record.environment.device_name
+            and case["images"] == 1
+            and resolve(case["recipe"]).same_picture
+        ]
+        if cases and base.latency is not None:
+            case = min(cases, key=lambda case: statistics.median(case["known_s"]))
+            start = _at_steps(base, case["steps"])
+            table = table_of("committed", _name(new_prompts.RECORD), [base], [start])
+            yield table.model_copy(
+                update={"rows": (start, _row_of_edit(case, start)), "steps": case["steps"]}
+            )
+
+
+def _row_of_edit(case: Mapping[str, Any], start: EvidenceRow) -> EvidenceRow:
+    seconds = sorted(case["known_s"])
+    recipe, middle = resolve(case["recipe"]), statistics.median(seconds)
+    return EvidenceRow(
+        recipe=recipe.text,
+        num_techniques=len(recipe.techniques),
+        same_picture=True,
+        latency=Interval(middle, None, None),
+        gain=gain_apart(Interval(middle, seconds[0], seconds[-1]), _with_ends(start)),
+        peak_bytes=case.get("peak_bytes"),
+        spread=CallSpread(p50_s=middle, min_s=seconds[0], max_s=seconds[-1], num_calls=len(seconds)),
+        num_rounds=1,
+        note=APART,
+    )
+
+
 def _comparable(record: Record) -> tuple[object, ...]:
     workload = record.trial.workload
     return (
@@ -161,19 +208,24 @@ def _baseline_for(record: Record, published: Sequence[Record]) -> Row | None:
 def _apart(path: Path, base: Row, rows: Sequence[Row]) -> EvidenceTable:
     """Return the table of rows that were not timed beside their baseline, at their number of steps."""
     workload = rows[0].record.trial.workload
-    start = evidence_row_of(base)
-    other = base.record.trial.workload.num_inference_steps
-    if other != workload.num_inference_steps:
-        assert start.parts is not None
-        assert start.latency is not None
-        steps_s = start.parts.step_s * workload.num_inference_steps
-        latency = around(start.latency, start.parts.rest_s + steps_s)
-        start = start.model_copy(
-            update={"latency": latency, "steps_s": steps_s, "timed_steps": other, "spread": None}
-        )
+    start = _at_steps(base, workload.num_inference_steps)
     given = [start, *(_row_apart(row, start) for row in rows)]
     return table_of("committed", _name(path), [base, *rows], given).model_copy(
         update={"steps": workload.num_inference_steps, "batch": workload.batch}
+    )
+
+
+def _at_steps(row: Row, steps: int) -> EvidenceRow:
+    """Return a row's time at a number of steps, which is scaled if it was timed at another."""
+    evidence, timed = evidence_row_of(row), row.record.trial.workload.num_inference_steps
+    if timed == steps:
+        return evidence
+    assert evidence.parts is not None
+    assert evidence.latency is not None
+    steps_s = evidence.parts.step_s * steps
+    latency = around(evidence.latency, evidence.parts.rest_s + steps_s)
+    return evidence.model_copy(
+        update={"latency": latency, "steps_s": steps_s, "timed_steps": timed, "spread": None}
     )
 
 

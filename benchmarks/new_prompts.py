@@ -153,6 +153,11 @@ def measure(session: Any, images: int, steps: int, known: int, words: tuple[int,
     }
 
 
+def read(record: Path) -> list[dict[str, Any]]:
+    """Return the rows of a record."""
+    return list(read_lines(record, line, _key).values())
+
+
 def line(row: dict[str, Any]) -> str:
     """Describe a row: the time of a known prompt, and of new ones."""
     known, new = statistics.median(row["known_s"]), sorted(row["new_s"])

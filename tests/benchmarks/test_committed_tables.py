@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks import committed_tables
 from benchmarks.sittings import write_sittings
 from benchmarks.study_groups import own, record_file
@@ -102,3 +104,19 @@ def test_recipes_that_set_their_steps_are_not_scaled() -> None:
     assert round(line.latency.point, 2) == 0.4
     assert line.speedup is not None
     assert round(line.speedup.point, 1) == 4.5, "over 50 steps"
+
+
+def test_an_edit_s_fastest_recipe_counts_beside_the_model_as_published() -> None:
+    (table,) = [
+        each
+        for each in committed_tables.tables()
+        if each.model == "flux-kontext" and "new-prompts" in each.place
+    ]
+    start, fused = table.rows
+    assert (table.task, table.steps, start.timed_steps) == ("edit", 28, 8)
+    assert fused.recipe.startswith("fused(fp8, attention=fp8")
+    assert fused.gain is not None
+    assert start.latency is not None
+    assert fused.latency is not None
+    assert fused.gain.point == pytest.approx(start.latency.point / fused.latency.point)
+    assert "another run" in fused.note
