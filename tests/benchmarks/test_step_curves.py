@@ -13,7 +13,6 @@ from vivace.architectures import CATALOGUE
 from vivace.benchmark.cache_calibration import CACHES
 from vivace.foundation.spec.record import Outcome
 from vivace.recipes.resolve import resolve
-from vivace.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.long  # a script that measures, beside the package and not in it
 
@@ -45,7 +44,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
-    """None of the models that ship with vivace edits."""
     drawn = {
         call.name
         for of in CURVES.values()
@@ -53,7 +51,7 @@ def test_every_step_cache_has_a_curve_on_a_model_that_takes_it() -> None:
         for t in texts
         for call in resolve(t).techniques
     }
-    assert {name for name in CACHES if not TECHNIQUES[name].declared.needs_sources} <= drawn
+    assert set(CACHES) <= drawn
     assert {"steps", "cfg_cutoff", "prune"} <= drawn
     for curves in CURVES.values():
         assert len(curves[STEPS]) >= 8

@@ -32,7 +32,9 @@ from vivace.report.rows import Row
 from vivace.techniques import TECHNIQUES
 
 CACHES: dict[str, type[Technique]] = {
-    name: technique for name, technique in TECHNIQUES.items() if technique.declared.stage is Stage.CACHE
+    name: technique
+    for name, technique in TECHNIQUES.items()
+    if technique.declared.stage is Stage.CACHE and not technique.declared.needs_sources
 }
 _HITS = (0.1, 0.9)
 _THRESHOLD_FACTOR = 4.0
