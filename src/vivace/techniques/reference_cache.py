@@ -2,7 +2,8 @@
 
 Why: models that edit get a source image as further tokens, as many as the image has that they draw: half of the work,
     with three sources three quarters, and more of attention. What becomes of those tokens changes little from step to
-    step, since the source does not.
+    step, since the source does not. Fused on an H200, an edit of FLUX.2 [dev] takes 14.2 s instead of 25.0, and of
+    [klein] 4B 0.325 s instead of 0.44 (results/new-prompts.jsonl).
 Costs: the source's tokens attend to the noisy image, so the image changes. Two tensors of each attention are kept
     (FLUX.1 Kontext, a source of 1024 px: 2.9 GB per image in bf16; captured, a graph holds as much again).
 Needs: a pipeline that gives its denoiser source images as tokens: FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit. Qwen-Image
