@@ -37,8 +37,9 @@ def tried_up_to(limit: float, hits_from: float = 0.0, outcome: str = Outcome.MEA
     return measure
 
 
-def test_every_step_cache_can_be_calibrate() -> None:
-    assert set(CACHES) == {name for name, t in TECHNIQUES.items() if t.declared.owns == "step cache"}
+def test_every_step_cache_can_be_calibrated_but_that_of_edits() -> None:
+    caches = {name for name, t in TECHNIQUES.items() if t.declared.owns == "step cache"}
+    assert set(CACHES) == caches - {"reference_cache"}
     assert {"first_block_cache", "deepcache", "teacache"} <= set(CACHES)
     for name in CACHES:
         knob, low, high = settings(name)
