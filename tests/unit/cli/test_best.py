@@ -9,6 +9,12 @@ import vivace
 from tests.typed import run_vivace, typed
 
 
+@pytest.fixture(autouse=True)
+def _no_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make demo` leaves some in the folder where tests run."""
+    monkeypatch.chdir(tmp_path)
+
+
 def test_generate_says_what_it_became_and_writes_that_down(tmp_path: Path) -> None:
     options = ["--recipe", "best(changes=True)", "-o", "x.png", "--device", "cpu"]
     done = run_vivace(tmp_path, "generate", "a red circle", *options)

@@ -1,5 +1,7 @@
 """`best` in a recipe: what it becomes on a card, and that it says why."""
 
+from pathlib import Path
+
 import pytest
 
 from vivace.errors import RecipeError
@@ -7,6 +9,12 @@ from vivace.evidence.recommendation import advise, best
 from vivace.evidence.recommendation.best import BestRecipe, best_recipe, is_best
 from vivace.foundation.hardware.this_machine import Present
 from vivace.recipes.resolve import resolve
+
+
+@pytest.fixture(autouse=True)
+def _no_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make demo` leaves some in the folder where tests run."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

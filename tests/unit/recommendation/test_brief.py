@@ -38,6 +38,12 @@ PAIRS = [
 FILES = (write_sdxl, write_fp8, write_gguf, write_unet, write_folder)
 
 
+@pytest.fixture(autouse=True)
+def _no_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make demo` leaves some in the folder where tests run."""
+    monkeypatch.chdir(tmp_path)
+
+
 def assert_brief(answer: Answer, model: str) -> list[str]:
     """Assert that an answer has eight lines at most, which say what its JSON says; return the words that draw."""
     lines = text_of(answer, width=80, details=False).splitlines()

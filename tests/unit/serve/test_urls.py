@@ -41,10 +41,10 @@ def test_a_url_is_answered_until_its_time_and_then_in_words(
 
 
 def test_newer_images_take_the_room_of_older_ones(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    (first,) = urls(server)
+    (first,) = urls(server, seed=3)
     size = kept(server).num_bytes
     monkeypatch.setattr(responses, "KEPT_BYTES", int(2.5 * size))
-    later = [path for _ in range(3) for path in urls(server)]
+    later = [path for _ in range(3) for path in urls(server, seed=3)]
     assert kept(server).num_bytes <= 2.5 * size
     assert [server.send(path).status for path in (first, *later)] == [404, 404, 200, 200]
 

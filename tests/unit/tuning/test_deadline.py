@@ -32,9 +32,9 @@ def tuned_in(store: Path, final_round_s: float, **budget: Any) -> tuple[Tuned, f
 
 
 def test_a_final_of_one_round_proves_nothing_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """A round of the final takes 0.9 s, so that one of each recipe fits and two do not."""
-    answer, seconds = tuned_in(tmp_path, 0.9, minutes=MINUTES, trials=4)
-    assert seconds < LONGEST_S
+    """A round of the final takes 1.9 s of 7.2, so that one of each recipe fits and two do not."""
+    answer, seconds = tuned_in(tmp_path, 1.9, minutes=2 * MINUTES, trials=4)
+    assert seconds < LONGEST_S + 60 * MINUTES
     text = " ".join(str(answer).split())
     assert answer.pick is None, "a speed-up of one round has no interval"
     assert {len(row.record.rounds) for row in answer.rows} == {1}
