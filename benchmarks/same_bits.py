@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ def draw_side_by_side(
     limit_s: float,
     device: str = "cuda",
     side: int | None = None,
-) -> list[dict[str, Any]]:
-    """Draw all cases at the same time on one GPU, each in a process; return a row for each.
+) -> Iterator[dict[str, Any]]:
+    """Draw all cases at the same time on one GPU, each in a process; yield a row for each.
 
     Raises:
-        RuntimeError: a process failed.
+        RuntimeError: a process failed; after the rows of the others.
     """
     until = time.time() + limit_s
     processes = [
@@ -108,13 +109,15 @@ def draw_side_by_side(
         )
         for case in cases
     ]
-    rows = []
+    failed = []
     for (model, recipe), process in zip(cases, processes, strict=True):
         output, _ = process.communicate()
         if process.returncode:
-            raise RuntimeError(f"{model} {recipe}: its process ended with exit code {process.returncode}")
-        rows.append(json.loads(output.splitlines()[-1]) | {"processes_on_this_gpu": len(cases)})
-    return rows
+            failed.append(f"{model} {recipe}: its process ended with exit code {process.returncode}")
+            continue
+        yield json.loads(output.splitlines()[-1]) | {"processes_on_this_gpu": len(cases)}
+    if failed:
+        raise RuntimeError("; ".join(failed))
 
 
 @click.command()
@@ -143,12 +146,13 @@ def main(
         ((model, recipe),) = cases
         click.echo(json.dumps(draw_equal_calls(model, recipe, calls, steps, side, until, device)))
         return 0
-    rows = draw_side_by_side(cases or CASES, calls, steps, limit_s, device, side)
     head = environment(device).model_dump(mode="json")
-    for row in rows:
+    rows = []
+    for row in draw_side_by_side(cases or CASES, calls, steps, limit_s, device, side):
         click.echo(json.dumps(row))
-    if record is not None:
-        write_text(record, "".join(json.dumps(row | {"environment": head}) + "\n" for row in rows))
+        rows.append(row | {"environment": head})
+        if record is not None:
+            write_text(record, "".join(json.dumps(each) + "\n" for each in rows))
     return 1 if any(row["odd_calls"] for row in rows) else 0
 
 

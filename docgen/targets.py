@@ -83,8 +83,8 @@ TARGETS = (
         "4.48 (sglang's cookbook, bf16 eager over HTTP, one H200)",
         2.2,
         missed="the GPU is busy for 2.6 s of a call, at 1,515 MHz and the power cap; 58 ms a step, 2.3 s in all, were "
-        "predicted ([operations](today.md#what-the-operations-predict)). Where the 2.6 s are has no profile yet: "
-        "`vivace profile --model synthetic:qwen-image-2.1 --recipe 'fused(fp8, attention=fp8)' --steps 40`",
+        "predicted ([operations](today.md#what-the-operations-predict)). Of the kernels matmuls take "
+        "64 % and attention 21 % ([profile](throughput.md#where-the-time-is))",
     ),
     Target(
         "Qwen-Image 2512, CFG 4",
@@ -173,13 +173,12 @@ class Line:
     seconds: str = "not measured"
 
 
-_NO_CARD = "no card could be had"
 _NO_FORM = "it has no fused form"
 _CACHED = "reference_cache"
 _PROFILES = "[profile](throughput.md#where-the-time-is)"
 _TIMED_OUT = (
-    "two runs were cut off by their limit of 50 and 60 s; from 2048 to 3072 px [klein] 4B took 3.5 times as long, and "
-    "Z-Image 3.3"
+    "a first run was refused, since squares above 2048 px were, and a second one cut off by its time limit; from "
+    "2048 to 3072 px [klein] 4B took 3.5 times as long, and Z-Image 3.3"
 )
 _SIZES = (("SDXL", "sdxl", 50), ("FLUX.1 [dev]", "flux-dev", 28), ("FLUX.2 [klein] 4B", "flux2-klein-4b", 4),
           ("Z-Image-Turbo", "z-image-turbo", 9))  # fmt: skip
@@ -187,18 +186,18 @@ LINES = (
     Line("edit, FLUX.2 [klein] 4B, 4, one image", "a record", "flux2-klein-4b", 4, prompts=1),
     Line("edit, FLUX.1 Kontext, 28, one image", "a record", "flux-kontext", 28, prompts=1),
     *(
-        Line(f"edit, FLUX.2 [klein] 9B, 4, {words}", "a record", "flux2-klein-9b", 4, prompts=number, lacks=_NO_CARD)
+        Line(f"edit, FLUX.2 [klein] 9B, 4, {words}", "a record", "flux2-klein-9b", 4, prompts=number)
         for number, words in enumerate(("one image", "two images", "three images"), 1)
     ),
-    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", "flux2-dev", 50, prompts=1, lacks=_NO_CARD,
-         stands="missed by 19 %: 0.5 s a step are about 1.3 PFLOP/s, and 21 s would need 1.6, more than the power cap "
-         "leaves"),
+    Line("edit, FLUX.2 [dev], 50", "21 s (sglang, H100: 45.4)", "flux2-dev", 50, prompts=1,
+         stands="missed by 19 %: the 583 TFLOP of a step take 0.5 s. At [klein] 9B's rates, 1.40 PFLOP/s in matmuls "
+         "and 0.77 in attention ([profile](today.md#where-the-time-is)), they would take 0.48 s, 23.8 s in all"),
     Line("edit, Qwen-Image-Edit-2511, 40", "11 s (sglang, H100: 23.0)", "qwen-image-edit-2511", 40, prompts=1,
-         lacks=_NO_CARD,
-         stands=f"missed by 19 %: matmuls run at 1.3 PFLOP/s and attention at 0.8, 86 % of a step ({_PROFILES}). Each "
-         "new length captured graphs of its own; lengths share them since, which has not run on a card"),
-    Line("edit, Qwen-Image-Edit-2509, 40", "a record", "qwen-image-edit-2509", 40, prompts=1, lacks=_NO_CARD),
-    Line("edit, Qwen-Image 2.1, 40", "a record", "qwen-image-2.1", 40, prompts=1, lacks=_NO_CARD),
+         stands="missed by 19 %: 86 % of the kernels' time are matmuls, at 1.3 PFLOP/s, and attention, at 0.8 "
+         f"({_PROFILES}). Each new length captured graphs of its own; lengths share them since, which has not run "
+         "on a card"),
+    Line("edit, Qwen-Image-Edit-2509, 40", "a record", "qwen-image-edit-2509", 40, prompts=1),
+    Line("edit, Qwen-Image 2.1, 40", "a record", "qwen-image-2.1", 40, prompts=1),
     Line("FLUX.2 [dev], one image, `reference_cache`", "half of 25.0 s", "flux2-dev", 50, prompts=1, part=_CACHED,
          stands="0.57 of it; no published weights were at hand to judge images"),
     Line("FLUX.2 [klein] 4B, one image, `reference_cache`", "half of 0.44 s", "flux2-klein-4b", 4, prompts=1,
@@ -214,7 +213,7 @@ LINES = (
     Line("new prompt, Qwen-Image 2.1, 40", "at most 3 %", "qwen-image-2.1", 40, prompts=0),
     Line("new prompt, Qwen-Image 2512, 50", "at most 3 %", "qwen-image-2512", 50, prompts=0),
     Line("new prompt, ERNIE-Image-Turbo, 8", "at most 3 %", "ernie-image-turbo", 8, prompts=0),
-    Line("new prompt, Krea 2 Turbo, 8", "at most 3 %", "krea-2-turbo", 8, prompts=0, lacks=_NO_CARD),
+    Line("new prompt, Krea 2 Turbo, 8", "at most 3 %", "krea-2-turbo", 8, prompts=0),
     Line("Krea 2 Turbo, 8", "a record (sglang, H200: 1.56 s)", "krea-2-turbo", 8),
     Line("Krea 2 Raw, 28", "a record", "krea-2-raw", 28,
          stands="of prompts that each had a new length, which costs less since"),

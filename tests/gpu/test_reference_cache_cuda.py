@@ -55,7 +55,7 @@ def test_steps_of_each_fused_form_are_diffusers(name: str) -> None:
     make, arguments_of = CASES[name]
     plain, arguments = make(), arguments_of()
     keys = DispatchedKeys(plain)
-    with keys.dispatched():
+    with keys.replace_dispatch():
         expected = steps(plain, keys, arguments, 1000)
     for how, allowed in PRECISIONS:
         made = make()

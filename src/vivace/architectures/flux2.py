@@ -121,6 +121,20 @@ def _publish(
     return family.PublishedModel(entry, architecture, title, labels, step_flop)
 
 
+def _distilled(name: str, summary: str, download_bytes: int, pipeline: str, **own: Any) -> Entry:
+    return Entry(
+        name=f"flux2-{name.lower()}",
+        summary=f"FLUX.2 {summary}",
+        origin=_hub(name, download_bytes),
+        pipeline=pipeline,
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        ignores_guidance=True,
+        max_sequence_length=512,
+        **own,
+    )
+
+
 def _klein(
     size: str,
     transformer: components.ComponentConfig,
@@ -130,17 +144,8 @@ def _klein(
     **own: Any,
 ) -> tuple[family.PublishedModel, family.PublishedModel]:
     """Return the distilled model and its base, which has the same networks, and calls its transformer twice a step."""
-    distilled = Entry(
-        name=f"flux2-klein-{size.lower()}",
-        summary=f"FLUX.2 [klein] {size}, distilled to 4 steps",
-        origin=_hub(f"klein-{size}", download_bytes),
-        pipeline="Flux2KleinPipeline",
-        num_inference_steps=4,
-        guidance_scale=1.0,
-        ignores_guidance=True,
-        max_sequence_length=512,
-        **own,
-    )
+    summary = f"[klein] {size}, distilled to 4 steps"
+    distilled = _distilled(f"klein-{size}", summary, download_bytes, "Flux2KleinPipeline", **own)
     base = Entry(
         name=f"flux2-klein-base-{size.lower()}",
         summary=f"FLUX.2 [klein] base {size}, not distilled: guidance in a second call",
@@ -180,17 +185,13 @@ _MODELS = (
     # guidance, and draws without sources, too. Its networks and bytes are taken to be klein 9B's: its files are gated,
     # and were not checked.
     _publish(
-        Entry(
-            name="flux2-klein-9b-kv",
-            summary="FLUX.2 [klein] 9B KV, distilled to 4 steps: keeps the keys and values of source images",
+        _distilled(
+            "klein-9b-kv",
+            "[klein] 9B KV, distilled to 4 steps: keeps the keys and values of source images",
+            34_710_000_000,
+            "Flux2KleinKVPipeline",
             licence="FLUX Non-Commercial",
             gated=True,
-            origin=_hub("klein-9b-kv", 34_710_000_000),
-            pipeline="Flux2KleinKVPipeline",
-            num_inference_steps=4,
-            guidance_scale=1.0,
-            ignores_guidance=True,
-            max_sequence_length=512,
         ),
         FLUX2_KLEIN_9B,
         _QWEN3_8B,

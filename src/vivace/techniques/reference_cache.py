@@ -93,7 +93,7 @@ class ReferenceCache(StepCache):
         keys = getattr(denoiser.forward, "source_keys", None)  # of fused blocks
         if keys is None:
             keys = DispatchedKeys(denoiser)
-            contexts["denoiser"] = keys.dispatched
+            contexts["denoiser"] = keys.replace_dispatch
         tokens = _SourceTokens(target.pipe)
         denoiser.register_forward_pre_hook(tokens.count, with_kwargs=True)
         whole = denoiser.forward
@@ -113,7 +113,7 @@ class ReferenceCache(StepCache):
         cached = CachedDenoiser(
             denoiser, StepForwards(compute, reuse), is_hit, can_reuse=lambda kwargs: kwargs[_NUMBER] > 0
         )
-        denoiser._reset_stateful_cache = tokens.resetting(cached.reset)
+        denoiser._reset_stateful_cache = tokens.reset_with(cached.reset)
         denoiser.forward = _with_first_step_apart(denoiser.forward, whole)
         return Attached(
             cached.counter,
@@ -176,7 +176,7 @@ class _SourceTokens:
         self.largest = max(self.largest, number)
         return args, kwargs | {_NUMBER: number}
 
-    def resetting(self, reset: Callable[[], None]) -> Callable[..., None]:
+    def reset_with(self, reset: Callable[[], None]) -> Callable[..., None]:
         def reset_both(recurse: bool = True) -> None:
             self._num_noisy = 0
             reset()
@@ -206,7 +206,7 @@ class DispatchedKeys:
             for part in denoiser.modules()
             if hasattr(type(part), "set_processor")
         ]
-        self._dispatch = self._dispatching(self._module.dispatch_attention_fn)
+        self._dispatch = self._wrap_dispatch(self._module.dispatch_attention_fn)
 
     def begin(self, number: int, kept: tuple[torch.Tensor, ...] = ()) -> None:
         """Begin a forward that takes keys and values of the last tokens, so many, or is given some."""
@@ -226,7 +226,7 @@ class DispatchedKeys:
         self._current = attention
 
     @contextmanager
-    def dispatched(self) -> Iterator[None]:
+    def replace_dispatch(self) -> Iterator[None]:
         before = self._module.dispatch_attention_fn
         self._module.dispatch_attention_fn = self._dispatch
         try:
@@ -234,7 +234,7 @@ class DispatchedKeys:
         finally:
             self._module.dispatch_attention_fn = before
 
-    def _dispatching(self, whole: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_dispatch(self, whole: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
         def dispatch(query: Any, key: Any, value: Any, attn_mask: Any = None, **how: Any) -> Any:

@@ -83,7 +83,7 @@ def test_steps_are_diffusers(
     monkeypatch.setattr(cudnn_fp8, "attend", attend_in_e4m3)
     plain = make()
     keys = DispatchedKeys(plain)
-    with keys.dispatched():
+    with keys.replace_dispatch():
         first, second, number = steps(plain, keys, arguments)
     for how, allowed in (
         ({"precision": "bf16"}, 0.015),
@@ -139,7 +139,7 @@ def test_kept_values_do_not_exceed_a_later_step_s_scale() -> None:
 
     keys, tokens = SourceKeys(), TokenLayout(1, 0, 4)
     keys.begin(3)
-    assert keys.bounded(scales(2.0, 1.0)) is not None
+    assert keys.cover_kept(scales(2.0, 1.0)) is not None
     for _ in range(2):
         preparation = AttentionPreparation(
             None, torch.ones(1, 2, 8), (torch.ones(4, 4),) * 2, tokens, 1, None
@@ -148,6 +148,6 @@ def test_kept_values_do_not_exceed_a_later_step_s_scale() -> None:
     kept = keys.end()
     assert [tensor.shape[1] for tensor in kept[:-1]] == [3] * 4
     keys.begin(0, kept)
-    later = keys.bounded(scales(1.0, 4.0))
+    later = keys.cover_kept(scales(1.0, 4.0))
     assert later is not None
     assert later.values[:, :2].tolist() == [[2.0, 0.5], [4.0, 0.25]]

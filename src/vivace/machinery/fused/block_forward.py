@@ -125,7 +125,7 @@ class BlockForward:
             modulations=modulations,
             rope=rope,
             tokens=TokenLayout(batch, text.shape[1], num_image),
-            scales=self.source_keys.bounded(scales),
+            scales=self.source_keys.cover_kept(scales),
             mask=mask,
             num_still=num_still,
             num_keys=num_keys,

@@ -72,7 +72,7 @@ class SourceKeys:
     def are_given(self) -> bool:
         return not self.number and bool(self.kept)
 
-    def bounded(self, scales: StepScales | None) -> StepScales | None:
+    def cover_kept(self, scales: StepScales | None) -> StepScales | None:
         """Return a step's scales, with which the kept values do not exceed e4m3 either."""
         if scales is None:
             return None

@@ -95,7 +95,7 @@ class Flux2Forward(FusedForward):
             sources, hidden_states = hidden_states.tensor_split([num_ref_tokens], dim=1)
             positions, img_ids = img_ids.tensor_split([num_ref_tokens], dim=-2)
             fixed = torch.full_like(timestep, ref_fixed_timestep)
-            kv_cache = KeptSources(self._kept(sources, positions, fixed, guidance))
+            kv_cache = KeptSources(self._keep(sources, positions, fixed, guidance))
         if kv_cache is None:
             image = compute(hidden_states, encoder_hidden_states, timestep, img_ids, txt_ids, guidance)
         else:
@@ -125,7 +125,7 @@ class Flux2Forward(FusedForward):
         transformer, dtype = self._transformer, hidden_states.dtype
         image = transformer.x_embedder(hidden_states)
         text = transformer.context_embedder(encoder_hidden_states)
-        embedding, modulations = self._modulated(timestep, guidance, dtype)
+        embedding, modulations = self._modulate(timestep, guidance, dtype)
         ids = torch.cat([of_image(txt_ids), of_image(img_ids)])
         if kept is not None:
             self.source_keys.begin(0, kept)
@@ -134,7 +134,7 @@ class Flux2Forward(FusedForward):
             self.source_keys.end()
         return self._predicted(image, embedding, dtype)
 
-    def _kept(
+    def _keep(
         self,
         sources: torch.Tensor,
         positions: torch.Tensor,
@@ -143,12 +143,12 @@ class Flux2Forward(FusedForward):
     ) -> tuple[torch.Tensor, ...]:
         """Return what is kept of source images (batch, tokens, channels), which attend to themselves."""
         image = self._transformer.x_embedder(sources)
-        _, modulations = self._modulated(timestep, guidance, sources.dtype)
+        _, modulations = self._modulate(timestep, guidance, sources.dtype)
         self.source_keys.begin(sources.shape[1])
         self._blocks(image[:, :0], image, self._blocks.rope(of_image(positions)), modulations)
         return tuple(never_written_again(tensor) for tensor in self.source_keys.end())
 
-    def _modulated(
+    def _modulate(
         self, timestep: torch.Tensor, guidance: torch.Tensor | None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the timestep's embedding (batch, channels), and the vectors of all modulations (batch, vectors *
